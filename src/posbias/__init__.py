@@ -1,0 +1,1 @@
+"""posbias: how a transformer language model weighs the positions of its context."""

@@ -1,0 +1,29 @@
+"""What mixes tokens in a transformer: masks, encodings, mixing schedules, and the `Architecture` that joins them."""
+
+from posbias.architecture.encodings import ENCODINGS, Alibi, Decay, Encoding, NoEncoding, Rope, published_alibi_slopes
+from posbias.architecture.masks import MASKS, Causal, Full, Mask, Prefix, SlidingWindow
+from posbias.architecture.mixing import SCHEDULES, Constant, Linear, PowerDecay, Schedule
+from posbias.architecture.spec import Architecture, HeadGroup
+
+__all__ = [
+    "ENCODINGS",
+    "MASKS",
+    "SCHEDULES",
+    "Alibi",
+    "Architecture",
+    "Causal",
+    "Constant",
+    "Decay",
+    "Encoding",
+    "Full",
+    "HeadGroup",
+    "Linear",
+    "Mask",
+    "NoEncoding",
+    "PowerDecay",
+    "Prefix",
+    "Rope",
+    "Schedule",
+    "SlidingWindow",
+    "published_alibi_slopes",
+]

@@ -1,0 +1,147 @@
+"""Positional encodings as logit biases that depend on the distance query - key only.
+
+With content held constant, every encoding here adds `logits(distance)` to the attention logits of each head. Those
+that fall off linearly (none, ALiBi, decay) say so through `linear_slopes`, which gives theory an O(N) pull.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from posbias.errors import UsageError
+from posbias.registry import Registry
+
+ENCODINGS: Registry["Encoding"] = Registry("encoding")
+
+MAX_SLOPE = 700.0
+"""Steepest slope: exp(-slope) must stay a normal float64."""
+
+
+class Encoding(ABC):
+    """A bias on attention logits by distance, one row per head."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
+        """The bias at each signed distance query - key, for each head."""
+
+    def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"] | None:
+        """Slopes s with logits = -s |distance| for each head, or None where the bias is not linear."""
+        return None
+
+    def check_heads(self, heads: int) -> None:
+        """Raise UsageError if this encoding does not fit the number of heads."""
+
+    def __str__(self) -> str:
+        return ENCODINGS.spell(self)
+
+
+class LinearEncoding(Encoding):
+    """An encoding whose bias falls off linearly with distance."""
+
+    @abstractmethod
+    def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
+        """The slope of each head, >= 0, in logits per position."""
+
+    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
+        """Minus slope times |distance|."""
+        return -self.linear_slopes(heads)[:, None] * np.abs(distance)[None, :].astype(np.float64)
+
+
+@ENCODINGS.register("none")
+@dataclass(frozen=True)
+class NoEncoding(LinearEncoding):
+    """No position information: equal logits, uniform attention over what the mask shows."""
+
+    def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
+        """Zero for every head."""
+        return np.zeros(heads)
+
+
+@ENCODINGS.register("alibi")
+@dataclass(frozen=True)
+class Alibi(LinearEncoding):
+    """ALiBi: head h subtracts slope_h times the distance."""
+
+    slopes: tuple[float, ...] | None = None
+    """One per head, in [0, 700] logits per position; None takes the published scheme for any head count."""
+
+    def __post_init__(self) -> None:
+        if self.slopes is None:
+            return
+        object.__setattr__(self, "slopes", tuple(float(slope) for slope in self.slopes))
+        for slope in self.slopes:
+            if not 0 <= slope <= MAX_SLOPE:
+                raise UsageError(f"alibi: a slope must lie in [0, {MAX_SLOPE:g}], got {slope}")
+
+    def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
+        """The given slopes, or the published ones."""
+        self.check_heads(heads)
+        return np.array(published_alibi_slopes(heads) if self.slopes is None else self.slopes)
+
+    def check_heads(self, heads: int) -> None:
+        """Given slopes must be one per head."""
+        if self.slopes is not None and len(self.slopes) != heads:
+            raise UsageError(f"alibi: {len(self.slopes)} slopes given for {heads} heads; give one per head")
+
+
+@ENCODINGS.register("decay")
+@dataclass(frozen=True)
+class Decay(LinearEncoding):
+    """Every head weighs a key by `rate ** distance` before normalising (the decay mask of Wu et al. 2025)."""
+
+    rate: float
+    """Weight lost per position, in (0, 1]; 1 is no encoding."""
+
+    def __post_init__(self) -> None:
+        if not np.exp(-MAX_SLOPE) <= self.rate <= 1:
+            raise UsageError(f"decay: rate must lie in (0, 1], got {self.rate}")
+
+    def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
+        """Minus log of the rate, the same for every head."""
+        return np.full(heads, max(0.0, -np.log(self.rate)))
+
+
+@ENCODINGS.register("rope")
+@dataclass(frozen=True)
+class Rope(Encoding):
+    """Rotary encoding with constant content: logit * mean_k cos(distance * base^(-2k / head_dim) + angle)."""
+
+    base: float = 10000.0
+    """Base of the geometric series of frequencies (> 1)."""
+    head_dim: int = 64
+    """Feature pairs come from this many features (even, >= 2)."""
+    logit: float = 1.0
+    """Content logit q.k / sqrt(head_dim) of a query with a key at distance 0 and angle 0."""
+    angle: float = 0.0
+    """Angle between query and key in every feature pair, before rotation (radians)."""
+
+    def __post_init__(self) -> None:
+        if not self.base > 1:
+            raise UsageError(f"rope: base must be greater than 1, got {self.base}")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise UsageError(f"rope: head_dim must be an even number >= 2, got {self.head_dim}")
+        if not (np.isfinite(self.logit) and abs(self.logit) <= MAX_SLOPE / 2):
+            raise UsageError(f"rope: logit must lie in [-{MAX_SLOPE / 2:g}, {MAX_SLOPE / 2:g}], got {self.logit}")
+
+    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
+        """The mean cosine over feature pairs, the same for every head."""
+        total = np.zeros(len(distance))
+        for pair in range(self.head_dim // 2):
+            total += np.cos(distance * self.base ** (-2 * pair / self.head_dim) + self.angle)
+        return np.broadcast_to(self.logit * total / (self.head_dim // 2), (heads, len(distance)))
+
+
+def published_alibi_slopes(heads: int) -> list[float]:
+    """ALiBi's slopes for any head count: 2^(-8h/H) for powers of two, else filled up from the next power.
+
+    Source: Press et al. 2022 (their code's `get_slopes`); BLOOM and MPT use the same set.
+    """
+    power = 2 ** int(np.floor(np.log2(heads)))
+    slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    extra = [2.0 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
+    return slopes + extra[: heads - power]

@@ -1,0 +1,108 @@
+"""Attention masks: which keys each query sees.
+
+Every mask here is an interval mask: query i sees keys max(0, i - reach + 1) ... i, and positions inside the mutual
+prefix also see each other forwards. Two numbers therefore describe a mask at a given length, and every kernel in
+`theory` works from these two (docs/theory, section 1).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from posbias.errors import UsageError
+from posbias.registry import Registry
+
+MASKS: Registry["Mask"] = Registry("mask")
+
+
+class Mask(ABC):
+    """Which keys each query sees."""
+
+    name: ClassVar[str]
+
+    def reach(self, n_positions: int) -> int:
+        """How many keys a query sees looking back, its own included (positions, 1 ... n_positions)."""
+        return n_positions
+
+    @abstractmethod
+    def mutual_prefix(self, n_positions: int) -> int:
+        """How many leading positions also see each other forwards (0 ... n_positions; below 2 means none)."""
+
+    def visible(self, n_positions: int) -> Bool[np.ndarray, "query key"]:
+        """The mask as a matrix, for small checks and dense fallbacks."""
+        query, key = np.indices((n_positions, n_positions))
+        prefix = self.mutual_prefix(n_positions)
+        backward = (key <= query) & (key > query - self.reach(n_positions))
+        forward = (key > query) & (query < prefix) & (key < prefix)
+        return np.asarray(backward | forward)
+
+    def row_lengths(self, n_positions: int) -> Int64[np.ndarray, "n_positions"]:
+        """How many keys each query sees."""
+        query = np.arange(n_positions)
+        prefix = self.mutual_prefix(n_positions)
+        backward = np.minimum(query + 1, self.reach(n_positions))
+        return backward + np.where(query < prefix, prefix - 1 - query, 0)
+
+    def __str__(self) -> str:
+        return MASKS.spell(self)
+
+
+@MASKS.register("causal")
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Each query sees itself and everything before it."""
+
+    def mutual_prefix(self, n_positions: int) -> int:
+        """No position sees forwards."""
+        return 0
+
+
+@MASKS.register("sliding_window")
+@dataclass(frozen=True)
+class SlidingWindow(Mask):
+    """Each query sees itself and the `width - 1` positions before it."""
+
+    width: int
+    """Visible keys, the query's own position included (positions, >= 1)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.width, int) or self.width < 1:
+            raise UsageError(f"sliding_window: width must be a whole number >= 1, got {self.width!r}")
+
+    def reach(self, n_positions: int) -> int:
+        """The window, or everything where the context is shorter."""
+        return min(self.width, n_positions)
+
+    def mutual_prefix(self, n_positions: int) -> int:
+        """No position sees forwards."""
+        return 0
+
+
+@MASKS.register("prefix")
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """The first `length` positions see each other both ways; the rest is causal."""
+
+    length: int
+    """Positions that see each other (>= 1; 1 is plain causal)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, int) or self.length < 1:
+            raise UsageError(f"prefix: length must be a whole number >= 1, got {self.length!r}")
+
+    def mutual_prefix(self, n_positions: int) -> int:
+        """The prefix, or everything where the context is shorter."""
+        return min(self.length, n_positions)
+
+
+@MASKS.register("full")
+@dataclass(frozen=True)
+class Full(Mask):
+    """Every position sees every position (no mask, as in an encoder)."""
+
+    def mutual_prefix(self, n_positions: int) -> int:
+        """All positions see each other."""
+        return n_positions

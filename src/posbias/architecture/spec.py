@@ -1,0 +1,177 @@
+"""`Architecture`: everything that decides how a transformer mixes positions, apart from learning.
+
+Depth, heads, mask, encoding, residual mixing and content, resolved per layer and head. The same object drives theory,
+measurement on reference models and training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from posbias.architecture.encodings import ENCODINGS, Encoding
+from posbias.architecture.masks import MASKS, Mask
+from posbias.architecture.mixing import Schedule, resolve_mixing
+from posbias.errors import UsageError
+from posbias.registry import Registry
+
+
+@dataclass(frozen=True, eq=False)
+class HeadGroup:
+    """Heads of one layer that share mask and encoding."""
+
+    mask: Mask
+    encoding: Encoding
+    heads: Int64[np.ndarray, "group"]
+    """Indices of the heads in their layer."""
+    n_heads: int
+    """Heads in the whole layer (the published ALiBi slopes depend on it)."""
+    content: Float64[np.ndarray, "group"]
+    """Diagonal logit offset of each head of the group."""
+
+    def linear_slopes(self) -> Float64[np.ndarray, "group"] | None:
+        """Linear slopes of the group's heads, or None."""
+        slopes = self.encoding.linear_slopes(self.n_heads)
+        return None if slopes is None else slopes[self.heads]
+
+    def logits(self, distance: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "group n"]:
+        """Logit bias of the group's heads at each signed distance query - key, content excluded."""
+        return self.encoding.logits(distance, self.n_heads)[self.heads].copy()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What mixes positions: `depth` layers of `heads` heads, each layer T_l = (1 - m_l) I + m_l mean_h A_lh.
+
+    Args:
+        depth: Layers L, >= 1. Layer 0 is nearest the input.
+        heads: Attention heads H per layer, >= 1.
+        mask: A `Mask` or its literal spelling (`"sliding_window(width=64)"`); or a list per layer, whose items may
+            themselves be lists per head.
+        encoding: An `Encoding` or its literal spelling, likewise.
+        mixing: m_l in [0, 1]: a number, a list per layer, a `Schedule` or its literal spelling.
+        content: Offset of the diagonal logit (natural-log units, any finite value), relative to all other keys: a
+            number, a list per layer, or `[layer][head]`.
+
+    Raises:
+        UsageError: a value out of range, an unknown variant, or a list of the wrong length.
+    """
+
+    depth: int
+    heads: int = 1
+    mask: Mask | str | Sequence[Any] = "causal"
+    encoding: Encoding | str | Sequence[Any] = "none"
+    mixing: float | str | Schedule | Sequence[float] = 1.0
+    content: float | Sequence[Any] = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "heads"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise UsageError(f"{name} must be a whole number >= 1, got {value!r}")
+        # Resolve everything once, so that a wrong value is refused here and not in the middle of a computation.
+        for layer in range(self.depth):
+            for group in self.head_groups[layer]:
+                group.encoding.check_heads(self.heads)
+        _ = self.layer_mixing
+
+    @cached_property
+    def layer_mixing(self) -> Float64[np.ndarray, "depth"]:
+        """Mixing coefficient of every layer."""
+        return np.array(resolve_mixing(self.mixing, self.depth))
+
+    @cached_property
+    def layer_content(self) -> Float64[np.ndarray, "depth heads"]:
+        """Diagonal logit offset of every layer and head."""
+        try:
+            content = np.asarray(self.content, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise UsageError("content must be a number, a list per layer or [layer][head]") from None
+        if not np.all(np.isfinite(content)):
+            raise UsageError("content must be finite")
+        if content.ndim == 1:
+            content = content[:, None]
+        if content.ndim > 2 or (content.ndim == 2 and content.shape not in {(self.depth, 1), (self.depth, self.heads)}):
+            raise UsageError(
+                f"content has shape {list(np.shape(self.content))}; "
+                f"give a number, {self.depth} values (layers) or [{self.depth}][{self.heads}] (layers, heads)"
+            )
+        return np.broadcast_to(content, (self.depth, self.heads)).copy()
+
+    @cached_property
+    def head_groups(self) -> tuple[tuple[HeadGroup, ...], ...]:
+        """For every layer its groups of heads with equal mask and encoding; together they are all heads."""
+        masks = _per_head(self.mask, MASKS, self.depth, self.heads)
+        encodings = _per_head(self.encoding, ENCODINGS, self.depth, self.heads)
+        layers = []
+        for layer in range(self.depth):
+            groups: dict[tuple[Mask, Encoding], list[int]] = {}
+            for head, pair in enumerate(zip(masks[layer], encodings[layer], strict=True)):
+                groups.setdefault(pair, []).append(head)
+            layers.append(
+                tuple(
+                    HeadGroup(mask, encoding, np.array(heads), self.heads, self.layer_content[layer, heads])
+                    for (mask, encoding), heads in groups.items()
+                )
+            )
+        return tuple(layers)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record: the architecture as resolved."""
+        return {
+            "depth": int(self.depth),
+            "heads": int(self.heads),
+            "mask": _spelling(self.mask),
+            "encoding": _spelling(self.encoding),
+            "mixing": self.layer_mixing.tolist(),
+            "content": self.layer_content.tolist() if np.any(self.layer_content) else 0.0,
+        }
+
+    @classmethod
+    def from_model(cls, model: Any, *, mixing: Any = 1.0, content: Any = 0.0) -> "Architecture":
+        """The architecture of a loaded model, from its configuration; mixing and content are measured, not configured.
+
+        Args:
+            model: What `posbias.load_model` returns.
+            mixing: As above; `posbias.measure(model, prompts).mixing` is what the published rollout uses.
+            content: As above.
+
+        Raises:
+            UsageError: the model has no family description.
+        """
+        traits = model.architecture_traits()
+        return cls(**traits, mixing=mixing, content=content)
+
+
+def _per_head(value: Any, registry: Registry[Any], depth: int, heads: int) -> list[list[Any]]:
+    """Spread one variant, a list per layer, or lists per layer and head to [layer][head]."""
+    layers = _spread(value, depth, f"{registry.sort} list", "layers")
+    return [
+        [_variant(item, registry) for item in _spread(layer, heads, f"{registry.sort} list of a layer", "heads")]
+        for layer in layers
+    ]
+
+
+def _spread(value: Any, count: int, what: str, of: str) -> list[Any]:
+    if isinstance(value, list | tuple):
+        if len(value) != count:
+            raise UsageError(f"{what}: {len(value)} values given for {count} {of}; give one or {count}")
+        return list(value)
+    return [value] * count
+
+
+def _variant(value: Any, registry: Registry[Any]) -> Any:
+    if isinstance(value, str):
+        return registry.parse(value)
+    if not isinstance(value, Mask | Encoding) or type(value).name not in registry:
+        raise UsageError(f"{value!r} is not a {registry.sort}; known: {', '.join(registry)}")
+    return value
+
+
+def _spelling(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_spelling(item) for item in value]
+    return str(value)

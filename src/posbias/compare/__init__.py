@@ -1,0 +1,1 @@
+"""Distances between profiles and their intervals, always beside the flat baseline."""

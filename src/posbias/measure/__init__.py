@@ -1,0 +1,1 @@
+"""Influence and mixing, measured on models."""

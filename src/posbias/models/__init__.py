@@ -1,0 +1,1 @@
+"""Loading language models, their families, and the reference transformer."""

@@ -1,0 +1,86 @@
+"""`Model`: what measurement and theory ask of any causal language model, pretrained, random or our own reference.
+
+`embed` gives the vectors x_j that enter the network; `last` runs it from those vectors to the last position's output.
+Everything differentiable goes through these two.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class LastOutput:
+    """The last position's output for a batch."""
+
+    hidden: Float[Tensor, "batch feature"]
+    """After the final norm: what the unembedding reads."""
+    logits: Float[Tensor, "batch vocabulary"]
+    """Next-token logits, with everything the model does to them (soft caps, scales)."""
+
+
+@dataclass(frozen=True)
+class BranchNorms:
+    """How large each attention branch is beside the stream it is added to, per layer and position."""
+
+    stream: Float[Tensor, "layer batch position"]
+    """|x|, the block input."""
+    branch: Float[Tensor, "layer batch position"]
+    """|a|, what the attention branch adds, after any post-norm."""
+
+
+class Model(ABC):
+    """A causal language model, weights frozen, in evaluation mode."""
+
+    network: nn.Module
+    tokenizer: Any
+    """A Hugging Face tokenizer, or None for models that only take token ids."""
+    width: int
+    """Features d of the vectors that enter the network."""
+    vocabulary_size: int
+    max_positions: int | None
+    """Longest input; None where unbounded."""
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
+        """The vectors entering the network: token embeddings before anything is added to them."""
+
+    @abstractmethod
+    def last(self, embeddings: Float[Tensor, "batch position feature"]) -> LastOutput:
+        """Run the network from embeddings (no padding, no cache) to the last position's output, differentiably."""
+
+    @abstractmethod
+    def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
+        """Norms of block inputs and attention branches in one forward pass without gradients.
+
+        Raises:
+            UsageError: the model has no family description.
+        """
+
+    @abstractmethod
+    def architecture_traits(self) -> dict[str, Any]:
+        """`depth`, `heads`, `mask`, `encoding` for `Architecture`, from the configuration.
+
+        Raises:
+            UsageError: the model has no family description.
+        """
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record: source, family, revision or content hash, sizes, dtype, init_seed."""
+
+    @property
+    def described(self) -> bool:
+        """Whether the family is known, so that mixing, power rollout and architecture can be read off."""
+        return True
+
+    def token_tensor(self, token_ids: Sequence[Sequence[int]]) -> Int[Tensor, "batch position"]:
+        """Token ids on the model's device."""
+        return torch.as_tensor(token_ids, dtype=torch.long, device=self.device)

@@ -1,0 +1,60 @@
+"""The object every theory predicts and every measurement estimates: a distribution over input positions.
+
+`influence[j]` is the share of input position j in what the last position's output depends on (docs/theory, section 1).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.errors import UsageError
+
+SUM_TOLERANCE = 1e-8
+"""How far a profile's sum may be from 1: far above float64 round-off at N = 10^6, far below any effect."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Non-negative influence of every input position on the last one; sums to 1."""
+
+    influence: Float64[np.ndarray, "n_positions"]
+    low: Float64[np.ndarray, "n_positions"] | None = None
+    """Lower end of the pointwise interval, where the profile was estimated."""
+    high: Float64[np.ndarray, "n_positions"] | None = None
+    """Upper end of the pointwise interval."""
+
+    def __post_init__(self) -> None:
+        influence = self.influence
+        if influence.ndim != 1 or influence.size == 0:
+            raise UsageError(f"a profile needs one value per position, got shape {influence.shape}")
+        if not np.all(np.isfinite(influence)) or influence.min() < 0:
+            raise UsageError("a profile needs finite values >= 0")
+        total = float(influence.sum())
+        if abs(total - 1) > SUM_TOLERANCE:
+            raise UsageError(f"a profile sums to 1, got {total:.12g}; use Profile.normalised for raw values")
+
+    @classmethod
+    def normalised(cls, values: Float64[np.ndarray, "n_positions"]) -> "Profile":
+        """The profile proportional to `values` (non-negative, not all zero)."""
+        total = float(values.sum())
+        if not np.isfinite(total) or total <= 0 or values.min() < 0:
+            raise UsageError(f"cannot normalise values with sum {total} to a profile; need finite values >= 0")
+        return cls(values / total)
+
+    @property
+    def n_positions(self) -> int:
+        """Number of positions N."""
+        return int(self.influence.size)
+
+    @property
+    def relative_positions(self) -> Float64[np.ndarray, "n_positions"]:
+        """Positions scaled to [0, 1]: j / (N - 1); a single position sits at 0."""
+        return np.arange(self.n_positions, dtype=np.float64) / max(self.n_positions - 1, 1)
+
+
+def uniform_profile(n_positions: int) -> Profile:
+    """The flat baseline: every position weighs 1/N."""
+    if n_positions < 1:
+        raise UsageError(f"a profile needs at least 1 position, got {n_positions}")
+    return Profile(np.full(n_positions, 1 / n_positions))

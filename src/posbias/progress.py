@@ -1,0 +1,19 @@
+"""Progress on stderr for anything longer than a second; silent when stderr is not a terminal."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def track(items: Iterable[Item], description: str) -> Iterator[Item]:
+    """Iterate over `items` with a progress bar named `description` on stderr, if someone is watching."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track as rich_track
+
+    total = len(items) if isinstance(items, Sized) else None
+    yield from rich_track(items, description=description, total=total, console=Console(stderr=True), transient=True)

@@ -1,0 +1,1 @@
+"""Texts and token ids to measure on."""

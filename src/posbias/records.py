@@ -1,0 +1,187 @@
+"""What a run leaves behind: a directory with `record.json` and `arrays.safetensors`, saved and loaded here.
+
+The arrays file is the point of commitment: it carries the whole record in its header and is renamed into place
+first; `record.json` is the readable copy, renamed second. A run killed between the two is completed by the next
+load, so a directory always holds either the old or the new run. No pickle anywhere.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from posbias.errors import RunError, UsageError
+from posbias.version import __version__
+
+FORMAT_VERSION = 1
+RECORD_FILE = "record.json"
+ARRAYS_FILE = "arrays.safetensors"
+LOCK_FILE = ".lock"
+
+Status = Literal["done", "failed"]
+
+
+@dataclass(eq=False)
+class Record:
+    """One run: what was asked, what that resolved to, what came out."""
+
+    verb: str
+    """The command that made it: "predict", "measure", "compare", "audit" ..."""
+    arguments: dict[str, Any]
+    """Arguments as the user passed them, plain JSON."""
+    resolved: dict[str, Any] = field(default_factory=dict)
+    """The same with every default and derived value filled in."""
+    scalars: dict[str, Any] = field(default_factory=dict)
+    """Results that are numbers, texts or small tables (nested dictionaries and lists of plain values)."""
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    """Results that are arrays, by slash-separated name such as `measured/jacobian/influence`."""
+    seeds: dict[str, int] = field(default_factory=dict)
+    status: Status = "done"
+    error: str | None = None
+    """Why the run failed, one line; None when done."""
+    environment: dict[str, Any] = field(default_factory=lambda: describe_environment())
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    format_version: int = FORMAT_VERSION
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the arrays, as one JSON document."""
+        document = {name: value for name, value in vars(self).items() if name != "arrays"}
+        document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
+        return document
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the record to `directory` atomically, replacing an older one.
+
+        Raises:
+            RunError: the directory cannot be written or the disk is full; nothing half-written stays.
+        """
+        from safetensors.numpy import save
+
+        directory = Path(directory)
+        text = json.dumps(self.as_json(), indent=1, allow_nan=True)
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(directory / ARRAYS_FILE, save(arrays, metadata={"record": text}))
+            write_atomically(directory / RECORD_FILE, text.encode())
+        except OSError as error:
+            raise RunError(f"cannot write the record to {str(directory)!r}: {error.strerror or error}") from None
+        return directory
+
+
+def load_record(directory: str | Path) -> Record:
+    """Read a run directory written by `Record.save`.
+
+    Raises:
+        UsageError: no record there, an unknown format version, or a damaged file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    directory = Path(directory)
+    path = directory / ARRAYS_FILE
+    if not path.is_file():
+        raise UsageError(f"{str(directory)!r} holds no posbias run (no {ARRAYS_FILE} in it)")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            document = json.loads(file.metadata()["record"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
+    version = document.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UsageError(
+            f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
+        )
+    document["arrays"] = arrays
+    return Record(**document)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write under a temporary name, flush to disk, rename; the temporary file is removed if anything goes wrong."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_writable(directory: str | Path) -> Path:
+    """Make `directory` and prove, before any work is done, that a file can be written there.
+
+    Raises:
+        UsageError: it cannot be made or written.
+    """
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / ".probe", b"posbias")
+        (directory / ".probe").unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
+    return directory
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold the run directory; a second run into it is refused while the first one lives.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    with open(directory / LOCK_FILE, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another run is writing to {str(directory)!r}; choose another --out") from None
+        yield
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and hardware that a number may depend on; no paths, no host names, no secrets."""
+    packages: Mapping[str, str | None] = {
+        name: _version(name) for name in ("torch", "transformers", "numpy", "scipy", "numba")
+    }
+    return {
+        "posbias": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "processors": os.cpu_count(),
+        "packages": dict(packages),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source checkout posbias runs from; None for an installed wheel."""
+    head = Path(__file__).resolve().parents[2] / ".git" / "HEAD"
+    try:
+        content = head.read_text().strip()
+        if not content.startswith("ref: "):
+            return content
+        return (head.parent / content[5:]).read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,106 @@
+"""Named variants and their literal spelling.
+
+A variant (mask, encoding, schedule, family, metric, kind ...) is registered once, by a decorator at its definition,
+and found by name ever after. On the command line it is spelled as a literal call such as
+`sliding_window(width=64)`; the text is parsed, never evaluated.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from posbias.errors import UsageError
+
+Variant = TypeVar("Variant")
+_Registered = TypeVar("_Registered")
+
+
+class Registry(Generic[Variant]):
+    """Variants of one sort by name; unknown names list the known ones."""
+
+    def __init__(self, sort: str) -> None:
+        self.sort = sort
+        """What is registered here, in the singular, for messages: "mask", "encoding" ..."""
+        self._variants: dict[str, Any] = {}
+
+    def register(self, name: str) -> Callable[[_Registered], _Registered]:
+        """Decorator that registers a class or function under `name` (and stores the name as `.name` on a class)."""
+
+        def add(variant: _Registered) -> _Registered:
+            if name in self._variants:
+                raise RuntimeError(f"{self.sort} {name!r} is registered twice")
+            self._variants[name] = variant
+            if isinstance(variant, type):
+                variant.name = name  # type: ignore[attr-defined]
+            return variant
+
+        return add
+
+    def __getitem__(self, name: str) -> Any:
+        """The class or function registered under `name`.
+
+        Raises:
+            UsageError: unknown name; the message lists the known ones.
+        """
+        if name not in self._variants:
+            raise UsageError(f"unknown {self.sort} {name!r}; known: {', '.join(sorted(self._variants))}")
+        return self._variants[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._variants))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._variants
+
+    def parse(self, text: str) -> Variant:
+        """Build a variant from its literal spelling, e.g. `causal` or `sliding_window(width=64)`.
+
+        Raises:
+            UsageError: not a literal call, unknown variant or parameter, or a value the variant refuses.
+        """
+        name, positional, keywords = parse_literal_call(text, self.sort)
+        variant = self[name]
+        try:
+            return variant(*positional, **keywords)  # type: ignore[no-any-return]
+        except TypeError as error:
+            fields = ", ".join(field.name for field in dataclasses.fields(variant)) or "none"
+            raise UsageError(f"{self.sort} {text!r}: {error}; parameters of {name}: {fields}") from None
+
+    def spell(self, variant: object) -> str:
+        """The literal spelling of a variant object, the inverse of `parse`."""
+        values = {
+            field.name: getattr(variant, field.name)
+            for field in dataclasses.fields(variant)  # type: ignore[arg-type]
+            if getattr(variant, field.name) != field.default
+        }
+        name: str = variant.name  # type: ignore[attr-defined]
+        if not values:
+            return name
+        return f"{name}({', '.join(f'{key}={_plain(value)!r}' for key, value in values.items())})"
+
+
+def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Split `name(1, key=[2, 3])` into its name, positional and keyword literals, without evaluating anything."""
+    complaint = UsageError(f"{sort} {text!r} is not a name or a literal call such as name(parameter=1.5)")
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise complaint from None
+    if isinstance(node, ast.Name):
+        return node.id, [], {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise complaint
+    try:
+        positional = [ast.literal_eval(argument) for argument in node.args]
+        keywords = {str(pair.arg): ast.literal_eval(pair.value) for pair in node.keywords if pair.arg}
+    except ValueError:
+        raise complaint from None
+    if len(keywords) != len(node.keywords):
+        raise complaint
+    return node.func.id, positional, keywords
+
+
+def _plain(value: Any) -> Any:
+    """Tuples are written as lists, as a user would type them."""
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,1 @@
+"""Predictions of position bias from the architecture."""
