@@ -57,7 +57,7 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document."""
-        document = {name: value for name, value in vars(self).items() if name != "arrays"}
+        document = {name: plain(value) for name, value in vars(self).items() if name != "arrays"}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
         return document
 
@@ -70,7 +70,7 @@ class Record:
         from safetensors.numpy import save
 
         directory = Path(directory)
-        text = json.dumps(self.as_json(), indent=1, allow_nan=True)
+        text = json.dumps(self.as_json(), indent=1, allow_nan=False)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -106,6 +106,21 @@ def load_record(directory: str | Path) -> Record:
         )
     document["arrays"] = arrays
     return Record(**document)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON knows it: NumPy numbers and tuples made plain, infinities and NaN written as null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    if isinstance(value, np.integer | np.bool_):
+        return value.item()
+    if isinstance(value, str | int | bool | None):
+        return value
+    return str(value)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -5,6 +5,7 @@ that fall off linearly (none, ALiBi, decay) say so through `linear_slopes`, whic
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,7 +50,8 @@ class LinearEncoding(Encoding):
 
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """Minus slope times |distance|."""
-        return -self.linear_slopes(heads)[:, None] * np.abs(distance)[None, :].astype(np.float64)
+        fall: Float64[np.ndarray, "heads n"] = self.linear_slopes(heads)[:, None] * np.abs(distance)[None, :]
+        return -fall
 
 
 @ENCODINGS.register("none")
@@ -67,7 +69,7 @@ class NoEncoding(LinearEncoding):
 class Alibi(LinearEncoding):
     """ALiBi: head h subtracts slope_h times the distance."""
 
-    slopes: tuple[float, ...] | None = None
+    slopes: Sequence[float] | None = None
     """One per head, in [0, 700] logits per position; None takes the published scheme for any head count."""
 
     def __post_init__(self) -> None:

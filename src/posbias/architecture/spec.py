@@ -39,7 +39,8 @@ class HeadGroup:
 
     def logits(self, distance: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "group n"]:
         """Logit bias of the group's heads at each signed distance query - key, content excluded."""
-        return self.encoding.logits(distance, self.n_heads)[self.heads].copy()
+        logits: Float64[np.ndarray, "group n"] = self.encoding.logits(distance, self.n_heads)[self.heads]
+        return logits
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+# Two commands: `make audit` (the main job on the demo model) and `make test` (everything that guards it).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv audit test test-slow lint types clean
+
+help:
+	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once)"
+	@echo "make test       every check: tests, ruff, strict types, import layers"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make venv       install into .venv, nothing else"
+	@echo "make clean      remove .venv, runs and caches"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "posbias needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+audit: venv
+	$(BIN)/posbias audit demo --length 512 --count 16 --out runs/demo
+
+test: venv lint types
+	$(BIN)/pytest
+
+lint: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
+
+types: venv
+	$(BIN)/mypy
+
+test-slow: venv
+	$(BIN)/pytest -m slow
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

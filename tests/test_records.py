@@ -1,0 +1,120 @@
+"""A run directory holds either the old or the new run, whatever happens in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from posbias.errors import RunError, UsageError
+from posbias.records import ARRAYS_FILE, RECORD_FILE, Record, check_writable, exclusive, load_record
+
+
+def example(value: float) -> Record:
+    return Record(
+        verb="predict",
+        arguments={"depth": 2},
+        scalars={"value": value, "unbounded": np.inf, "count": np.int64(3), "pair": (1, 2)},
+        arrays={"profile/influence": np.full(4, value)},
+        seeds={"seed": 0},
+    )
+
+
+def test_a_record_comes_back_as_it_was_saved(tmp_path):
+    saved = example(0.25)
+    saved.save(tmp_path / "run")
+    loaded = load_record(tmp_path / "run")
+    assert loaded.as_json() == saved.as_json()
+    np.testing.assert_array_equal(loaded.arrays["profile/influence"], np.full(4, 0.25))
+    assert loaded.scalars == {"value": 0.25, "unbounded": None, "count": 3, "pair": [1, 2]}
+
+
+def test_record_json_is_strict_json_with_versions_and_no_paths(tmp_path):
+    example(0.25).save(tmp_path / "run")
+    text = (tmp_path / "run" / RECORD_FILE).read_text()
+    document = json.loads(text, parse_constant=pytest.fail)
+    assert document["environment"]["packages"]["torch"]
+    assert str(tmp_path) not in text
+
+
+def test_killed_between_the_two_renames_the_new_run_counts(tmp_path):
+    example(0.25).save(tmp_path / "run")
+    old_json = (tmp_path / "run" / RECORD_FILE).read_bytes()
+    example(0.5).save(tmp_path / "run")
+    (tmp_path / "run" / RECORD_FILE).write_bytes(old_json)
+    loaded = load_record(tmp_path / "run")
+    assert loaded.scalars["value"] == 0.5
+    assert loaded.arrays["profile/influence"][0] == 0.5
+
+
+SAVE_FOREVER = """
+import sys, numpy as np
+from posbias.records import Record
+n = 0
+while True:
+    n += 1
+    Record(verb="predict", arguments={}, scalars={"n": n}, arrays={"n": np.full(200_000, float(n))}).save(sys.argv[1])
+    print(n, flush=True)
+"""
+
+
+def test_kill_at_any_moment_leaves_a_whole_record(tmp_path):
+    for delay in (0.0, 0.003, 0.011, 0.017):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOREVER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        loaded = load_record(tmp_path / "run")
+        assert np.all(loaded.arrays["n"] == loaded.scalars["n"])
+
+
+def test_unknown_format_version_is_refused(tmp_path):
+    record = example(0.25)
+    record.format_version = 99
+    record.save(tmp_path / "run")
+    with pytest.raises(UsageError, match="record format 99"):
+        load_record(tmp_path / "run")
+
+
+def test_missing_and_damaged_runs_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no posbias run"):
+        load_record(tmp_path)
+    (tmp_path / ARRAYS_FILE).write_bytes(b"not safetensors")
+    with pytest.raises(UsageError, match="damaged"):
+        load_record(tmp_path)
+
+
+def test_unwritable_places_are_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        check_writable(tmp_path / "file" / "run")
+    with pytest.raises(RunError, match="cannot write the record"):
+        example(0.5).save(tmp_path / "file" / "run")
+
+
+def test_a_full_disk_leaves_the_old_run(tmp_path, monkeypatch):
+    example(0.25).save(tmp_path / "run")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        example(0.5).save(tmp_path / "run")
+    monkeypatch.undo()
+    assert load_record(tmp_path / "run").scalars["value"] == 0.25
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [ARRAYS_FILE, RECORD_FILE]
+
+
+def test_a_second_run_into_one_directory_is_refused(tmp_path):
+    with exclusive(tmp_path), pytest.raises(UsageError, match="another run is writing"), exclusive(tmp_path):
+        pass
