@@ -19,6 +19,8 @@ class Prompts:
     """Where they came from: "default", a file name, "token ids"."""
     seed: int | None = None
     """The seed that chose the windows; None where nothing was drawn."""
+    prefix: tuple[int, ...] = ()
+    """Special tokens (usually one BOS) that open every prompt because the tokenizer puts them before any text."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:
@@ -48,5 +50,6 @@ class Prompts:
             "seed": self.seed,
             "count": self.count,
             "n_positions": self.n_positions,
+            "prefix": list(self.prefix),
             "sha256": self.sha256,
         }

@@ -1,0 +1,27 @@
+"""`posbias models`: obtain models that need more than a hub."""
+
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+
+app = typer.Typer(no_args_is_help=True, help="Obtain models.", rich_markup_mode="markdown")
+
+
+@app.command("get", epilog="Example: `posbias models get demo`")
+def get(
+    name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.")] = "demo",
+    json: options.Json = False,
+) -> None:
+    """Download a named model once and keep it in the user's cache."""
+    from posbias.cli.output import print_document
+    from posbias.models import fetch_named
+
+    directory = fetch_named(name)
+    print_document({"model": name, "directory": str(directory)}, as_json=json, line=f"{name}: {directory}")
+
+
+@app.callback()
+def _verbs() -> None:
+    """Obtain models."""

@@ -1,0 +1,45 @@
+"""`posbias predict`: a theory's position bias of an architecture, without any model."""
+
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+
+EXAMPLE = (
+    "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
+    "a hybrid stack: `--depth 2 --mask '[\"causal\", \"sliding_window(width=64)\"]'`"
+)
+
+
+def predict(
+    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
+    heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
+    length: options.Length = 512,
+    mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full; or a list.")] = "causal",
+    encoding: Annotated[
+        str, typer.Option(help="none, alibi, decay(rate=R), rope(base=B, head_dim=D) ...; or a list per layer.")
+    ] = "none",
+    mixing: Annotated[
+        str, typer.Option(help="Share of attention in each layer's update, 0 to 1: number, list or schedule.")
+    ] = "1.0",
+    content: Annotated[str, typer.Option(help="Diagonal logit offset: a number, or a list per layer (and head).")] = "0",
+    theory: Annotated[str, typer.Option(help="rollout, rollout_content, attention_only, closed_form, continuous.")] = "rollout",
+    out: options.Out = None,
+    json: options.Json = False,
+) -> None:
+    """Predict the influence of every position on the last one, from the architecture alone."""
+    from posbias.architecture import Architecture
+    from posbias.cli.output import finish
+    from posbias.theory import predict as predict_profile
+
+    architecture = Architecture(
+        depth=depth,
+        heads=heads,
+        mask=options.literal(mask),
+        encoding=options.literal(encoding),
+        mixing=options.literal(mixing),
+        content=options.literal(content),
+    )
+    prediction = predict_profile(architecture, n_positions=length, theory=theory)
+    finish(prediction.record(), out=out, as_json=json)

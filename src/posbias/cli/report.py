@@ -1,0 +1,26 @@
+"""`posbias report`: redraw the report of one or several runs from their records alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+
+EXAMPLE = "Example: `posbias report runs/demo` · several side by side: `posbias report runs/a runs/b --out runs/both`"
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
+    out: options.Out = None,
+    json: options.Json = False,
+) -> None:
+    """Draw the HTML report and PNGs of finished runs; no model is loaded."""
+    from posbias.cli.output import print_document
+    from posbias.records import check_writable, load_record
+    from posbias.report import write_report
+
+    records = [load_record(run) for run in runs]
+    directory = check_writable(out or runs[0])
+    page = write_report(records, directory)
+    print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

@@ -1,0 +1,61 @@
+"""Prompts without language, to compare with: uniform random tokens, and real prompts with their tokens shuffled."""
+
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Int64
+
+from posbias.errors import UsageError
+from posbias.prompts.prompts import Prompts
+from posbias.prompts.tokens import TokenModel, check_request
+
+
+def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
+    """Prompts of uniform random tokens.
+
+    Tokens are drawn from the whole vocabulary; where the tokenizer is known, without its special tokens and without
+    embedding rows it has no token for. Within a prompt they are distinct where the vocabulary allows it, otherwise
+    independent. The first prompts are the same for every count.
+
+    Args:
+        model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
+        n_positions: Tokens in each prompt, 2 ... model.max_positions.
+        count: How many prompts, >= 1.
+        seed: >= 0.
+
+    Returns:
+        Prompts with source "synthetic".
+
+    Raises:
+        UsageError: an argument out of range.
+    """
+    check_request(model, n_positions=n_positions, count=count, seed=seed)
+    candidates = _ordinary_tokens(model)
+    distinct = n_positions <= len(candidates)
+    rows = [
+        np.random.default_rng([seed, row]).choice(candidates, n_positions, replace=not distinct) for row in range(count)
+    ]
+    return Prompts(np.stack(rows), source="synthetic", seed=seed)
+
+
+def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
+    """The same prompts with the tokens of each in random order; the special tokens that open them stay in place.
+
+    Raises:
+        UsageError: seed < 0.
+    """
+    if seed < 0:
+        raise UsageError(f"seed must be >= 0, got {seed}")
+    fixed = len(prompts.prefix)
+    token_ids = prompts.token_ids.copy()
+    for row in range(prompts.count):
+        token_ids[row, fixed:] = np.random.default_rng([seed, row]).permutation(token_ids[row, fixed:])
+    return replace(prompts, token_ids=token_ids, source=f"{prompts.source} (shuffled, seed {seed})")
+
+
+def _ordinary_tokens(model: TokenModel) -> Int64[np.ndarray, "_"]:
+    """The token ids that stand for text."""
+    if model.tokenizer is None:
+        return np.arange(model.vocabulary_size, dtype=np.int64)
+    known = np.arange(min(model.vocabulary_size, len(model.tokenizer)), dtype=np.int64)
+    return np.setdiff1d(known, np.asarray(model.tokenizer.all_special_ids, dtype=np.int64))

@@ -1,0 +1,134 @@
+"""Every wrong request is one line that names the value."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from posbias.errors import UsageError
+from posbias.prompts import load_prompts, synthetic_prompts
+
+
+def refused(source, model, message, **request):
+    with pytest.raises(UsageError, match=message) as caught:
+        load_prompts(source, model, **{"n_positions": 8, "count": 1, **request})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"n_positions": 1}, "n_positions must be at least 2 tokens, got 1"),
+        ({"n_positions": 4097}, "at most the model's 4096 positions, got 4097"),
+        ({"count": 0}, "count must be at least 1 prompt, got 0"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
+        (
+            {"count": 10**6, "n_positions": 4000},
+            r"default gives only \d+ distinct prompts of 4000 tokens, 1000000 asked",
+        ),
+    ],
+)
+def test_requests(model, request_, message):
+    if request_.get("count", 0) < 10**6:
+        with pytest.raises(UsageError, match=message):
+            synthetic_prompts(model, **{"n_positions": 8, "count": 1, **request_})
+        refused("default", model, message, **request_)
+
+
+def test_fewer_windows_than_asked(model, tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text('{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n')
+    assert load_prompts(path, model, n_positions=8, count=2).count == 2
+    refused(path, model, "few.jsonl gives only 2 distinct prompts of 8 tokens, 3 asked", count=3)
+    refused(path, model, "no document gives 10 tokens; the longest available gives 9", n_positions=10)
+
+
+@pytest.mark.parametrize("bytes_", [b"", b" \n\n\t ", b"\n\x0c\n"])
+def test_empty_text(model, tmp_path, bytes_):
+    path = tmp_path / "empty.txt"
+    path.write_bytes(bytes_)
+    refused(path, model, "is empty|holds no text")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n", "holds no records"),
+        ('{"text": ""}\n', "holds no text"),
+        ('{"text": "a"}\n{"text: 1}\n', "line 2: bad JSON"),
+        ('{"text": "a"}\n\n[1]\n', "line 3: need a JSON object, got list"),
+        ('{"text": "a"}\n{"body": "b", "id": 1}\n', "line 2: no field 'text'; known: body, id"),
+        ('{"body": "b"}\n', "line 1: no field 'text' or 'token_ids'; known: body"),
+        ('{"text": "a"}\n{"text": null}\n', "line 2: need text, got NoneType"),
+        ('{"text": 7}\n', "line 1: need text or a list of token ids, got int"),
+        ('{"token_ids": [1, [2]]}\n', "line 1: token ids are ragged"),
+        ('{"token_ids": [1.5]}\n', "line 1: token ids must be whole numbers"),
+        ('{"token_ids": [[1]]}\n', "line 1: need one flat list of token ids"),
+        ('{"token_ids": [600]}\n', "token id 600 is outside the model's vocabulary 0 ... 599"),
+        ('{"token_ids": [-1]}\n', "token id -1 is outside"),
+        ("[" * 100_000 + "\n", "line 1: bad JSON"),
+    ],
+)
+def test_json_lines(model, tmp_path, lines, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(lines)
+    refused(path, model, message)
+
+
+def test_not_utf8(model, tmp_path):
+    for name in ("latin.txt", "latin.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(b'{"text": "caf\xe9 au lait"}\n')
+        refused(path, model, "not UTF-8")
+
+
+def test_parquet(model, tmp_path):
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(b"PAR1 not really")
+    refused(path, model, "not a readable Parquet file")
+    parquet.write_table(pa.table({"body": ["b"], "size": [1.5]}), path)
+    refused(path, model, "no field 'text' or 'token_ids'; known: body, size")
+    refused(f"{path}#tect", model, "no field 'tect'; known: body, size")
+    refused(f"{path}#size", model, "column 'size' must hold text or lists of token ids, got double")
+    parquet.write_table(pa.table({"text": ["a", None]}), path)
+    refused(path, model, "row group 0, row 1: need text, got NoneType")
+    parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    refused(path, model, "holds no records")
+
+
+def test_paths(model, tmp_path):
+    refused(tmp_path / "absent.txt", model, "no such file")
+    refused(tmp_path / "absent.jsonl", model, "no such file")
+    refused("defualt", model, "prompts 'defualt': need 'default'")
+    (tmp_path / "text.csv").write_text("a")
+    refused(tmp_path / "text.csv", model, "need 'default'")
+    (tmp_path / "folder.txt").mkdir()
+    refused(tmp_path / "folder.txt", model, "cannot read")
+
+
+def test_text_needs_a_tokenizer(model):
+    refused("default", replace(model, tokenizer=None), "has no tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[1, 2], [3]], "ragged.*row 0 has 2 values, row 1 has 1"),
+        ([[1.0] * 8], "whole numbers"),
+        ([[True] * 8], "whole numbers"),
+        ([["a"] * 8], "whole numbers"),
+        ([1] * 8, r"need shape \[count, n_positions\], got \[8\]"),
+        ([[1] * 7], "have 7 tokens, shorter than the 8 asked"),
+        ([[1] * 9], "have 9 tokens, longer than the 8 asked"),
+        (np.zeros((0, 8), dtype=int), "only 0 given"),
+        ([[0] * 7 + [600]], "token id 600 is outside the model's vocabulary 0 ... 599"),
+        ([[0] * 7 + [-3]], "token id -3 is outside"),
+        (np.full((1, 8), 2**64 - 1, dtype=np.uint64), "whole numbers below"),
+        (None, "whole numbers|shape"),
+    ],
+)
+def test_token_ids(model, rows, message):
+    refused(rows, model, message)

@@ -1,0 +1,159 @@
+"""`load_prompts` on the default corpus, files of every kind, and token ids that are ready."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from posbias.errors import UsageError
+from posbias.prompts import Prompts, load_prompts
+from posbias.prompts.sources import default_corpus
+
+TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(200)) for number in range(30)]
+
+
+def contains(text: str, window: str) -> bool:
+    """A window may begin or end within a character: its broken bytes show as replacement characters."""
+    return window.strip("�") in text
+
+
+@pytest.mark.parametrize("n_positions", [2, 64, 512])
+def test_default_prompts_lie_inside_documents_of_all_sources(model, n_positions):
+    prompts = load_prompts("default", model, n_positions=n_positions, count=15, seed=4)
+    assert prompts.token_ids.shape == (15, n_positions)
+    assert (prompts.source, prompts.seed, prompts.prefix) == ("default", 4, ())
+    windows = [model.tokenizer.decode(row) for row in prompts.token_ids]
+    if n_positions < 10:
+        return
+    groups = [group.segments[0]() for group in default_corpus()]
+    owners = [next(k for k, texts in enumerate(groups) if any(contains(t, w) for t in texts)) for w in windows]
+    assert sorted(owners) == sorted(list(range(5)) * 3)
+
+
+def test_same_seed_same_prompts_other_seed_others(model):
+    sixteen = load_prompts("default", model, n_positions=128, count=16, seed=1)
+    eight = load_prompts("default", model, n_positions=128, count=8, seed=1)
+    np.testing.assert_array_equal(eight.token_ids, sixteen.token_ids[:8])
+    assert sixteen.sha256 == load_prompts("default", model, n_positions=128, count=16, seed=1).sha256
+    assert sixteen.sha256 != load_prompts("default", model, n_positions=128, count=16, seed=2).sha256
+
+
+def test_bos_opens_every_prompt_and_stands_nowhere_else(bos_model):
+    prompts = load_prompts("default", bos_model, n_positions=100, count=6)
+    assert prompts.prefix == (0,)
+    assert prompts.describe()["prefix"] == [0]
+    assert (prompts.token_ids[:, 0] == 0).all()
+    assert (prompts.token_ids[:, 1:] > 1).all()
+
+
+def text_source(folder, texts):
+    path = folder / "mine.txt"
+    path.write_text("\n\f\n".join(texts), encoding="utf-8")
+    return path
+
+
+def jsonl_source(folder, texts):
+    path = folder / "mine.jsonl"
+    path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def parquet_source(folder, texts):
+    path = folder / "mine.parquet"
+    parquet.write_table(pa.table({"id": range(len(texts)), "text": texts}), path, row_group_size=7)
+    return path
+
+
+@pytest.mark.parametrize("make", [text_source, jsonl_source, parquet_source])
+def test_each_kind_of_file_gives_windows_of_all_its_documents(model, tmp_path, make):
+    path = make(tmp_path, TEXTS)
+    prompts = load_prompts(str(path), model, n_positions=40, count=30)
+    windows = [model.tokenizer.decode(row) for row in prompts.token_ids]
+    owners = [next(k for k, text in enumerate(TEXTS) if contains(text, window)) for window in windows]
+    assert sorted(owners) == list(range(30))
+    assert prompts.source == path.name
+    assert prompts.sha256 == load_prompts(path, model, n_positions=40, count=30).sha256
+
+
+@pytest.mark.parametrize("make", [text_source, jsonl_source, parquet_source])
+def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
+    monkeypatch.setattr("posbias.prompts.sources.WHOLE_BYTES", 1000)
+    monkeypatch.setattr("posbias.prompts.sources.SEGMENT_BYTES", 5000)
+    monkeypatch.setattr("posbias.prompts.record_files.WHOLE_BYTES", 1000)
+    monkeypatch.setattr("posbias.prompts.record_files.SEGMENT_BYTES", 5000)
+    texts = [text.replace("word", "wörd") for text in TEXTS]
+    path = make(tmp_path, texts)
+    prompts = load_prompts(path, model, n_positions=30, count=200)
+    windows = [model.tokenizer.decode(row) for row in prompts.token_ids]
+    assert all(any(contains(text, window) for text in texts) for window in windows)
+
+
+def test_json_segments_cut_at_any_byte_give_every_record_once(tmp_path):
+    from posbias.prompts.record_files import _read_lines
+
+    path = jsonl_source(tmp_path, [f"text {k} é" for k in range(20)])
+    size = path.stat().st_size
+    for cut in range(1, size):
+        halves = [_read_lines(path, "text", True, part) for part in [(0, cut), (cut, size)]]
+        assert halves[0] + halves[1] == [f"text {k} é" for k in range(20)]
+
+
+def test_text_segments_cut_at_any_byte_decode(tmp_path):
+    from posbias.prompts.sources import _read_text
+
+    path = tmp_path / "chinese.txt"
+    path.write_text("位置偏差" * 30 + " naïve café", encoding="utf-8")
+    size = path.stat().st_size
+    for cut in range(1, size):
+        halves = "".join(text for part in [(0, cut), (cut, size)] for text in _read_text(path, *part))
+        assert set(halves) <= set("位置偏差 naïve café")
+
+
+def test_named_field_and_token_id_records(model, tmp_path):
+    path = tmp_path / "ids.jsonl"
+    path.write_text(
+        "".join(json.dumps({"token_ids": list(range(k, k + 50)), "body": "x " * 99}) + "\n" for k in range(5))
+    )
+    prompts = load_prompts(path, replace(model, tokenizer=None), n_positions=50, count=5)
+    assert sorted(prompts.token_ids[:, 0]) == [0, 1, 2, 3, 4]
+    body = load_prompts(f"{path}#body", model, n_positions=8, count=1)
+    assert body.source == "ids.jsonl#body"
+    assert "x x" in model.tokenizer.decode(body.token_ids[0])
+    columns = tmp_path / "ids.parquet"
+    parquet.write_table(pa.table({"tokens": [[1, 2, 3, 4]], "n": [1]}), columns)
+    assert load_prompts(f"{columns}#tokens", model, n_positions=4, count=1).token_ids.tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda rows: np.array(rows, dtype=np.uint16)])
+def test_ready_token_ids_are_taken_as_they_are(model, kind):
+    rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    prompts = load_prompts(kind(rows), model, n_positions=3, count=2)
+    assert prompts.token_ids.tolist() == rows[:2]
+    assert (prompts.source, prompts.seed) == ("token ids", None)
+
+
+def test_prompts_are_checked_and_cut(model):
+    given = Prompts(np.arange(12, dtype=np.int64).reshape(4, 3), source="before", seed=5)
+    prompts = load_prompts(given, model, n_positions=3, count=2)
+    assert prompts.token_ids.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert (prompts.source, prompts.seed) == ("before", 5)
+    with pytest.raises(UsageError, match=r"vocabulary 0 \.\.\. 4"):
+        load_prompts(given, replace(model, vocabulary_size=5), n_positions=3, count=2)
+
+
+def test_demo_model():
+    demo = pytest.importorskip("posbias.models.demo")
+    if not (demo.cache_directory() / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}").is_dir():
+        pytest.skip("the demo model is not in the cache")
+    from posbias.models import load_model
+
+    loaded = load_model("demo")
+    prompts = load_prompts("default", loaded, n_positions=512, count=16)
+    assert prompts.token_ids.shape == (16, 512)
+    assert len({row.tobytes() for row in prompts.token_ids}) == 16
+    long = load_prompts("default", loaded, n_positions=8192, count=5)
+    assert long.token_ids.shape == (5, 8192)
