@@ -1,1 +1,27 @@
 """Influence and mixing, measured on models."""
+
+from posbias.measure.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
+from posbias.measure.measure import measure
+from posbias.measure.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, combine, half_profiles
+from posbias.measure.prompt import PassOptions, PromptMeasurement, check_prompts, measure_prompt
+
+__all__ = [
+    "DEFAULT_KINDS",
+    "KINDS",
+    "Fisher",
+    "Jacobian",
+    "Kind",
+    "LogProbability",
+    "Logit",
+    "MeasureOptions",
+    "Measurement",
+    "PassOptions",
+    "Probability",
+    "PromptMeasurement",
+    "check_prompts",
+    "combine",
+    "half_profiles",
+    "measure",
+    "measure_prompt",
+    "resolve_kinds",
+]

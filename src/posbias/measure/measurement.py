@@ -1,0 +1,204 @@
+"""`Measurement`: what many prompts together say of a model, each number with a bootstrap interval over prompts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.errors import RunError, UsageError
+from posbias.intervals import CONFIDENCE, DRAWS, bootstrap_mean
+from posbias.measure.averaging import AVERAGINGS, average_profile, profile_with_interval
+from posbias.measure.kinds import Kind, resolve_kinds
+from posbias.measure.prompt import PassOptions, PromptMeasurement
+from posbias.profiles import Profile
+
+DEFAULT_KINDS = ("jacobian", "probability")
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How prompts are averaged, how intervals are made and how passes are run."""
+
+    averaging: str = "profiles"
+    """"profiles" (normalise each prompt, then average) or "norms" (average, then normalise once)."""
+    confidence: float = CONFIDENCE
+    """Coverage of the intervals over prompts, in (0, 1)."""
+    draws: int = DRAWS
+    """Bootstrap resamples of the prompts, >= 1."""
+    passes: PassOptions = field(default_factory=PassOptions)
+    """Memory against time."""
+
+    def __post_init__(self) -> None:
+        if self.averaging not in AVERAGINGS:
+            raise UsageError(f"averaging must be one of {', '.join(AVERAGINGS)}, got {self.averaging!r}")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
+        if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
+            raise UsageError(f"draws must be a whole number >= 1, got {self.draws!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """A model's influence profiles and mixing, with pointwise bootstrap intervals over prompts."""
+
+    kinds: tuple[Kind, ...]
+    profiles: dict[str, Profile]
+    """By kind name; `.influence` sums to 1, `.low` and `.high` are the interval's ends."""
+    per_prompt: dict[str, Float64[np.ndarray, "count n_positions"]]
+    """Raw norms of every prompt, not normalised."""
+    standard_errors: dict[str, Float64[np.ndarray, "count n_positions"]]
+    """Of the raw norms, for kinds estimated by random covectors."""
+    mixing: Float64[np.ndarray, "layers"] | None
+    """Mean over tokens and prompts of |a| / (|x| + |a|), what the published rollout uses; None if left out."""
+    mixing_low: Float64[np.ndarray, "layers"] | None
+    mixing_high: Float64[np.ndarray, "layers"] | None
+    mixing_frobenius: Float64[np.ndarray, "layers"] | None
+    """Mean over prompts of ||a||_F / (||x||_F + ||a||_F), the published definition; None if left out."""
+    mixing_frobenius_low: Float64[np.ndarray, "layers"] | None
+    mixing_frobenius_high: Float64[np.ndarray, "layers"] | None
+    left_out: tuple[str, ...]
+    """What could not be measured on this model, and why."""
+    seeds: dict[str, int]
+    options: MeasureOptions
+
+    @property
+    def count(self) -> int:
+        """Prompts measured."""
+        return len(next(iter(self.per_prompt.values())))
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of every prompt."""
+        return int(next(iter(self.per_prompt.values())).shape[1])
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record: what was measured and how."""
+        return {
+            "kinds": [str(kind) for kind in self.kinds],
+            "count": self.count,
+            "n_positions": self.n_positions,
+            "seeds": dict(self.seeds),
+            "left_out": list(self.left_out),
+            **asdict(self.options),
+        }
+
+
+def combine(
+    measured: Sequence[PromptMeasurement],
+    *,
+    kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS,
+    seed: int = 0,
+    options: MeasureOptions | None = None,
+) -> Measurement:
+    """The measurement that prompts measured one by one amount to; `measure` is `measure_prompt` and then this.
+
+    Args:
+        measured: One per prompt, in the order of the prompts.
+        kinds: The kinds they were measured with.
+        seed: The seed they were measured with; also that of the bootstrap.
+        options: Averaging and intervals.
+
+    Raises:
+        UsageError: no prompt, or one without a kind asked for.
+        RunError: a prompt has no influence at all.
+    """
+    resolved = resolve_kinds(kinds)
+    options = options or MeasureOptions()
+    check_seed(seed)
+    if not measured:
+        raise UsageError("no measured prompt to combine; give at least 1")
+    per_prompt = {kind.name: _stack([prompt.norms.get(kind.name) for prompt in measured], kind) for kind in resolved}
+    for kind in resolved:
+        for index in np.flatnonzero(per_prompt[kind.name].sum(axis=1) == 0):
+            raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
+    profiles = {
+        name: profile_with_interval(
+            norms,
+            averaging=options.averaging,
+            generator=np.random.default_rng(seed),
+            draws=options.draws,
+            confidence=options.confidence,
+        )
+        for name, norms in per_prompt.items()
+    }
+    errors = {
+        kind.name: _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind)
+        for kind in resolved
+        if kind.sampled
+    }
+    tokens = _mean_with_interval([prompt.mixing for prompt in measured], seed, options)
+    frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], seed, options)
+    return Measurement(
+        kinds=resolved,
+        profiles=profiles,
+        per_prompt=per_prompt,
+        standard_errors=errors,
+        mixing=tokens[0],
+        mixing_low=tokens[1],
+        mixing_high=tokens[2],
+        mixing_frobenius=frobenius[0],
+        mixing_frobenius_low=frobenius[1],
+        mixing_frobenius_high=frobenius[2],
+        left_out=() if tokens[0] is not None else ("mixing: the model's family has no description",),
+        seeds={"measure": seed},
+        options=options,
+    )
+
+
+def half_profiles(
+    measurement: Measurement, kind: str, *, generator: np.random.Generator, draws: int = 100
+) -> Iterator[tuple[Profile, Profile]]:
+    """Profiles of two random, disjoint halves of the prompts, `draws` times, averaged as the measurement was.
+
+    The distance between the halves is the noise to read any distance to the measurement against.
+
+    Raises:
+        UsageError: a kind that was not measured, or fewer than 2 prompts.
+    """
+    if kind not in measurement.per_prompt:
+        raise UsageError(f"kind {kind!r} was not measured; measured: {', '.join(measurement.per_prompt)}")
+    if measurement.count < 2:
+        raise UsageError(f"split halves need at least 2 prompts, got {measurement.count}")
+    norms, averaging = measurement.per_prompt[kind], measurement.options.averaging
+    for _ in range(draws):
+        halves = np.array_split(generator.permutation(measurement.count), 2)
+        first, second = (average_profile(norms[half], averaging=averaging) for half in halves)
+        yield first, second
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is not a whole number >= 0.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed must be a whole number >= 0, got {seed!r}")
+
+
+def _stack(
+    rows: Sequence[Float64[np.ndarray, "n_positions"] | None], kind: Kind
+) -> Float64[np.ndarray, "count n_positions"]:
+    """The prompts' arrays of one kind, one row each."""
+    present = [row for row in rows if row is not None]
+    if len(present) < len(rows):
+        raise UsageError(f"{len(rows) - len(present)} of {len(rows)} prompts were measured without kind {kind}")
+    if len({row.size for row in present}) > 1:
+        raise UsageError(f"prompts of {sorted({row.size for row in present})} positions; all must be equally long")
+    return np.stack(present)
+
+
+def _mean_with_interval(
+    rows: Sequence[Float64[np.ndarray, "layers"] | None], seed: int, options: MeasureOptions
+) -> tuple[Float64[np.ndarray, "layers"] | None, ...]:
+    """Mean over prompts with the ends of its interval; three times None unless every prompt has a value."""
+    present = [row for row in rows if row is not None]
+    if len(present) < len(rows):
+        return None, None, None
+    units = np.stack(present)
+    low, high = bootstrap_mean(
+        units, generator=np.random.default_rng(seed), draws=options.draws, confidence=options.confidence
+    )
+    return units.mean(axis=0), low, high

@@ -1,0 +1,48 @@
+"""Residual mixing m_l of every layer: how large the attention branch a is beside the stream x it is added to.
+
+Two definitions are in use (arXiv 2602.16837): their paper's, ||a||_F / (||x||_F + ||a||_F) over the sequence, and
+their code's, the mean over tokens of |a| / (|x| + |a|). a is what the branch really adds, after any post-norm.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from posbias.errors import RunError
+from posbias.models.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """Mixing of every layer on one prompt, both in [0, 1]."""
+
+    tokens: Float64[np.ndarray, "layers"]
+    """Mean over tokens of |a| / (|x| + |a|)."""
+    frobenius: Float64[np.ndarray, "layers"]
+    """||a||_F / (||x||_F + ||a||_F)."""
+
+
+def mixing_of_layers(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int) -> Mixing:
+    """Both mixings of every layer on one prompt, by one forward pass without gradients.
+
+    Args:
+        model: A model with a family description.
+        token_ids: One prompt.
+        prompt: Its index, for the error message.
+
+    Raises:
+        RunError: a layer's norms are not finite, or both vanish.
+    """
+    norms = model.branch_norms(model.token_tensor([token_ids.tolist()]))
+    stream, branch = _float64(norms.stream[:, 0]), _float64(norms.branch[:, 0])
+    for layer, total in enumerate((stream + branch).min(axis=1)):
+        if not np.isfinite(total) or total == 0:
+            raise RunError(f"mixing: |x| + |a| is {total} on prompt {prompt}, layer {layer}; it must be finite and > 0")
+    stream_norm, branch_norm = (np.linalg.norm(values, axis=1) for values in (stream, branch))
+    return Mixing(tokens=(branch / (stream + branch)).mean(axis=1), frobenius=branch_norm / (stream_norm + branch_norm))
+
+
+def _float64(values: Float[Tensor, "layer position"]) -> Float64[np.ndarray, "layer position"]:
+    return np.asarray(values.detach().double().cpu().numpy())

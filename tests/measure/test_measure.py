@@ -1,0 +1,284 @@
+"""`measure` as a whole: the linear model's rollout, averaging, intervals, mixing, resuming, bad input."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.errors import RunError, UsageError
+from posbias.measure import (
+    Jacobian,
+    MeasureOptions,
+    PassOptions,
+    PromptMeasurement,
+    combine,
+    half_profiles,
+    measure,
+    measure_prompt,
+    resolve_kinds,
+)
+from posbias.models.model import Model
+from posbias.prompts.prompts import Prompts
+
+MakePrompts = Callable[[Model, int, int], Prompts]
+
+
+def test_exact_jacobian_of_a_linear_model_is_its_rollout(kernel_model: Model, make_prompts: MakePrompts) -> None:
+    rollout = np.eye(7)
+    for share, matrix in zip(kernel_model.mixing.numpy(), kernel_model.attention.numpy(), strict=True):
+        rollout = ((1 - share) * np.eye(7) + share * matrix) @ rollout
+    measured = measure(kernel_model, make_prompts(kernel_model, 2, 7), kinds="jacobian(exact=True)")
+    np.testing.assert_allclose(measured.profiles["jacobian"].influence, rollout[-1], rtol=1e-12)
+    # The Jacobian itself is rollout x identity: its Frobenius norm is sqrt(width) times the rollout.
+    np.testing.assert_allclose(measured.per_prompt["jacobian"][0], np.sqrt(kernel_model.width) * rollout[-1])
+
+
+def test_prompts_do_not_depend_on_each_other(llama: Model, make_prompts: MakePrompts) -> None:
+    prompts = make_prompts(llama, 4, 10)
+    kinds = resolve_kinds(["jacobian", "fisher", "probability"])
+    whole = measure(llama, prompts, kinds=kinds, seed=3)
+    backwards = [measure_prompt(llama, prompts.token_ids[i], kinds=kinds, key=(3, i)) for i in (3, 2, 1, 0)]
+    alone = measure_prompt(llama, prompts.token_ids[2], kinds=kinds[:1], key=(3, 2))
+    again = combine(backwards[::-1], kinds=kinds, seed=3)
+    for kind in whole.profiles:
+        np.testing.assert_array_equal(whole.per_prompt[kind], again.per_prompt[kind])
+        np.testing.assert_array_equal(whole.profiles[kind].low, again.profiles[kind].low)
+    np.testing.assert_array_equal(alone.norms["jacobian"], whole.per_prompt["jacobian"][2])
+    np.testing.assert_array_equal(whole.mixing, again.mixing)
+    other = measure(llama, prompts, kinds=kinds, seed=4)
+    assert not np.array_equal(other.per_prompt["jacobian"], whole.per_prompt["jacobian"])
+    np.testing.assert_array_equal(other.per_prompt["probability"], whole.per_prompt["probability"])
+
+
+def test_prompts_draw_their_own_probes(llama: Model) -> None:
+    """The same tokens at two places: shared probes would make the prompts' errors add up instead of averaging out."""
+    same = measure(llama, Prompts(np.tile([5, 3, 8, 2], (2, 1))), kinds=("jacobian", "logit"))
+    assert not np.any(same.per_prompt["jacobian"][0] == same.per_prompt["jacobian"][1])
+    np.testing.assert_array_equal(same.per_prompt["logit"][0], same.per_prompt["logit"][1])
+
+
+def test_a_prompt_survives_storage(llama: Model, make_prompts: MakePrompts) -> None:
+    prompts = make_prompts(llama, 1, 9)
+    measured = measure_prompt(llama, prompts.token_ids[0], kinds=[Jacobian()], key=(0, 0))
+    arrays = measured.to_arrays()
+    assert set(arrays) == {"norms/jacobian", "standard_errors/jacobian", "mixing", "mixing_frobenius"}
+    back = PromptMeasurement.from_arrays(arrays)
+    assert back.to_arrays().keys() == arrays.keys()
+    np.testing.assert_array_equal(back.norms["jacobian"], measured.norms["jacobian"])
+
+
+def _synthetic(norms: np.ndarray, mixing: np.ndarray | None = None) -> list[PromptMeasurement]:
+    count = len(norms)
+    shares: list[np.ndarray | None] = [None] * count if mixing is None else list(mixing)
+    return [PromptMeasurement({"logit": row}, {}, share, share) for row, share in zip(norms, shares, strict=True)]
+
+
+def test_both_averagings_are_what_they_say() -> None:
+    norms = np.array([[1.0, 3.0, 4.0], [100.0, 50.0, 50.0]])
+    by_profiles = combine(_synthetic(norms), kinds="logit")
+    by_norms = combine(_synthetic(norms), kinds="logit", options=MeasureOptions(averaging="norms"))
+    np.testing.assert_allclose(by_profiles.profiles["logit"].influence, [0.3125, 0.3125, 0.375])
+    np.testing.assert_allclose(by_norms.profiles["logit"].influence, np.array([101, 53, 54]) / 208)
+
+
+@pytest.mark.parametrize("averaging", ["profiles", "norms"])
+def test_intervals_cover(averaging: str) -> None:
+    """Prompts with random shapes and sizes: 90 % intervals of 24 prompts hold the truth about 90 % of the time."""
+    generator = np.random.default_rng(0)
+    shape = np.array([4.0, 1.0, 2.0, 3.0])
+    options = MeasureOptions(averaging=averaging, confidence=0.9, draws=300)
+    inside = []
+    for seed in range(150):
+        # Independent gamma entries times an independent size: both averagings estimate shape / sum(shape).
+        norms = generator.gamma(shape, size=(24, 4)) * generator.lognormal(0, 0.3, size=(24, 1))
+        profile = combine(_synthetic(norms), kinds="logit", seed=seed, options=options).profiles["logit"]
+        truth = shape / shape.sum()
+        assert profile.low is not None
+        assert profile.high is not None
+        inside.append((profile.low <= truth) & (truth <= profile.high))
+    # 600 dependent trials; the percentile bootstrap of 24 units falls a little short of 0.9.
+    assert 0.82 < np.mean(inside) < 0.95
+
+
+def test_one_prompt_has_an_infinite_interval() -> None:
+    profile = combine(_synthetic(np.ones((1, 3))), kinds="logit").profiles["logit"]
+    assert profile.low is not None
+    assert np.all(np.isneginf(profile.low))
+
+
+def test_mixing_by_hand(kernel_model: Model) -> None:
+    tokens = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
+    measured = measure(kernel_model, Prompts(tokens), kinds="logit")
+    by_token, by_frobenius = [], []
+    for row in tokens:
+        stream = kernel_model.table.numpy()[row]
+        token_rows, frobenius_rows = [], []
+        for share, matrix in zip(kernel_model.mixing.numpy(), kernel_model.attention.numpy(), strict=True):
+            branch = share * matrix @ stream
+            x, a = (np.linalg.norm(side, axis=1) for side in (stream, branch))
+            token_rows.append(np.mean(a / (x + a)))
+            x_all, a_all = np.linalg.norm(stream), np.linalg.norm(branch)
+            frobenius_rows.append(a_all / (x_all + a_all))
+            stream = (1 - share) * stream + branch
+        by_token.append(token_rows)
+        by_frobenius.append(frobenius_rows)
+    np.testing.assert_allclose(measured.mixing, np.mean(by_token, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(measured.mixing_frobenius, np.mean(by_frobenius, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(measured.mixing_low, np.min(by_token, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(measured.mixing_high, np.max(by_token, axis=0), rtol=1e-12)
+
+
+def test_undescribed_models_are_measured_without_mixing(undescribed_model: Model, make_prompts: MakePrompts) -> None:
+    measured = measure(undescribed_model, make_prompts(undescribed_model, 2, 7))
+    assert set(measured.profiles) == {"jacobian", "probability"}
+    assert measured.mixing is None
+    assert measured.mixing_frobenius_high is None
+    assert measured.left_out == ("mixing: the model's family has no description",)
+
+
+def test_description_is_plain(llama: Model, make_prompts: MakePrompts) -> None:
+    import json
+
+    measured = measure(llama, make_prompts(llama, 3, 8), kinds=["jacobian(probes=2)", "logit"], seed=7)
+    description = json.loads(json.dumps(measured.describe()))
+    assert description["kinds"] == ["jacobian(probes=2)", "logit"]
+    assert (description["count"], description["n_positions"]) == (3, 8)
+    assert description["seeds"] == {"measure": 7}
+    assert description["averaging"] == "profiles"
+    assert measured.standard_errors.keys() == {"jacobian"}
+    assert measured.standard_errors["jacobian"].shape == (3, 8)
+
+
+def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: MakePrompts) -> None:
+    prompts = make_prompts(gpt2_64, 2, 8)
+    runs, saved = [], []
+    block = gpt2_64.network.get_submodule("transformer.h.0")
+    original = block.forward
+    for options in (PassOptions(), PassOptions(checkpointing=True), PassOptions(checkpointing=True, rows=3)):
+        elements = 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal elements
+            elements += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            runs.append(measure(gpt2_64, prompts, options=MeasureOptions(passes=options)))
+        saved.append(elements)
+    assert saved[1] < saved[0] / 2
+    for run in runs[1:]:
+        for kind in run.profiles:
+            np.testing.assert_allclose(run.per_prompt[kind], runs[0].per_prompt[kind], rtol=1e-10)
+    assert block.forward == original
+    assert not gpt2_64.network.training
+
+
+def test_checkpointing_needs_blocks(kernel_model: Model, make_prompts: MakePrompts) -> None:
+    options = MeasureOptions(passes=PassOptions(checkpointing=True))
+    with pytest.raises(UsageError, match=r"nn\.ModuleList; Module has none"):
+        measure(kernel_model, make_prompts(kernel_model, 1, 7), options=options)
+
+
+def test_halves_are_disjoint_and_average_to_the_whole(llama: Model, make_prompts: MakePrompts) -> None:
+    measured = measure(llama, make_prompts(llama, 6, 8), kinds="logit")
+    pairs = list(half_profiles(measured, "logit", generator=np.random.default_rng(0), draws=5))
+    assert len(pairs) == 5
+    for first, second in pairs:
+        mean = (first.influence + second.influence) / 2
+        np.testing.assert_allclose(mean, measured.profiles["logit"].influence, rtol=1e-12)
+        assert np.abs(first.influence - second.influence).max() > 0
+    with pytest.raises(UsageError, match="kind 'jacobian' was not measured; measured: logit"):
+        next(half_profiles(measured, "jacobian", generator=np.random.default_rng(0)))
+    single = combine(_synthetic(np.ones((1, 3))), kinds="logit")
+    with pytest.raises(UsageError, match="at least 2 prompts, got 1"):
+        next(half_profiles(single, "logit", generator=np.random.default_rng(0)))
+
+
+def test_prompts_the_model_cannot_take_are_refused(llama: Model, make_prompts: MakePrompts) -> None:
+    with pytest.raises(UsageError, match="prompts have 33 positions; the model takes at most 32"):
+        measure(llama, make_prompts(llama, 1, 33))
+    with pytest.raises(UsageError, match="token id 61 in the prompts; the model's vocabulary is 0 to 60"):
+        measure(llama, Prompts(np.array([[1, 61]])))
+
+
+def test_broken_weights_are_named_by_layer(build_llama: Callable[[], Model], make_prompts: MakePrompts) -> None:
+    broken = build_llama()
+    broken.network.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] = torch.nan
+    with pytest.raises(RunError, match="jacobian, probability: the output on prompt 0 is not finite, first in layer 1"):
+        measure(broken, make_prompts(broken, 2, 6))
+
+
+def test_broken_embeddings_are_named(build_llama: Callable[[], Model]) -> None:
+    broken = build_llama()
+    broken.network.get_parameter("model.embed_tokens.weight").data[7] = torch.inf
+    with pytest.raises(RunError, match="prompt 1 is not finite, already in the embeddings"):
+        measure(broken, Prompts(np.array([[1, 2, 3], [4, 7, 5]])), kinds="logit")
+
+
+class _SteepRoot(torch.autograd.Function):
+    """The identity with an infinite derivative: a finite output whose gradient is not."""
+
+    @staticmethod
+    def forward(context: object, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.inf
+
+
+def test_broken_gradients_are_named(kernel_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = type(kernel_model).last
+    monkeypatch.setattr(type(kernel_model), "last", lambda self, x: original(self, _SteepRoot.apply(x)))
+    with pytest.raises(RunError, match="logit: the gradient on prompt 0 is not finite"):
+        measure(kernel_model, Prompts(np.array([[1, 2, 3, 4, 5, 6, 7]])), kinds="logit")
+
+
+def test_sure_predictions_have_profiles_in_single_precision(build_llama: Callable[[], Model]) -> None:
+    """1 - p = 1e-60 is far below the smallest float32, the shape of its gradient is not."""
+    sure = build_llama()
+    prompts = Prompts(np.array([[5, 3, 8, 2, 7]]))
+    first, second = sure.last(sure.embed(sure.token_tensor(prompts.token_ids.tolist()))).logits[0].topk(2).values
+    sure.network.get_parameter("lm_head.weight").data *= 60 * np.log(10) / float(first - second)
+    measured = measure(sure, prompts, kinds=("probability", "logprob"))
+    assert 0 < measured.per_prompt["probability"].max() < 1e-50
+    np.testing.assert_allclose(
+        measured.profiles["probability"].influence, measured.profiles["logprob"].influence, rtol=1e-4
+    )
+
+
+def test_a_prompt_without_influence_is_refused() -> None:
+    with pytest.raises(RunError, match="logit: every position of prompt 1 has zero influence"):
+        combine(_synthetic(np.array([[1.0, 2.0], [0.0, 0.0]])), kinds="logit")
+
+
+def test_combining_refuses_what_does_not_fit(llama: Model, make_prompts: MakePrompts) -> None:
+    measured = _synthetic(np.ones((2, 3)))
+    with pytest.raises(UsageError, match="no measured prompt"):
+        combine([], kinds="logit")
+    with pytest.raises(UsageError, match="2 of 2 prompts were measured without kind logprob"):
+        combine(measured, kinds="logprob")
+    with pytest.raises(UsageError, match="all must be equally long"):
+        combine([*measured, replace(measured[0], norms={"logit": np.ones(4)})], kinds="logit")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"averaging": "median"}, "averaging must be one of profiles, norms"),
+        ({"confidence": 1.0}, "confidence must lie in"),
+        ({"draws": 0}, "draws must be a whole number >= 1"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        MeasureOptions(**options)
+
+
+def test_wrong_seed_and_rows_are_refused(llama: Model, make_prompts: MakePrompts) -> None:
+    with pytest.raises(UsageError, match="seed must be a whole number >= 0, got -1"):
+        measure(llama, make_prompts(llama, 1, 4), seed=-1)
+    with pytest.raises(UsageError, match="rows must be a whole number >= 1, got 0"):
+        PassOptions(rows=0)
