@@ -1,1 +1,48 @@
 """Loading language models, their families, and the reference transformer."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posbias.models.demo import fetch_demo
+    from posbias.models.families import FAMILIES
+    from posbias.models.hugging_face import HuggingFaceModel, Origin
+    from posbias.models.initialise import reinitialise
+    from posbias.models.loading import load_model
+    from posbias.models.model import BranchNorms, LastOutput, Model
+    from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+
+# Where each name lives: torch and transformers are imported when a name is first used, not with the package.
+_HOMES = {
+    "FAMILIES": "families",
+    "BranchNorms": "model",
+    "HuggingFaceModel": "hugging_face",
+    "LastOutput": "model",
+    "Model": "model",
+    "Origin": "hugging_face",
+    "ReferenceConfig": "reference",
+    "ReferenceTransformer": "reference",
+    "fetch_demo": "demo",
+    "load_model": "loading",
+    "reinitialise": "initialise",
+}
+
+__all__ = [
+    "FAMILIES",
+    "BranchNorms",
+    "HuggingFaceModel",
+    "LastOutput",
+    "Model",
+    "Origin",
+    "ReferenceConfig",
+    "ReferenceTransformer",
+    "fetch_demo",
+    "load_model",
+    "reinitialise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

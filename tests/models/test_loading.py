@@ -1,0 +1,237 @@
+"""Loading: what is accepted, what is refused and how, and what a record is told."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from posbias.errors import RunError, UsageError
+from posbias.models import HuggingFaceModel, load_model
+from posbias.models import sources as sources_room
+
+TINY = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A directory with a tiny Llama: configuration and safetensors, no tokenizer."""
+    directory = tmp_path / "tiny-llama"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(directory)
+    return directory
+
+
+def weights_of(model: HuggingFaceModel) -> torch.Tensor:
+    return torch.cat([parameter.flatten() for parameter in model.network.parameters()])
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_directory_loads_its_weights_frozen(llama: Path) -> None:
+    model = load_model(llama)
+    stored = load_file(llama / "model.safetensors")
+    assert torch.equal(model.network.get_parameter("lm_head.weight"), stored["lm_head.weight"])
+    assert not any(parameter.requires_grad for parameter in model.network.parameters())
+    assert not model.network.training
+    assert model.tokenizer is None
+    assert (model.width, model.vocabulary_size, model.max_positions) == (16, 40, 32)
+
+
+def test_the_description_names_no_machine_path(llama: Path) -> None:
+    description = load_model(llama).describe()
+    assert description["source"] == "tiny-llama"
+    assert str(llama.parent) not in json.dumps(description)
+    assert description["attention"] == "sdpa"
+    assert description["dtype"] == "float32"
+    assert description["init_seed"] is None
+    assert description["weights_sha256"] == load_model(llama).describe()["weights_sha256"]
+    assert description["weights_sha256"] != load_model(llama, init_seed=0).describe()["weights_sha256"]
+
+
+def test_local_directories_are_loaded_without_the_network(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    load_model(llama)
+    load_model(llama, init_seed=1)
+
+
+def test_a_seed_draws_all_weights_anew(llama: Path) -> None:
+    with torch.no_grad():
+        network = transformers.LlamaForCausalLM.from_pretrained(llama)
+        for parameter in network.parameters():
+            parameter.add_(1.0)
+        network.save_pretrained(llama)
+    state = torch.random.get_rng_state()
+    one, same, other = (load_model(llama, init_seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.equal(weights_of(one), weights_of(same))
+    assert not torch.equal(weights_of(one), weights_of(other))
+    assert torch.all(one.network.get_parameter("model.norm.weight") == 1)
+    assert one.describe()["init_seed"] == 3
+    assert torch.equal(weights_of(load_model(llama, init_seed=3, dtype="float64")).float(), weights_of(one))
+
+
+@pytest.mark.parametrize("form", ["directory", "file"])
+def test_a_configuration_alone_is_enough(llama: Path, form: str) -> None:
+    (llama / "model.safetensors").unlink()
+    model = load_model(f"config:{llama if form == 'directory' else llama / 'config.json'}")
+    assert torch.equal(weights_of(model), weights_of(load_model(f"config:{llama}", init_seed=0)))
+    assert model.describe()["init_seed"] == 0
+    assert model.describe()["source"] == ("config:tiny-llama" if form == "directory" else "config:config.json")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_dtypes(llama: Path, dtype: str) -> None:
+    model = load_model(llama, dtype=dtype)
+    assert model.dtype == getattr(torch, dtype)
+    token_ids = model.token_tensor([[1, 2, 3]])
+    assert model.last(model.embed(token_ids)).logits.dtype == model.dtype
+    assert model.branch_norms(token_ids).stream.shape == (2, 1, 3)
+
+
+def test_bloom_runs_eagerly(tmp_path: Path) -> None:
+    transformers.BloomConfig(vocab_size=40, hidden_size=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    assert load_model(f"config:{tmp_path}").describe()["attention"] == "eager"
+
+
+def test_loading_is_silent(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(llama)
+    load_model(llama, init_seed=0)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("source", ["no/such/directory", "./absent", "", "absent.gguf", "config:absent.json", "a b"])
+def test_sources_that_cannot_be(source: str) -> None:
+    with pytest.raises(UsageError, match=r"does not exist; allowed: a hub id, a directory, a \.gguf file") as refusal:
+        load_model(source)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources_room, "hub_in_sight", lambda: False)
+    with pytest.raises(UsageError, match=r"model 'nobody/nothing' is no existing path, .* allowed: a hub id"):
+        load_model("nobody/nothing")
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(UsageError, match="is a file that is not a model"):
+        load_model(tmp_path / "notes.txt")
+    (tmp_path / "empty.gguf").write_bytes(b"not gguf at all")
+    with pytest.raises(UsageError, match=r"'empty\.gguf': configuration refused"):
+        load_model(tmp_path / "empty.gguf")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (transformers.BertConfig(hidden_size=16, num_attention_heads=2), r"\(bert\) is an encoder;"),
+        (transformers.T5Config(), r"\(t5\) is an encoder-decoder;"),
+        (transformers.ViTConfig(), r"\(vit\) is not a causal language model;"),
+    ],
+)
+def test_only_decoders(tmp_path: Path, config: Any, kind: str) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=rf"{kind} allowed: decoder-only"):
+        load_model(tmp_path)
+
+
+def test_an_empty_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no readable config\.json"):
+        load_model(tmp_path)
+
+
+def test_a_broken_configuration(llama: Path) -> None:
+    (llama / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"has no readable config\.json"):
+        load_model(llama)
+
+
+def test_remote_code_is_refused(llama: Path) -> None:
+    (llama / "modeling_own.py").write_text("raise SystemExit('this code was run')")
+    edit_config(llama, model_type="own", auto_map={"AutoConfig": "modeling_own.Config"})
+    with pytest.raises(UsageError, match=r"needs its own code \(auto_map\), which is not run"):
+        load_model(llama)
+    edit_config(llama, model_type="own", auto_map=None)
+    with pytest.raises(UsageError, match="model_type 'own', unknown to transformers"):
+        load_model(llama)
+
+
+def test_remote_code_beside_native_support_is_ignored(llama: Path) -> None:
+    (llama / "modeling_own.py").write_text("raise SystemExit('this code was run')")
+    edit_config(llama, auto_map={"AutoConfig": "modeling_own.C", "AutoModelForCausalLM": "modeling_own.M"})
+    assert type(load_model(llama).network).__module__.startswith("transformers.")
+    assert type(load_model(llama, init_seed=0).network).__module__.startswith("transformers.")
+
+
+def test_pickled_weights_are_refused(llama: Path) -> None:
+    torch.save(load_file(llama / "model.safetensors"), llama / "pytorch_model.bin")
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"has pickled weights \(pytorch_model\.bin\).* allowed: safetensors"):
+        load_model(llama)
+    (llama / "pytorch_model.bin").unlink()
+    with pytest.raises(UsageError, match="has no weights"):
+        load_model(llama)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(llama: Path, value: float) -> None:
+    weights = load_file(llama / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RunError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' holds NaN or infinite"):
+        load_model(llama)
+
+
+def test_large_finite_weights_are_fine(llama: Path) -> None:
+    weights = load_file(llama / "model.safetensors")
+    weights["model.norm.weight"][:] = 3e38  # their sum overflows
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    load_model(llama)
+
+
+def test_missing_weights(llama: Path) -> None:
+    weights = load_file(llama / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RunError, match=r"1 weights are not in its files, first 'model\.layers\.1\.mlp\.up_proj"):
+        load_model(llama)
+
+
+def test_a_truncated_file(llama: Path) -> None:
+    whole = (llama / "model.safetensors").read_bytes()
+    (llama / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises((RunError, UsageError), match="tiny-llama") as refusal:
+        load_model(llama)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "int8"}, "dtype 'int8' is unknown; allowed: float32, float64, bfloat16, float16"),
+        ({"device": "toaster"}, "device 'toaster' cannot be used .* cpu always can"),
+        ({"init_seed": -1}, r"init_seed must be a whole number in \[0, 2\^63\), got -1"),
+    ],
+)
+def test_bad_arguments(llama: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refusal:
+        load_model(llama, **arguments)
+    assert "\n" not in str(refusal.value)
