@@ -12,7 +12,7 @@ import platform
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -151,6 +151,36 @@ def check_writable(directory: str | Path) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
     return directory
+
+
+@contextmanager
+def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping[str, Any]) -> Iterator[Path | None]:
+    """The directory of a run while it runs: writable, held against other runs, with a record of a failure.
+
+    A request that turns out wrong (UsageError) leaves nothing behind; a run that fails (RunError) leaves a record with
+    status "failed" that says why. Without a directory nothing happens.
+
+    Raises:
+        UsageError: the directory cannot be written, or another run holds it.
+    """
+    if directory is None:
+        yield None
+        return
+    directory = Path(directory)
+    was_there = directory.exists()
+    check_writable(directory)
+    with exclusive(directory):
+        try:
+            yield directory
+        except UsageError:
+            if not was_there and all(path.name == LOCK_FILE for path in directory.iterdir()):
+                (directory / LOCK_FILE).unlink()
+                directory.rmdir()
+            raise
+        except RunError as error:
+            with suppress(RunError):
+                Record(verb=verb, arguments=dict(arguments), status="failed", error=str(error)).save(directory)
+            raise
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from posbias.cli import options
+from posbias.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Obtain models.", rich_markup_mode="markdown")
 
@@ -16,9 +17,11 @@ def get(
 ) -> None:
     """Download a named model once and keep it in the user's cache."""
     from posbias.cli.output import print_document
-    from posbias.models import fetch_named
+    from posbias.models import fetch_demo
 
-    directory = fetch_named(name)
+    if name != "demo":
+        raise UsageError(f"unknown model {name!r}; known: demo (other models load by hub id, directory or file)")
+    directory = fetch_demo()
     print_document({"model": name, "directory": str(directory)}, as_json=json, line=f"{name}: {directory}")
 
 

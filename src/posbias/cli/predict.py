@@ -13,6 +13,7 @@ EXAMPLE = (
 
 
 def predict(
+    context: typer.Context,
     depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
     heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
     length: options.Length = 512,
@@ -30,16 +31,21 @@ def predict(
 ) -> None:
     """Predict the influence of every position on the last one, from the architecture alone."""
     from posbias.architecture import Architecture
+    from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
+    from posbias.records import run_directory
+    from posbias.report import prediction_record
     from posbias.theory import predict as predict_profile
 
-    architecture = Architecture(
-        depth=depth,
-        heads=heads,
-        mask=options.literal(mask),
-        encoding=options.literal(encoding),
-        mixing=options.literal(mixing),
-        content=options.literal(content),
-    )
-    prediction = predict_profile(architecture, n_positions=length, theory=theory)
-    finish(prediction.record(), out=out, as_json=json)
+    arguments = passed_arguments(context)
+    with run_directory(out, verb="predict", arguments=arguments) as directory:
+        architecture = Architecture(
+            depth=depth,
+            heads=heads,
+            mask=options.literal(mask),
+            encoding=options.literal(encoding),
+            mixing=options.literal(mixing),
+            content=options.literal(content),
+        )
+        prediction = predict_profile(architecture, n_positions=length, theory=theory)
+        finish(prediction_record(prediction, arguments, command=command_line(context)), out=directory, as_json=json)

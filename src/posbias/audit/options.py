@@ -1,0 +1,45 @@
+"""What an audit may be told beyond model, length and prompts."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from posbias.errors import UsageError
+
+MOST_BIRTHS = 8
+"""Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Settings of an audit; the defaults are what `posbias audit` runs."""
+
+    source: str = "default"
+    """Where prompts come from, as `load_prompts` takes it; unused where prompts are given."""
+    kinds: Sequence[str] = ("jacobian", "probability")
+    """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
+    seed: int = 0
+    """Of prompts, probes and bootstrap; birth k is initialised with seed + k."""
+    births: int | None = None
+    """Re-initialisations, each measured on a prompt of its own; None: as many as prompts, at most MOST_BIRTHS."""
+    resume: bool = False
+    """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
+    dtype: str = "float32"
+    device: str = "cpu"
+    init_seed: int | None = None
+    """Audit the re-initialised model alone, birth k with seed init_seed + k; the trained weights are not measured."""
+
+    command: str = ""
+    """The shell line that repeats the audit, for its record, where there is one."""
+
+    def __post_init__(self) -> None:
+        if self.births is not None and (not isinstance(self.births, int) or self.births < 0):
+            raise UsageError(f"births must be a whole number >= 0, got {self.births!r}")
+
+    def count_births(self, n_prompts: int) -> int:
+        """How many re-initialisations go with that many prompts."""
+        return min(n_prompts, MOST_BIRTHS) if self.births is None else self.births
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record, of what changes a result."""
+        return {name: value for name, value in asdict(self).items() if name not in ("resume", "command")}

@@ -1,0 +1,170 @@
+"""`audit`: how a model weighs its context as trained and at birth, and how well theory explains it, as one record.
+
+Load, measure unit by unit (resumable), set the theories beside the measurement, compare with intervals, save the
+record, draw the report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbias.audit.options import AuditOptions
+from posbias.audit.storage import PartStore, fingerprint
+from posbias.audit.subjects import Examiner, Unit
+from posbias.compare import Contrast, Subject, compare_subject, contrast_subjects
+from posbias.errors import UsageError
+from posbias.measure import check_prompts, resolve_kinds
+from posbias.models import HuggingFaceModel, Model, load_model, reinitialise
+from posbias.prompts import Prompts, load_prompts
+from posbias.records import Record, load_record, run_directory
+from posbias.report import paragraph, store_subjects, view_of, write_report
+
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """A finished audit."""
+
+    record: Record
+    subjects: tuple[Subject, ...]
+    """The model as trained (where it was), then at birth."""
+    contrasts: dict[str, Contrast]
+    """Per kind: trained against birth."""
+    directory: Path | None
+    report: Path | None
+    """The HTML page; None where no directory was given."""
+
+    @property
+    def findings(self) -> str:
+        """One paragraph of plain findings, each backed by an interval."""
+        return paragraph(view_of(self.record))
+
+
+def audit(
+    model: str | Path | Model,
+    *,
+    n_positions: int = 512,
+    prompts: int | Prompts = 16,
+    out: str | Path | None = None,
+    options: AuditOptions | None = None,
+) -> Audit:
+    """Examine one model: influence as trained and at birth, the theories' errors beside a flat line, findings.
+
+    Args:
+        model: What `load_model` takes, or a loaded model. A `"config:..."` source has no trained state.
+        n_positions: Length of the prompts in tokens, >= 2 and within the model's positions.
+        prompts: How many to draw from `options.source`, or ready `Prompts` (their length then counts).
+        out: Directory for record, report and PNGs; with it an interrupted audit can be resumed.
+        options: Kinds, seeds, births and the rest.
+
+    Raises:
+        UsageError: wrong input; nothing is written then.
+        RunError: the run failed; with `out`, its record says why.
+    """
+    options = options or AuditOptions()
+    resolve_kinds(list(options.kinds))
+    arguments = _arguments(model, n_positions, prompts, options)
+    with run_directory(out, verb="audit", arguments=arguments) as directory:
+        return _run(model, n_positions, prompts, options, arguments, directory)
+
+
+def _run(
+    source: str | Path | Model,
+    n_positions: int,
+    prompts: int | Prompts,
+    options: AuditOptions,
+    arguments: dict[str, Any],
+    directory: Path | None,
+) -> Audit:
+    model = source if isinstance(source, Model) else _load(source, options)
+    if not isinstance(prompts, Prompts):
+        prompts = load_prompts(options.source, model, n_positions=n_positions, count=prompts, seed=options.seed)
+    check_prompts(model, prompts)
+    settings = {"model": model.describe(), "prompts": prompts.describe(), "options": options.describe()}
+    if options.resume and directory is not None:
+        finished = _finished(directory, settings)
+        if finished is not None:
+            return finished
+    store = PartStore(directory, settings, resume=options.resume)
+    examiner = Examiner(model, prompts, options, store)
+    examined = [examiner.examine(name, units) for name, units in _states(model, prompts, options).items()]
+    generator = np.random.default_rng(options.seed)
+    subjects = tuple(compare_subject(subject, generator=generator) for subject, _ in examined)
+    contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
+    resolved = {
+        "title": f"{settings['model'].get('source', 'model')} at {prompts.n_positions} positions",
+        "command": options.command,
+        "fingerprint": fingerprint(settings),
+        **settings,
+    }
+    record = _record(arguments, resolved, subjects, contrasts, [reasons for _, reasons in examined])
+    page = None
+    if directory is not None:
+        record.save(directory)
+        page = write_report([record], directory)
+        store.clear()
+    return Audit(record, subjects, contrasts, directory, page)
+
+
+def _load(source: str | Path, options: AuditOptions) -> Model:
+    return load_model(source, init_seed=options.init_seed, dtype=options.dtype, device=options.device)
+
+
+def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
+    """The states of the model that are measured, each with its units."""
+    born_already = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
+    states: dict[str, list[Unit]] = {}
+    if not born_already:
+        states["trained"] = [Unit(index, lambda: model) for index in range(prompts.count)]
+    if not isinstance(model, HuggingFaceModel):
+        return states
+    first_seed = (model.origin.init_seed or 0) if born_already else options.seed
+
+    count = prompts.count if born_already and options.births is None else options.count_births(prompts.count)
+    if count:
+        states["initialised"] = [
+            Unit(index % prompts.count, partial(reinitialise, model, first_seed + index))
+            for index in range(count)
+        ]
+    return states
+
+
+def _record(
+    arguments: dict[str, Any],
+    resolved: dict[str, Any],
+    subjects: Sequence[Subject],
+    contrasts: dict[str, Contrast],
+    left_out: Sequence[Sequence[str]],
+) -> Record:
+    record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": arguments["seed"]})
+    reasons = list(dict.fromkeys(reason for reasons in left_out for reason in reasons))
+    store_subjects(record, subjects, contrasts=contrasts, left_out=reasons)
+    record.scalars["findings"] = paragraph(view_of(record))
+    return record
+
+
+def _finished(directory: Path, settings: dict[str, Any]) -> Audit | None:
+    """The audit that is already there under the same settings, with its report redrawn."""
+    try:
+        record = load_record(directory)
+    except UsageError:
+        return None
+    if record.status != "done" or record.resolved.get("fingerprint") != fingerprint(settings):
+        return None
+    view = view_of(record)
+    return Audit(record, view.subjects, dict(view.contrasts), directory, write_report([record], directory))
+
+
+def _arguments(
+    model: str | Path | Model, n_positions: int, prompts: int | Prompts, options: AuditOptions
+) -> dict[str, Any]:
+    return {
+        "model": str(model) if isinstance(model, str | Path) else "a loaded model",
+        "n_positions": n_positions,
+        "prompts": prompts if isinstance(prompts, int) else "given prompts",
+        **options.describe(),
+    }

@@ -1,0 +1,68 @@
+"""Which theories apply to a model in a given state, and what they predict for it.
+
+From the architecture alone: attention only, the residual rollout with measured mixing, its continuous limit. From a
+prompt's forward activations: the rollout of the model's own attention and the power rollout. At birth: mean field.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from posbias.architecture import Architecture
+from posbias.compare import TheoryProfile
+from posbias.errors import UsageError
+from posbias.models.model import Model
+from posbias.profiles import Profile
+from posbias.theory import predict
+from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
+
+ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
+"""Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
+
+Row = Float64[np.ndarray, "n_positions"]
+
+
+def prompt_theories(
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], mixing: Float64[np.ndarray, "layers"] | None
+) -> tuple[dict[str, Row], list[str]]:
+    """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
+
+    Args:
+        model: The model in the state that is measured.
+        token_ids: The prompt.
+        mixing: Measured mixing of this prompt per layer (mean over tokens); None without a family description.
+    """
+    theories: dict[str, Callable[[], Row]] = {
+        "power_rollout": lambda: power_rollout_prompt(model, token_ids),
+    }
+    if mixing is not None:
+        theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
+    return _applicable(theories)
+
+
+def architecture_theories(
+    model: Model, n_positions: int, mixing: Float64[np.ndarray, "layers"] | None
+) -> tuple[dict[str, TheoryProfile], list[str]]:
+    """Predictions from the architecture and measured mixing, by name, and a sentence for each that does not apply."""
+    if mixing is None:
+        return {}, ["theories of the architecture: the model's family has no description"]
+    architecture = Architecture.from_model(model, mixing=mixing)
+    found, left_out = _applicable(
+        {
+            name: lambda name=name: predict(architecture, n_positions, theory=name).profile.influence  # type: ignore[misc]
+            for name in ARCHITECTURE_THEORIES
+        }
+    )
+    return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
+
+
+def _applicable(theories: dict[str, Callable[[], Row]]) -> tuple[dict[str, Row], list[str]]:
+    found: dict[str, Row] = {}
+    left_out: list[str] = []
+    for name, compute in theories.items():
+        try:
+            found[name] = compute()
+        except UsageError as error:
+            left_out.append(f"{name}: {error}")
+    return found, left_out

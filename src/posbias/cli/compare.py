@@ -1,0 +1,35 @@
+"""`posbias compare`: the predictions of one run beside the measurements of another."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+
+EXAMPLE = "Example: `posbias compare runs/predicted runs/measured --kind jacobian`"
+
+
+def compare(
+    context: typer.Context,
+    predicted: Annotated[Path, typer.Argument(help="Run whose predictions are judged.", show_default=False)],
+    measured: Annotated[Path, typer.Argument(help="Run with the measurement.", show_default=False)],
+    kind: Annotated[
+        str | None, typer.Option(help="Compare to this measured kind only; all by default.", show_default=False)
+    ] = None,
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    json: options.Json = False,
+) -> None:
+    """Compare two runs: every distance between their profiles, beside that of a flat line."""
+    from posbias.cli.invocation import command_line, passed_arguments
+    from posbias.cli.output import finish
+    from posbias.records import load_record, run_directory
+    from posbias.report import comparison_record
+
+    arguments = passed_arguments(context)
+    with run_directory(out, verb="compare", arguments=arguments) as directory:
+        record = comparison_record(
+            load_record(predicted), load_record(measured), arguments, command=command_line(context), kind=kind
+        )
+        finish(record, out=directory, as_json=json)

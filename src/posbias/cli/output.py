@@ -1,0 +1,63 @@
+"""What every verb prints and saves: tables for people on stdout, or one JSON document and nothing else."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from posbias.records import Record, plain
+
+
+def finish(record: Record, *, out: Path | None, as_json: bool) -> None:
+    """Save the record where asked (with its report), then print it as a table or as JSON with its arrays."""
+    from posbias.report import write_report
+
+    page = None
+    if out is not None:
+        record.save(out)
+        page = write_report([record], out)
+    if as_json:
+        print_json({**record.as_json(), "arrays": {name: plain(array) for name, array in record.arrays.items()}})
+        return
+    print_summary(record)
+    if page is not None:
+        typer.echo(f"report: {page}")
+
+
+def print_summary(record: Record) -> None:
+    """The summary tables of a run and, for an audit, its findings."""
+    from rich.console import Console
+
+    from posbias.report import show_summary, view_of
+
+    console = Console()
+    show_summary([view_of(record)], console)
+    if record.scalars.get("findings"):
+        console.print(record.scalars["findings"], highlight=False)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
+
+
+def print_document(document: Mapping[str, Any], *, as_json: bool, line: str) -> None:
+    """A short result: as JSON, or as one line."""
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(line)
+
+
+def print_catalogue(catalogue: Mapping[str, Mapping[str, str]], *, as_json: bool) -> None:
+    """Names and first lines of all variants, by sort."""
+    if as_json:
+        print_json(catalogue)
+        return
+    for sort, variants in catalogue.items():
+        typer.echo(f"{sort}:")
+        width = max(map(len, variants), default=0)
+        for name, description in variants.items():
+            typer.echo(f"  {name:<{width}}  {description}")
