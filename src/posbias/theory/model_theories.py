@@ -1,0 +1,31 @@
+"""Theories that read a loaded model rather than an architecture; torch is imported when one is used.
+
+`power_rollout` and `attention_rollout` need prompts, for they follow the forward activations; `mean_field` describes the
+model's initialiser.
+"""
+
+from typing import Any
+
+from posbias.errors import UsageError
+from posbias.theory.predict import THEORIES, Forecast
+
+
+@THEORIES.register("power_rollout")
+def power_rollout_theory(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """Energies through a trained model: squared attention, values, keys and MLPs (docs/theory, section 5)."""
+    from posbias.theory.power_rollout import power_rollout
+
+    _check(subject, prompts, "power_rollout", n_positions)
+    return Forecast(power_rollout(subject, prompts).profile.influence, None)
+
+
+def _check(subject: Any, prompts: Any, theory: str, n_positions: int) -> None:
+    """A loaded model and prompts of the length asked for."""
+    from posbias.models.model import Model
+
+    if not isinstance(subject, Model):
+        raise UsageError(f"theory {theory} needs a model (what load_model returns), got {type(subject).__name__}")
+    if prompts is None:
+        raise UsageError(f"theory {theory} reads activations: give prompts=load_prompts(...)")
+    if prompts.n_positions != n_positions:
+        raise UsageError(f"theory {theory}: prompts of {prompts.n_positions} positions given for n_positions={n_positions}")

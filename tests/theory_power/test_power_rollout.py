@@ -1,0 +1,181 @@
+"""The power rollout and the published rollout on actual attention: what profiles must be, and what is refused."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.errors import RunError, UsageError
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.prompts.prompts import Prompts
+from posbias.theory.power_rollout import (
+    SUPPORTED,
+    PowerRolloutSettings,
+    attention,
+    attention_rollout,
+    combine_prompts,
+    power_rollout,
+    power_rollout_prompt,
+)
+from posbias.theory.power_rollout.description import describe_model
+from posbias.theory.power_rollout.trace import trace_prompt
+
+Build = Callable[..., HuggingFaceModel]
+Draw = Callable[..., np.ndarray]
+ALL_SETTINGS = [
+    PowerRolloutSettings(form="isotropic", key_path=False),
+    PowerRolloutSettings(form="isotropic"),
+    PowerRolloutSettings(key_path=False),
+    PowerRolloutSettings(),
+    PowerRolloutSettings(query_path=True),
+    PowerRolloutSettings(target="probability"),
+]
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)
+def test_a_profile_in_either_precision(
+    kind: str, settings: PowerRolloutSettings, tiny_model: Build, random_ids: Draw
+) -> None:
+    exact = power_rollout_prompt(tiny_model(kind), random_ids(), settings)
+    assert exact.dtype == np.float64
+    assert exact.min() >= 0
+    assert exact.sum() == pytest.approx(1, abs=1e-12)
+    single = power_rollout_prompt(tiny_model(kind, torch.float32), random_ids(), settings)
+    # Probes of the isotropic form are drawn in the model's precision, so only their expectation agrees.
+    np.testing.assert_allclose(single, exact, atol=0.05 if settings.form == "isotropic" else 1e-4)
+
+
+@pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)
+def test_blocks_of_queries_change_nothing(
+    settings: PowerRolloutSettings, tiny_model: Build, random_ids: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = power_rollout_prompt(tiny_model("gemma3_text"), random_ids(), settings)
+    monkeypatch.setattr(attention, "BLOCK_QUERIES", 4)
+    np.testing.assert_allclose(
+        power_rollout_prompt(tiny_model("gemma3_text"), random_ids(), settings), whole, rtol=1e-10
+    )
+
+
+def test_no_influence_from_beyond_the_windows_reach(tiny_model: Build, random_ids: Draw) -> None:
+    """Three layers of window 6 reach 1 + 3 * 5 = 16 positions; of 21, the first 5 cannot be seen."""
+    for settings in ALL_SETTINGS:
+        profile = power_rollout_prompt(tiny_model("mistral"), random_ids(), settings)
+        assert np.all(profile[:5] == 0)
+        assert np.all(profile[5:] > 0)
+
+
+def test_probability_and_logprob_are_the_same_direction(tiny_model: Build, random_ids: Draw) -> None:
+    model = tiny_model("qwen3")
+    first, second, whole = (
+        power_rollout_prompt(model, random_ids(), PowerRolloutSettings(target=target))
+        for target in ("probability", "logprob", "jacobian")
+    )
+    np.testing.assert_allclose(first, second, rtol=1e-9)
+    assert np.abs(first - whole).max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_the_scores_gradient_is_autograds(kind: str, tiny_model: Build, random_ids: Draw) -> None:
+    model, ids = tiny_model(kind), torch.as_tensor(random_ids())
+    trace = trace_prompt(model, describe_model(model, n_positions=len(ids)), ids, target="probability")
+    hidden = model.last(model.embed(ids[None])).hidden[0].detach().requires_grad_(True)
+    (expected,) = torch.autograd.grad(model.network.lm_head(hidden).softmax(-1).max(), hidden)
+    assert trace.score_gradient is not None
+    torch.testing.assert_close(trace.score_gradient, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_ids: Draw) -> None:
+    model = tiny_model("llama")
+    prompts = Prompts(np.stack([random_ids(seed) for seed in range(4)]))
+    rollout = power_rollout(model, prompts, form="diagonal", key_path=False)
+    for row, ids in zip(rollout.per_prompt, prompts.token_ids, strict=True):
+        np.testing.assert_array_equal(row, power_rollout_prompt(model, ids, rollout.settings))
+    np.testing.assert_allclose(rollout.profile.influence, rollout.per_prompt.mean(0))
+    assert rollout.profile.low is not None
+    assert rollout.profile.high is not None
+    assert np.all(rollout.profile.low <= rollout.profile.influence + 1e-15)
+    assert np.all(rollout.profile.influence <= rollout.profile.high + 1e-15)
+    resumed = combine_prompts(list(rollout.per_prompt), rollout.settings)
+    np.testing.assert_array_equal(resumed.profile.low, rollout.profile.low)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_attention_rollout_is_the_product_of_transitions(kind: str, tiny_model: Build, random_ids: Draw) -> None:
+    model, ids, mixing = tiny_model(kind, attention="eager"), random_ids(), [0.2, 0.7, 1.0]
+    attentions = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
+    product = np.eye(len(ids))
+    for share, matrix in zip(mixing, attentions, strict=True):
+        product = ((1 - share) * np.eye(len(ids)) + share * matrix[0].mean(0).numpy()) @ product
+    profile = attention_rollout(model, Prompts(ids[None]), mixing).profile
+    np.testing.assert_allclose(profile.influence, product[-1], atol=1e-6)  # eager softmaxes in float32
+
+
+def test_attention_rollout_without_mixing_stays_at_the_last_position(tiny_model: Build, random_ids: Draw) -> None:
+    influence = attention_rollout(tiny_model("olmo2"), Prompts(random_ids()[None]), 0.0).profile.influence
+    np.testing.assert_array_equal(influence, np.eye(len(influence))[-1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"form": "dense"}, "unknown form 'dense' .* known: diagonal, isotropic"),
+        ({"target": "loss"}, "unknown target 'loss' .* known: jacobian, probability, logprob"),
+        ({"form": "isotropic", "query_path": True}, "query_path=True needs form='diagonal'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PowerRolloutSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("mixing", "message"), [([0.5], "one number or 3, one per layer; got 1"), (1.5, r"\[0, 1\], got 1.5")]
+)
+def test_wrong_mixing_is_refused(
+    mixing: float | list[float], message: str, tiny_model: Build, random_ids: Draw
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        attention_rollout(tiny_model("llama"), Prompts(random_ids()[None]), mixing)
+
+
+def test_other_families_are_refused_with_the_list(random_ids: Draw) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = HuggingFaceModel(GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=64)))
+    with pytest.raises(UsageError, match="no local maps for 'gpt2'; supported: gemma3_text, llama"):
+        power_rollout_prompt(model, random_ids())
+
+
+def test_prompts_beyond_the_models_positions_are_refused(tiny_model: Build, random_ids: Draw) -> None:
+    with pytest.raises(UsageError, match="1 to 64 tokens for this model, got 65"):
+        power_rollout_prompt(tiny_model("llama"), random_ids(n_positions=65))
+
+
+def test_weights_that_are_not_numbers_are_a_run_error(random_ids: Draw) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    network = LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with torch.no_grad():
+        network.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(RunError, match="logits are not finite"):
+        power_rollout_prompt(HuggingFaceModel(network), random_ids())
+
+
+def test_half_precision_models_are_computed_in_single(random_ids: Draw) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    network = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
+    expected = power_rollout_prompt(HuggingFaceModel(network), random_ids())
+    half = power_rollout_prompt(HuggingFaceModel(network.to(torch.bfloat16)), random_ids())
+    np.testing.assert_allclose(half, expected, rtol=0.05)
+
+
+def test_no_hook_stays_on_the_model(tiny_model: Build, random_ids: Draw) -> None:
+    model = tiny_model("gemma3_text")
+    power_rollout_prompt(model, random_ids())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.network.modules())
