@@ -1,6 +1,17 @@
 """What mixes tokens in a transformer: masks, encodings, mixing schedules, and the `Architecture` that joins them."""
 
-from posbias.architecture.encodings import ENCODINGS, Alibi, Decay, Encoding, NoEncoding, Rope, published_alibi_slopes
+from posbias.architecture.encodings import (
+    ENCODINGS,
+    Alibi,
+    Decay,
+    Encoding,
+    KerpleLog,
+    KerplePower,
+    NoEncoding,
+    Rope,
+    T5Buckets,
+    published_alibi_slopes,
+)
 from posbias.architecture.masks import MASKS, Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.architecture.mixing import SCHEDULES, Constant, Linear, PowerDecay, Schedule
 from posbias.architecture.spec import Architecture, HeadGroup
@@ -17,6 +28,8 @@ __all__ = [
     "Encoding",
     "Full",
     "HeadGroup",
+    "KerpleLog",
+    "KerplePower",
     "Linear",
     "Mask",
     "NoEncoding",
@@ -25,5 +38,6 @@ __all__ = [
     "Rope",
     "Schedule",
     "SlidingWindow",
+    "T5Buckets",
     "published_alibi_slopes",
 ]

@@ -138,6 +138,141 @@ class Rope(Encoding):
         return np.broadcast_to(self.logit * total / (self.head_dim // 2), (heads, len(distance)))
 
 
+@ENCODINGS.register("kerple_log")
+@dataclass(frozen=True)
+class KerpleLog(Encoding):
+    """KERPLE, logarithmic: logit -power * ln(1 + scale * distance), so a key weighs (1 + scale * distance)^-power.
+
+    Source: Chi et al. 2022 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
+    """
+
+    power: float | Sequence[float] = 1.0
+    """Exponent of the fall-off, >= 0."""
+    scale: float | Sequence[float] = 1.0
+    """Inverse length, in 1 / positions, >= 0."""
+
+    def __post_init__(self) -> None:
+        _set_per_head(self, "power", "scale")
+
+    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
+        """Logarithmic in |distance|."""
+        power, scale = _per_head(self, "power", heads), _per_head(self, "scale", heads)
+        return np.asarray(-power * np.log1p(scale * np.abs(distance)))
+
+    def check_heads(self, heads: int) -> None:
+        """Lists must be one per head."""
+        _per_head(self, "power", heads)
+        _per_head(self, "scale", heads)
+
+
+@ENCODINGS.register("kerple_power")
+@dataclass(frozen=True)
+class KerplePower(Encoding):
+    """KERPLE, power: logit -scale * distance^exponent; exponent 1 is ALiBi.
+
+    Source: Chi et al. 2022 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
+    """
+
+    scale: float | Sequence[float] = 1.0
+    """Logit lost at distance 1, in [0, 700]."""
+    exponent: float | Sequence[float] = 0.5
+    """Growth with distance, in (0, 2] (conditionally positive definite up to 2)."""
+
+    def __post_init__(self) -> None:
+        _set_per_head(self, "scale", "exponent")
+        if np.max(self.scale) > MAX_SLOPE:
+            raise UsageError(f"kerple_power: scale must lie in [0, {MAX_SLOPE:g}], got {np.max(self.scale)}")
+        if not (np.min(self.exponent) > 0 and np.max(self.exponent) <= 2):
+            raise UsageError(f"kerple_power: exponent must lie in (0, 2], got {self.exponent}")
+
+    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
+        """A power of |distance|."""
+        scale, exponent = _per_head(self, "scale", heads), _per_head(self, "exponent", heads)
+        return np.asarray(-scale * np.abs(distance).astype(np.float64) ** exponent)
+
+    def check_heads(self, heads: int) -> None:
+        """Lists must be one per head."""
+        _per_head(self, "scale", heads)
+        _per_head(self, "exponent", heads)
+
+
+@ENCODINGS.register("t5_buckets")
+@dataclass(frozen=True)
+class T5Buckets(Encoding):
+    """T5's learned biases, causal scheme: the first half of the buckets is exact, the rest logarithmic in distance.
+
+    Keys after the query fall into bucket 0, as in T5's decoder. Source: Raffel et al. 2020.
+    """
+
+    values: Sequence[float] | Sequence[Sequence[float]]
+    """Bias of each bucket (at least 2), or [head][bucket]; each in [-350, 350]."""
+    max_distance: int = 128
+    """Distances from here on share the last bucket (positions, > half the buckets)."""
+
+    def __post_init__(self) -> None:
+        try:
+            values = np.asarray(self.values, dtype=np.float64)
+        except (TypeError, ValueError):
+            values = np.zeros(0)
+        if values.ndim not in {1, 2} or values.shape[-1] < 2:
+            raise UsageError("t5_buckets: values must be a list of at least 2 biases, or [head][bucket]")
+        if not np.all(np.abs(values) <= MAX_SLOPE / 2):
+            raise UsageError(f"t5_buckets: values must lie in [-{MAX_SLOPE / 2:g}, {MAX_SLOPE / 2:g}]")
+        if not isinstance(self.max_distance, int) or self.max_distance <= values.shape[-1] // 2:
+            raise UsageError(
+                f"t5_buckets: max_distance must be a whole number > {values.shape[-1] // 2}, got {self.max_distance!r}"
+            )
+        plain = tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
+        object.__setattr__(self, "values", plain)
+
+    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
+        """The bias of each distance's bucket."""
+        self.check_heads(heads)
+        values = np.asarray(self.values)
+        picked = values[..., self.buckets(distance)]
+        return np.broadcast_to(picked, (heads, len(distance)))
+
+    def buckets(self, distance: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        """Bucket of each signed distance query - key."""
+        count = np.shape(self.values)[-1]
+        exact = count // 2
+        behind = np.maximum(distance, 0)
+        share = np.log(np.maximum(behind, exact) / exact) / np.log(self.max_distance / exact)
+        far = np.minimum(exact + (share * (count - exact)).astype(np.int64), count - 1)
+        return np.asarray(np.where(behind < exact, behind, far))
+
+    def check_heads(self, heads: int) -> None:
+        """Values given per head must be one list per head."""
+        if np.ndim(self.values) == 2 and len(self.values) != heads:
+            raise UsageError(
+                f"t5_buckets: {len(self.values)} lists of values given for {heads} heads; give one or {heads}"
+            )
+
+
+def _set_per_head(encoding: Encoding, *names: str) -> None:
+    """Store parameters that are one number or one per head as floats or tuples of floats, all finite and >= 0."""
+    for name in names:
+        try:
+            values = np.asarray(getattr(encoding, name), dtype=np.float64)
+        except (TypeError, ValueError):
+            values = np.full(1, np.nan)
+        if values.ndim > 1 or not values.size or not np.all(np.isfinite(values)) or values.min() < 0:
+            raise UsageError(
+                f"{encoding.name}: {name} must be a number >= 0 or one per head, got {getattr(encoding, name)}"
+            )
+        object.__setattr__(encoding, name, tuple(values.tolist()) if values.ndim else float(values))
+
+
+def _per_head(encoding: Encoding, name: str, heads: int) -> Float64[np.ndarray, "heads 1"]:
+    """A parameter spread over heads, as a column."""
+    values = np.atleast_1d(np.asarray(getattr(encoding, name), dtype=np.float64))
+    if np.ndim(getattr(encoding, name)) and len(values) != heads:
+        raise UsageError(
+            f"{encoding.name}: {len(values)} values of {name} given for {heads} heads; give one or {heads}"
+        )
+    return np.broadcast_to(values, (heads,))[:, None]
+
+
 def published_alibi_slopes(heads: int) -> list[float]:
     """ALiBi's slopes for any head count: 2^(-8h/H) for powers of two, else filled up from the next power.
 

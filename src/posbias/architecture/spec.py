@@ -31,6 +31,8 @@ class HeadGroup:
     """Heads in the whole layer (the published ALiBi slopes depend on it)."""
     content: Float64[np.ndarray, "group"]
     """Diagonal logit offset of each head of the group."""
+    sinks: Float64[np.ndarray, "group"]
+    """Logit of each head's sink key, an extra key every query sees; -inf where there is none."""
 
     def linear_slopes(self) -> Float64[np.ndarray, "group"] | None:
         """Linear slopes of the group's heads, or None."""
@@ -56,6 +58,9 @@ class Architecture:
         mixing: m_l in [0, 1]: a number, a list per layer, a `Schedule` or its literal spelling.
         content: Offset of the diagonal logit (natural-log units, any finite value), relative to all other keys: a
             number, a list per layer, or `[layer][head]`.
+        sinks: Logit of an extra key that every query sees and that is no input position (a learned sink or key bias, as
+            in models with sink logits), on the scale of a key at logit 0: a number, a list per layer, or
+            `[layer][head]`; -inf (or None for all) is no sink. Rows then sum to less than 1, the rest is the sink's.
 
     Raises:
         UsageError: a value out of range, an unknown variant, or a list of the wrong length.
@@ -65,8 +70,9 @@ class Architecture:
     heads: int = 1
     mask: Mask | str | Sequence[Any] = "causal"
     encoding: Encoding | str | Sequence[Any] = "none"
-    mixing: float | str | Schedule | Sequence[float] = 1.0
-    content: float | Sequence[Any] = 0.0
+    mixing: float | str | Schedule | Sequence[float] | np.ndarray = 1.0
+    content: float | Sequence[Any] | np.ndarray = 0.0
+    sinks: float | Sequence[Any] | np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("depth", "heads"):
@@ -87,20 +93,18 @@ class Architecture:
     @cached_property
     def layer_content(self) -> Float64[np.ndarray, "depth heads"]:
         """Diagonal logit offset of every layer and head."""
-        try:
-            content = np.asarray(self.content, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise UsageError("content must be a number, a list per layer or [layer][head]") from None
+        content = _per_layer_and_head("content", self.content, (self.depth, self.heads))
         if not np.all(np.isfinite(content)):
             raise UsageError("content must be finite")
-        if content.ndim == 1:
-            content = content[:, None]
-        if content.ndim > 2 or (content.ndim == 2 and content.shape not in {(self.depth, 1), (self.depth, self.heads)}):
-            raise UsageError(
-                f"content has shape {list(np.shape(self.content))}; "
-                f"give a number, {self.depth} values (layers) or [{self.depth}][{self.heads}] (layers, heads)"
-            )
-        return np.broadcast_to(content, (self.depth, self.heads)).copy()
+        return content
+
+    @cached_property
+    def layer_sinks(self) -> Float64[np.ndarray, "depth heads"]:
+        """Sink logit of every layer and head; -inf is no sink."""
+        sinks = _per_layer_and_head("sinks", -np.inf if self.sinks is None else self.sinks, (self.depth, self.heads))
+        if not np.all(sinks < np.inf):
+            raise UsageError("sinks must be finite logits, or -inf (None for all) for no sink")
+        return sinks
 
     @cached_property
     def head_groups(self) -> tuple[tuple[HeadGroup, ...], ...]:
@@ -114,7 +118,14 @@ class Architecture:
                 groups.setdefault(pair, []).append(head)
             layers.append(
                 tuple(
-                    HeadGroup(mask, encoding, np.array(heads), self.heads, self.layer_content[layer, heads])
+                    HeadGroup(
+                        mask,
+                        encoding,
+                        np.array(heads),
+                        self.heads,
+                        content=self.layer_content[layer, heads],
+                        sinks=self.layer_sinks[layer, heads],
+                    )
                     for (mask, encoding), heads in groups.items()
                 )
             )
@@ -129,6 +140,7 @@ class Architecture:
             "encoding": _spelling(self.encoding),
             "mixing": self.layer_mixing.tolist(),
             "content": self.layer_content.tolist() if np.any(self.layer_content) else 0.0,
+            "sinks": _plain_sinks(self.layer_sinks),
         }
 
     @classmethod
@@ -147,13 +159,42 @@ class Architecture:
         return cls(**traits, mixing=mixing, content=content)
 
 
+def _per_layer_and_head(name: str, value: Any, shape: tuple[int, int]) -> Float64[np.ndarray, "depth heads"]:
+    """Spread a number, one value per layer or [layer][head] to [layer, head]."""
+    depth, heads = shape
+    try:
+        values = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} must be a number, a list per layer or [layer][head]") from None
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim > 2 or (values.ndim == 2 and values.shape not in {(depth, 1), (depth, heads)}):
+        raise UsageError(
+            f"{name} has shape {list(np.shape(value))}; "
+            f"give a number, {depth} values (layers) or [{depth}][{heads}] (layers, heads)"
+        )
+    return np.broadcast_to(values, (depth, heads)).copy()
+
+
+def _plain_sinks(sinks: Float64[np.ndarray, "depth heads"]) -> list[list[float | None]] | None:
+    """Sinks for a record: JSON has no -inf."""
+    if np.all(sinks == -np.inf):
+        return None
+    return [[None if logit == -np.inf else logit for logit in layer] for layer in sinks.tolist()]
+
+
 def _per_head(value: Any, registry: Registry[Any], depth: int, heads: int) -> list[list[Any]]:
     """Spread one variant, a list per layer, or lists per layer and head to [layer][head]."""
-    layers = _spread(value, depth, f"{registry.sort} list", "layers")
-    return [
-        [_variant(item, registry) for item in _spread(layer, heads, f"{registry.sort} list of a layer", "heads")]
-        for layer in layers
-    ]
+    if not isinstance(value, list | tuple):
+        return [[_variant(value, registry)] * heads] * depth
+    rows = []
+    for layer in _spread(value, depth, f"{registry.sort} list", "layers"):
+        if isinstance(layer, list | tuple):
+            items = _spread(layer, heads, f"{registry.sort} list of a layer", "heads")
+            rows.append([_variant(item, registry) for item in items])
+        else:
+            rows.append([_variant(layer, registry)] * heads)
+    return rows
 
 
 def _spread(value: Any, count: int, what: str, of: str) -> list[Any]:

@@ -1,0 +1,34 @@
+"""From an architecture to its kernels: the fastest form each group of heads has."""
+
+from typing import Any
+
+from posbias.architecture import Architecture, HeadGroup
+from posbias.errors import UsageError
+from posbias.theory.kernels.base import Kernel, SumKernel
+from posbias.theory.kernels.distance import DistanceKernel
+from posbias.theory.kernels.interval import IntervalKernel
+from posbias.theory.kernels.linear import LinearKernel
+
+
+def group_kernel(group: HeadGroup, n_positions: int) -> IntervalKernel:
+    """The kernel of heads that share mask and encoding, each weighted by 1 / (heads of the layer)."""
+    if n_positions < 1:
+        raise UsageError(f"n_positions must be at least 1, got {n_positions}")
+    linear = group.linear_slopes() is not None
+    return LinearKernel(group, n_positions) if linear else DistanceKernel(group, n_positions)
+
+
+def layer_kernels(architecture: Architecture, n_positions: int) -> tuple[Kernel, ...]:
+    """The mean attention of every layer, layer 0 nearest the input; equal layers share one kernel."""
+    known: dict[Any, Kernel] = {}
+    layers = []
+    for groups in architecture.head_groups:
+        key = tuple(
+            (group.mask, group.encoding, group.heads.tobytes(), group.content.tobytes(), group.sinks.tobytes())
+            for group in groups
+        )
+        if key not in known:
+            parts = [group_kernel(group, n_positions) for group in groups]
+            known[key] = parts[0] if len(parts) == 1 else SumKernel(parts)
+        layers.append(known[key])
+    return tuple(layers)

@@ -1,0 +1,78 @@
+"""Attention as a matrix: the independent check of every pull, and the kernel of arbitrary masks.
+
+Rows are softmax(logits) over the visible keys, taken in log space with numpy alone; O(N^2) in time and memory.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from posbias.architecture import HeadGroup
+from posbias.errors import UsageError
+from posbias.theory.kernels.base import Kernel
+
+
+class DenseKernel(Kernel):
+    """Any attention matrix, multiplied out."""
+
+    def __init__(self, matrix: Float64[np.ndarray, "query key"]) -> None:
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
+            raise UsageError(f"an attention matrix must be square and not empty, got shape {list(matrix.shape)}")
+        if not np.all(np.isfinite(matrix)) or matrix.min() < 0:
+            raise UsageError("an attention matrix needs finite entries >= 0")
+        self.n_positions = matrix.shape[0]
+        self._matrix = matrix
+
+    @classmethod
+    def from_mask(
+        cls, visible: Bool[np.ndarray, "query key"], logits: Float64[np.ndarray, "query key"] | None = None
+    ) -> "DenseKernel":
+        """Attention over any graph: softmax of `logits` (zeros if not given) over each query's visible keys."""
+        return cls(masked_softmax(visible, np.zeros(visible.shape) if logits is None else logits))
+
+    def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
+        """row @ matrix."""
+        return np.asarray(row @ self._matrix)
+
+    def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
+        """matrix @ column."""
+        return np.asarray(self._matrix @ column)
+
+    def matrix(self) -> Float64[np.ndarray, "query key"]:
+        """The matrix as given."""
+        return self._matrix.copy()
+
+    def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
+        """Its diagonal."""
+        return np.diagonal(self._matrix).copy()
+
+
+def masked_softmax(
+    visible: Bool[np.ndarray, "query key"], logits: Float64[np.ndarray, "query key"], sink: float = -np.inf
+) -> Float64[np.ndarray, "query key"]:
+    """softmax over the visible keys of each row, with an extra key of logit `sink` that takes its share (not returned).
+
+    Raises:
+        UsageError: a query sees no key at all.
+    """
+    blind = np.flatnonzero(~visible.any(axis=1))
+    if blind.size:
+        raise UsageError(f"query {blind[0]} sees no key; every row of a mask needs at least one")
+    shown = np.where(visible, logits, -np.inf)
+    top = np.maximum(shown.max(axis=1, keepdims=True), sink)
+    weights = np.exp(shown - top)
+    return weights / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top))  # type: ignore[no-any-return]
+
+
+def dense_heads(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "group query key"]:
+    """The attention matrix of every head of a group, content and sinks included."""
+    visible = group.mask.visible(n_positions)
+    query, key = np.indices((n_positions, n_positions))
+    logits = group.logits((query - key).ravel()).reshape(len(group.heads), n_positions, n_positions)
+    index = np.arange(n_positions)
+    logits[:, index, index] += group.content[:, None]
+    return np.stack([masked_softmax(visible, head, sink) for head, sink in zip(logits, group.sinks, strict=True)])
+
+
+def dense_group(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "query key"]:
+    """The group's part of its layer's mean attention: the sum of its heads over the layer's number of heads."""
+    return dense_heads(group, n_positions).sum(axis=0) / group.n_heads  # type: ignore[no-any-return]

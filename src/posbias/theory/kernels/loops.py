@@ -1,0 +1,129 @@
+"""Compiled inner loops of the kernels: decaying running sums, windows and direct sums over distances.
+
+Nothing here subtracts, so every entry of a sum of non-negative terms keeps its relative accuracy, however small it is.
+Positions are walked in blocks of `BLOCK`: inside a block a plain recurrence, between blocks a carry that is moved by an
+accurately computed power and added with compensation, so that rounding does not grow with the context length.
+Compiled functions are `no_type_check`: a run-time type checker around them could not be compiled.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+BLOCK = 64
+"""Positions between two re-anchorings of a recurrence: rounding in a block stays under 64 units of the last digit."""
+
+TINY = 1e-300
+"""Running sums below this count as zero: it keeps slow denormal numbers out; entries above it are unaffected."""
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _advance(carry, spill, factor, addend):
+    """carry * factor + addend for one head, with the rounding of the sum kept in spill (all values >= 0)."""
+    kept = factor * carry
+    addend = addend + factor * spill
+    total = kept + addend
+    lost = (kept - total) + addend if kept >= addend else (addend - total) + kept
+    if total < TINY:
+        return 0.0, 0.0
+    return total, lost
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _advance_heads(carry, spill, powers, length, local):
+    for head in range(carry.size):
+        carry[head], spill[head] = _advance(carry[head], spill[head], powers[length, head], local[head])
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
+def scan_heads(signal, inside, outside, rates, powers, carry, spill, out):
+    """out_t = sum_h outside_th S_th with S_th = sum_{u<t} rate_h^(t-u-1) inside_uh signal_u, continued from carry.
+
+    inside and outside are [1 or n, head]: one row stands for all positions. powers[d, head] = rate^d, d = 0 ... BLOCK.
+    carry and spill hold the state of each head and are updated to the end of the signal.
+    """
+    heads = rates.size
+    inside_step = 1 if inside.shape[0] > 1 else 0
+    outside_step = 1 if outside.shape[0] > 1 else 0
+    local = np.empty(heads)
+    for start in range(0, signal.size, BLOCK):
+        stop = min(signal.size, start + BLOCK)
+        local[:] = 0.0
+        for t in range(start, stop):
+            value = signal[t]
+            inside_row = t * inside_step
+            outside_row = t * outside_step
+            total = 0.0
+            for head in range(heads):
+                state = local[head]
+                total += outside[outside_row, head] * (state + powers[t - start, head] * carry[head])
+                local[head] = rates[head] * state + inside[inside_row, head] * value
+            out[t] = total
+        _advance_heads(carry, spill, powers, stop - start, local)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _scan_stretch(signal, start, stop, rate, low, out):
+    """out_t = sum over start <= u < t of rate^(t-u-1) signal_u, for t in start ... stop - 1; low[d] = rate^d."""
+    carry = 0.0
+    spill = 0.0
+    for block in range(start, stop, BLOCK):
+        end = min(stop, block + BLOCK)
+        local = 0.0
+        for t in range(block, end):
+            out[t] = local + low[t - block] * carry
+            local = rate * local + signal[t]
+        carry, spill = _advance(carry, spill, low[end - block], local)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def scan_window(signal, rate, window, low, high, out):
+    """out_t = sum over 1 <= d <= window of rate^(d-1) signal_(t-d), without subtracting what leaves the window.
+
+    Two passes over stretches as long as the window (van Herk, Gil and Werman): what lies in the same stretch, by the
+    recurrence; what lies in the stretch before, by a suffix sum. low[d] = rate^d, high[q] = rate^(BLOCK q).
+    """
+    n = signal.size
+    for start in range(0, n, window):
+        _scan_stretch(signal, start, min(n, start + window), rate, low, out)
+        if start == 0:
+            continue
+        suffix = 0.0
+        spill = 0.0
+        for k in range(window - 1, -1, -1):
+            back = window - 1 - k
+            term = high[back // BLOCK] * low[back % BLOCK] * signal[start - 1 - back]
+            suffix, spill = _advance(suffix, spill, 1.0, term)
+            if start + k < n:
+                out[start + k] += high[k // BLOCK] * low[k % BLOCK] * suffix
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
+def correlate_block(signal, weights, window, block, out):
+    """out_t += sum_u weights[t-u-1] signal_u over 1 <= t-u <= window, for t, u in block = (t0, t1, u0, u1)."""
+    first, last, oldest, newest = block
+    for t in range(first, last):
+        total = 0.0
+        for u in range(max(oldest, t - window), min(newest, t)):
+            total += weights[t - u - 1] * signal[u]
+        out[t] += total
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def compensated_sums(values):
+    """Running sums of non-negative values, each within a few units in the last place."""
+    out = np.empty(values.size)
+    total = 0.0
+    spill = 0.0
+    for index in range(values.size):
+        total, spill = _advance(total, spill, 1.0, values[index])
+        out[index] = total + spill
+    return out

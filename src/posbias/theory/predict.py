@@ -1,0 +1,135 @@
+"""`predict`: one theory's profile for an architecture or a model. A theory is one registered function.
+
+A theory maps (subject, n_positions, prompts) to a `Forecast`; one that cannot use the subject says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.architecture import Architecture, Causal
+from posbias.architecture.encodings import NoEncoding
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.registry import Registry
+from posbias.theory.closed_form import closed_form, continuous_profile
+from posbias.theory.rollout import rollout_profile
+
+THEORIES: Registry[Callable[[Any, int, Any], "Forecast"]] = Registry("theory")
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """What a theory computes, before it is labelled."""
+
+    influence: Float64[np.ndarray, "n_positions"]
+    """Influence of each input position, >= 0; sums to 1, or to 1 minus the sinks' share."""
+    architecture: Architecture | None
+    """What was evaluated: as given, or with what the theory ignores taken out; None for theories of a model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A theory's profile and what it was computed for."""
+
+    profile: Profile
+    """Influence of every input position on the last one."""
+    theory: str
+    """Name in `THEORIES`."""
+    architecture: Architecture | None
+    """The architecture, as the theory used it; None where the theory works from a model."""
+    n_positions: int
+    """Context length N."""
+    sink_share: float = 0.0
+    """Share of the last position that comes from attention sinks; the profile is what comes from positions, scaled to
+    sum to 1."""
+
+
+def predict(subject: Any, n_positions: int, *, theory: str = "rollout", prompts: Any = None) -> Prediction:
+    """The position-bias profile a theory predicts.
+
+    Args:
+        subject: An `Architecture`; for theories of a model's weights, what `load_model` returns.
+        n_positions: Context length N in positions, >= 1.
+        theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
+            (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models.
+        prompts: What `load_prompts` returns, for theories that read activations.
+
+    Returns:
+        The prediction; its profile sums to 1.
+
+    Raises:
+        UsageError: unknown theory, or one that does not apply to the subject.
+    """
+    compute = THEORIES[theory]
+    if isinstance(n_positions, bool) or not isinstance(n_positions, int | np.integer) or n_positions < 1:
+        raise UsageError(f"n_positions must be a whole number >= 1, got {n_positions!r}")
+    forecast: Forecast = compute(subject, int(n_positions), prompts)
+    sinks = forecast.architecture is not None and bool(np.any(forecast.architecture.layer_sinks > -np.inf))
+    share = max(0.0, 1 - float(forecast.influence.sum())) if sinks else 0.0
+    profile = Profile.normalised(forecast.influence) if sinks else Profile(forecast.influence)
+    return Prediction(profile, theory, forecast.architecture, int(n_positions), share)
+
+
+@THEORIES.register("attention_only")
+def attention_only(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """Rollout of attention alone: mixing 1 in every layer, content ignored (Wu et al. 2025)."""
+    return _rolled_out(replace(_architecture(subject, "attention_only"), mixing=1.0, content=0.0), n_positions)
+
+
+@THEORIES.register("rollout")
+def rollout(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """Rollout with residual mixing, content ignored (arXiv 2602.16837)."""
+    return _rolled_out(replace(_architecture(subject, "rollout"), content=0.0), n_positions)
+
+
+@THEORIES.register("rollout_content")
+def rollout_content(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """Rollout with residual mixing and the diagonal content offset (arXiv 2602.16837)."""
+    return _rolled_out(_architecture(subject, "rollout_content"), n_positions)
+
+
+@THEORIES.register("continuous")
+def continuous(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """The published continuous limit, averaged over the cell of each position (arXiv 2603.10123)."""
+    architecture = _uniform_causal(subject, "continuous")
+    return Forecast(continuous_profile(n_positions, architecture.layer_mixing), architecture)
+
+
+@THEORIES.register("closed_form")
+def finite_closed_form(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """The exact finite-N form of uniform causal attention at every position."""
+    architecture = _uniform_causal(subject, "closed_form")
+    return Forecast(closed_form(n_positions, np.arange(n_positions), architecture.layer_mixing), architecture)
+
+
+def _rolled_out(architecture: Architecture, n_positions: int) -> Forecast:
+    return Forecast(rollout_profile(architecture, n_positions=n_positions), architecture)
+
+
+def _architecture(subject: Any, theory: str) -> Architecture:
+    if not isinstance(subject, Architecture):
+        raise UsageError(
+            f"theory {theory} needs an Architecture, got {type(subject).__name__}; for a model use "
+            "Architecture.from_model(model, mixing=...)"
+        )
+    return subject
+
+
+def _uniform_causal(subject: Any, theory: str) -> Architecture:
+    """The architecture without content, if all its heads are uniform and causal."""
+    architecture = replace(_architecture(subject, theory), content=0.0)
+    groups = [group for layer in architecture.head_groups for group in layer]
+    odd = [group for group in groups if not isinstance(group.mask, Causal)]
+    odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]
+    if odd:
+        raise UsageError(
+            f"theory {theory} holds for mask causal with encoding none only, "
+            f"got mask {odd[0].mask} with encoding {odd[0].encoding}"
+        )
+    if np.any(architecture.layer_sinks > -np.inf):
+        raise UsageError(f"theory {theory} holds without attention sinks only")
+    return architecture

@@ -1,0 +1,159 @@
+"""Every mask x encoding x content: pulls and pushes equal dense products, entry by entry, tiny ones included."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posbias.architecture import ENCODINGS, MASKS, Architecture
+from posbias.theory.kernels import Kernel, SumKernel, layer_kernels
+
+TOLERANCE = 1e-12
+"""Relative, per entry: the contract of every kernel."""
+
+NEGLIGIBLE = 1e-290
+"""Entries below this are at the end of float64 and only have to stay there."""
+
+MASK_SPELLINGS = {
+    "causal": ["causal"],
+    "sliding_window": ["sliding_window(width=1)", "sliding_window(width=6)", "sliding_window(width=150)"],
+    "prefix": ["prefix(length=1)", "prefix(length=5)", "prefix(length=140)"],
+    "full": ["full"],
+}
+ENCODING_SPELLINGS = {
+    "none": ["none"],
+    "alibi": ["alibi", "alibi(slopes=[0.0, 1e-9, 0.3, 700.0])"],
+    "decay": ["decay(rate=0.8)", "decay(rate=0.999999)"],
+    "rope": ["rope(head_dim=8)", "rope(base=100.0, head_dim=2, logit=-9.0, angle=0.4)"],
+    "kerple_log": ["kerple_log(power=1.5, scale=0.7)", "kerple_log(power=[0.0, 1.0, 8.0, 0.1], scale=2.0)"],
+    "kerple_power": ["kerple_power(scale=0.1, exponent=1.7)", "kerple_power(scale=[0.0, 1.0, 0.3, 9.0], exponent=0.5)"],
+    "t5_buckets": ["t5_buckets(values=[0.5, -3.0, 2.0, 0.0], max_distance=20)"],
+}
+CONTENTS = {
+    "zero": 0.0,
+    "three": 3.0,
+    "minus_three": -3.0,
+    "lowest_measured": -182.0,
+    "highest_measured": 262.0,
+    "mixed": [[-182.0, 262.0, 0.0, -3.0]],
+}
+PAIRS = [
+    (mask, encoding)
+    for masks in MASK_SPELLINGS.values()
+    for mask in masks
+    for encodings in ENCODING_SPELLINGS.values()
+    for encoding in encodings
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    kernel: Kernel
+    matrix: np.ndarray
+
+
+def kernel_of(mask: Any, encoding: Any, n_positions: int, content: Any = 0.0, sinks: Any = None) -> Case:
+    architecture = Architecture(depth=1, heads=4, mask=mask, encoding=encoding, content=content, sinks=sinks)
+    kernel = layer_kernels(architecture, n_positions)[0]
+    return Case(kernel, kernel.matrix())
+
+
+def assert_equal_to_the_last_digit(got: np.ndarray, expected: np.ndarray) -> None:
+    large = expected > NEGLIGIBLE
+    np.testing.assert_allclose(got[large], expected[large], rtol=TOLERANCE, atol=0)
+    assert np.all(got[~large] <= 2 * NEGLIGIBLE)
+    assert np.all(got >= 0)
+
+
+def vectors(n_positions: int, seed: int) -> list[np.ndarray]:
+    """The last position alone, a smooth vector, and one spanning 260 orders of magnitude."""
+    last = np.zeros(n_positions)
+    last[-1] = 1.0
+    rough = np.exp(-np.random.default_rng(seed).uniform(0, 600, n_positions))
+    return [last, np.full(n_positions, 1 / n_positions), rough]
+
+
+def test_every_registered_variant_is_covered() -> None:
+    assert set(MASK_SPELLINGS) == set(MASKS)
+    assert set(ENCODING_SPELLINGS) == set(ENCODINGS)
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize(("mask", "encoding"), PAIRS)
+def test_pull_push_and_diagonal_equal_the_dense_product(mask: str, encoding: str, content: Any) -> None:
+    for n_positions in (1, 2, 131):
+        case = kernel_of(mask, encoding, n_positions, content)
+        for vector in vectors(n_positions, seed=n_positions):
+            assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
+            assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+        assert_equal_to_the_last_digit(case.kernel.diagonal(), np.diagonal(case.matrix))
+
+
+@pytest.mark.parametrize(("mask", "encoding"), PAIRS)
+def test_rows_sum_to_one_and_nothing_is_seen_behind_the_mask(mask: str, encoding: str) -> None:
+    n_positions = 40
+    case = kernel_of(mask, encoding, n_positions, content=CONTENTS["mixed"])
+    np.testing.assert_allclose(case.kernel.push(np.ones(n_positions)), 1.0, rtol=TOLERANCE)
+    visible = MASKS.parse(mask).visible(n_positions)
+    for query in range(n_positions):
+        row = np.zeros(n_positions)
+        row[query] = 1.0
+        assert np.all(case.kernel.pull(row)[~visible[query]] == 0)
+
+
+@pytest.mark.parametrize(("mask", "encoding"), PAIRS)
+def test_a_sink_takes_the_same_share_of_every_key(mask: str, encoding: str) -> None:
+    n_positions = 50
+    case = kernel_of(mask, encoding, n_positions, CONTENTS["mixed"], sinks=[[0.0, -5.0, 90.0, -np.inf]])
+    vector = vectors(n_positions, seed=3)[2]
+    assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
+    assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+    assert np.all(case.kernel.push(np.ones(n_positions)) < 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pair=st.sampled_from(PAIRS),
+    n_positions=st.integers(1, 300),
+    content=st.lists(st.floats(-300, 300), min_size=4, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_random_shapes(pair: tuple[str, str], n_positions: int, content: list[float], seed: int) -> None:
+    case = kernel_of(*pair, n_positions, [content])
+    for vector in vectors(n_positions, seed):
+        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
+        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+
+
+@pytest.mark.parametrize("mask", ["causal", "sliding_window(width=700)", "prefix(length=1500)"])
+@pytest.mark.parametrize("encoding", ["none", "alibi", "rope(head_dim=8)", "rope(logit=9.0, angle=0.3)"])
+def test_longer_contexts_cross_blocks_chunks_and_transforms(mask: str, encoding: str) -> None:
+    n_positions = 1700
+    case = kernel_of(mask, encoding, n_positions, CONTENTS["mixed"])
+    for vector in vectors(n_positions, seed=0):
+        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
+        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+
+
+def test_heads_of_different_kinds_add_up_to_their_layer() -> None:
+    """Local and global heads side by side, as in hybrid stacks."""
+    masks = [["sliding_window(width=9)", "causal", "prefix(length=30)", "causal"]]
+    encodings = [["alibi", "none", "rope(head_dim=8)", "alibi"]]
+    case = kernel_of(masks, encodings, 90, CONTENTS["mixed"])
+    assert isinstance(case.kernel, SumKernel)
+    for vector in vectors(90, seed=1):
+        assert_equal_to_the_last_digit(case.kernel.pull(vector), vector @ case.matrix)
+        assert_equal_to_the_last_digit(case.kernel.push(vector), case.matrix @ vector)
+    assert_equal_to_the_last_digit(case.kernel.diagonal(), np.diagonal(case.matrix))
+
+
+@pytest.mark.parametrize("encoding", [spelling for group in ENCODING_SPELLINGS.values() for spelling in group])
+def test_a_window_as_long_as_the_context_is_causal_and_a_prefix_as_long_is_full(encoding: str) -> None:
+    row = vectors(70, seed=5)[2]
+    for one, other in (("sliding_window(width=70)", "causal"), ("prefix(length=70)", "full")):
+        np.testing.assert_array_equal(
+            kernel_of(one, encoding, 70).kernel.pull(row), kernel_of(other, encoding, 70).kernel.pull(row)
+        )

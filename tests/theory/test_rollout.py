@@ -1,0 +1,151 @@
+"""The rollout against the multiplied-out matrices, and the propositions it has to satisfy."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posbias.architecture import Architecture
+from posbias.errors import UsageError
+from posbias.theory.rollout import (
+    Rollout,
+    rollout_by_depth,
+    rollout_columns,
+    rollout_down,
+    rollout_mean_row,
+    rollout_profile,
+    rollout_rows,
+)
+
+MIXED = Architecture(
+    depth=5,
+    heads=3,
+    mask=["causal", "sliding_window(width=7)", "prefix(length=9)", ["causal", "full", "causal"], "causal"],
+    encoding=["alibi", "none", "decay(rate=0.7)", ["rope(head_dim=8)", "none", "alibi"], "kerple_log"],
+    mixing=[0.5, 0.0, 1.0, 0.2, 0.7],
+    content=[0.0, 2.0, -2.0, 30.0, 0.0],
+)
+
+ALL_ENCODINGS = ["none", "alibi", "decay(rate=0.8)", "kerple_power", "t5_buckets(values=[1.0, 0.5, 0.0, -1.0])"]
+"""Encodings whose mean kernels are ordered (Assumption 4.1 of arXiv 2602.16837)."""
+
+
+def dense_layers(architecture: Architecture, n_positions: int) -> list[np.ndarray]:
+    rollout = Rollout(architecture, n_positions)
+    return [
+        (1 - mixing) * np.eye(n_positions) + mixing * kernel.matrix()
+        for mixing, kernel in zip(rollout.mixing, rollout.kernels, strict=True)
+    ]
+
+
+def product(layers: list[np.ndarray]) -> np.ndarray:
+    total = np.eye(len(layers[0]))
+    for layer in layers:
+        total = layer @ total
+    return total
+
+
+def test_rows_columns_and_means_are_those_of_the_product() -> None:
+    n_positions = 33
+    dense = product(dense_layers(MIXED, n_positions))
+    np.testing.assert_allclose(rollout_profile(MIXED, n_positions=n_positions), dense[-1], rtol=1e-12)
+    np.testing.assert_allclose(
+        rollout_rows(MIXED, [0, 17, -2], n_positions=n_positions), dense[[0, 17, -2]], rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        rollout_columns(MIXED, [0, 17, 32], n_positions=n_positions), dense.T[[0, 17, 32]], rtol=1e-12
+    )
+    np.testing.assert_allclose(rollout_mean_row(MIXED, n_positions=n_positions), dense.mean(axis=0), rtol=1e-12)
+
+
+def test_trajectories_are_partial_products() -> None:
+    n_positions = 21
+    layers = dense_layers(MIXED, n_positions)
+    by_depth = rollout_by_depth(MIXED, n_positions=n_positions)
+    down = rollout_down(MIXED, n_positions=n_positions)
+    for count in range(MIXED.depth + 1):
+        expected = product(layers[:count])[-1] if count else np.eye(n_positions)[-1]
+        np.testing.assert_allclose(by_depth[count], expected, rtol=1e-12)
+        upper = product(layers[MIXED.depth - count :])[-1] if count else np.eye(n_positions)[-1]
+        np.testing.assert_allclose(down[count], upper, rtol=1e-12)
+
+
+def test_equal_layers_take_the_short_way_to_the_same_trajectory() -> None:
+    architecture = Architecture(depth=6, heads=2, encoding="alibi", mixing=0.3)
+    trajectory = rollout_by_depth(architecture, n_positions=50)
+    for depth in range(1, 7):
+        alone = rollout_profile(Architecture(depth=depth, heads=2, encoding="alibi", mixing=0.3), n_positions=50)
+        np.testing.assert_allclose(trajectory[depth], alone, rtol=1e-12)
+
+
+def test_mixing_zero_is_the_identity() -> None:
+    profile = rollout_profile(Architecture(depth=4, encoding="alibi", mixing=0.0), n_positions=20)
+    assert profile[-1] == 1
+    assert profile[:-1].sum() == 0
+
+
+@pytest.mark.parametrize("n_positions", [1, 2, 1000])
+def test_profiles_sum_to_one(n_positions: int) -> None:
+    assert rollout_profile(MIXED, n_positions=n_positions).sum() == pytest.approx(1, abs=1e-13)
+
+
+def test_a_sink_keeps_its_share() -> None:
+    """One uniform layer over N keys and a sink of logit 0 gives each position 1 / (N + 1)."""
+    profile = rollout_profile(Architecture(depth=1, sinks=0.0), n_positions=9)
+    np.testing.assert_allclose(profile, 0.1, rtol=1e-14)
+
+
+@pytest.mark.parametrize("encoding", ALL_ENCODINGS)
+@settings(max_examples=25, deadline=None)
+@given(
+    n_positions=st.integers(2, 60),
+    mixing=st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    more=st.floats(0, 1),
+    content=st.floats(0, 20),
+)
+def test_propositions_on_prefix_masses(
+    encoding: str, n_positions: int, mixing: list[float], more: float, content: float
+) -> None:
+    """arXiv 2602.16837: 4.2 depth raises every F_k, 4.3 so does mixing, 4.5 content > 0 lowers them and < 0 raises."""
+
+    def prefix_masses(mixing: list[float], content: float = 0.0) -> np.ndarray:
+        architecture = Architecture(len(mixing), 2, encoding=encoding, mixing=mixing, content=content)
+        return np.cumsum(rollout_profile(architecture, n_positions=n_positions))
+
+    masses, slack = prefix_masses(mixing), 1e-12
+    assert np.all(prefix_masses([*mixing, more]) >= masses - slack)
+    assert np.all(prefix_masses([value + (1 - value) * more for value in mixing]) >= masses - slack)
+    assert np.all(prefix_masses(mixing, content) <= masses + slack)
+    assert np.all(prefix_masses(mixing, -content) >= masses - slack)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steep=st.floats(0, 5), extra=st.floats(0, 5), depth=st.integers(1, 5))
+def test_a_steeper_bias_lowers_every_prefix_mass(steep: float, extra: float, depth: int) -> None:
+    """Proposition 4.4: adding logits that do not fall towards the query."""
+
+    def prefix_masses(slope: float) -> np.ndarray:
+        architecture = Architecture(depth, encoding=f"alibi(slopes=[{slope}])", mixing=0.4)
+        return np.cumsum(rollout_profile(architecture, n_positions=40))
+
+    assert np.all(prefix_masses(steep + extra) <= prefix_masses(steep) + 1e-12)
+
+
+def test_decay_away_from_the_start_is_negative_binomial() -> None:
+    """docs/theory, section 3: t + 1 layers give (1-r)^(t+1) C(t+d, d) r^d at distance d, where rows are full."""
+    rate, layers, n_positions = 0.5, 4, 400
+    profile = rollout_profile(Architecture(depth=layers, encoding=f"decay(rate={rate})"), n_positions=n_positions)
+    distance = np.arange(100)
+    binomials = np.array([np.prod((distance_ + np.arange(1, layers)) / np.arange(1, layers)) for distance_ in distance])
+    np.testing.assert_allclose(profile[::-1][:100], (1 - rate) ** layers * binomials * rate**distance, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n_positions", [0, -3, True])
+def test_bad_lengths_are_named(n_positions: object) -> None:
+    with pytest.raises(UsageError, match=f"whole number >= 1, got {n_positions}"):
+        Rollout(Architecture(depth=1), n_positions)
+
+
+def test_positions_outside_the_context_are_named() -> None:
+    with pytest.raises(UsageError, match=r"0 ... 9, got 10"):
+        rollout_rows(Architecture(depth=1), [10], n_positions=10)
