@@ -21,7 +21,8 @@ def audit(
     count: options.Count = 16,
     kinds: options.Kinds = "jacobian,probability",
     births: Annotated[
-        int | None, typer.Option(help="Re-initialisations to measure; 0: none. Default: up to 8.", min=0, show_default=False)
+        int | None,
+        typer.Option(help="Re-initialisations to measure; default: up to 8.", min=0, show_default=False),
     ] = None,
     init_seed: options.InitSeed = None,
     dtype: options.Dtype = "float32",
@@ -32,8 +33,8 @@ def audit(
     json: options.Json = False,
 ) -> None:
     """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""
-    from posbias.audit import AuditOptions
-    from posbias.audit import audit as run_audit
+    from posbias.auditing import AuditOptions
+    from posbias.auditing import audit as run_audit
     from posbias.cli.invocation import command_line
     from posbias.cli.output import print_json, print_summary
 

@@ -12,7 +12,7 @@ EXAMPLE = "Example: `posbias list masks`"
 
 
 def list_variants(
-    sort: Annotated[str | None, typer.Argument(help="One sort: masks, encodings, families ...; all by default.")] = None,
+    sort: Annotated[str | None, typer.Argument(help="One sort, e.g. masks; all by default.")] = None,
     json: options.Json = False,
 ) -> None:
     """List masks, encodings, mixing schedules, theories, influence kinds, model families and metrics."""
@@ -27,8 +27,8 @@ def list_variants(
 
 def _registries() -> dict[str, Registry[Any]]:
     from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
-    from posbias.compare import METRICS
-    from posbias.measure import KINDS
+    from posbias.comparison import METRICS
+    from posbias.measurement import KINDS
     from posbias.models import FAMILIES
     from posbias.theory import THEORIES
 

@@ -33,14 +33,14 @@ def measure(
     """Measure how much every input position influences the last one, and how strongly each layer mixes."""
     from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
-    from posbias.measure import MeasureOptions, PassOptions, resolve_kinds
-    from posbias.measure import measure as measure_model
+    from posbias.measurement import MeasureOptions, PassOptions, resolve_kinds
+    from posbias.measurement import measure as measure_model
     from posbias.models import load_model
     from posbias.prompts import load_prompts
     from posbias.records import run_directory
     from posbias.report import measurement_record
 
-    settings = MeasureOptions(averaging=averaging, passes=PassOptions(checkpointing=checkpointing))  # type: ignore[arg-type]
+    settings = MeasureOptions(averaging=averaging, passes=PassOptions(checkpointing=checkpointing))
     wanted = resolve_kinds(options.split_literals(kinds))
     arguments = passed_arguments(context)
     with run_directory(out, verb="measure", arguments=arguments) as directory:

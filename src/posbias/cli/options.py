@@ -8,7 +8,7 @@ import typer
 
 from posbias.errors import UsageError
 
-Out = Annotated[Path | None, typer.Option("--out", help="Directory for the run's record (and report).", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", help="Directory for record and report.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.", min=0)]
 Length = Annotated[int, typer.Option("--length", help="Context length N in positions.", min=1)]
@@ -17,7 +17,8 @@ PromptSource = Annotated[
     str, typer.Option("--prompts", help="'default', or a .txt, .jsonl or .parquet file ('file.jsonl#field').")
 ]
 Kinds = Annotated[
-    str, typer.Option("--kinds", help="Influence kinds, comma-separated: jacobian, probability, logprob, logit, fisher.")
+    str,
+    typer.Option("--kinds", help="Comma-separated: jacobian, probability, logprob, logit, fisher."),
 ]
 InitSeed = Annotated[
     int | None,

@@ -8,7 +8,7 @@ from posbias.cli import options
 
 EXAMPLE = (
     "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
-    "a hybrid stack: `--depth 2 --mask '[\"causal\", \"sliding_window(width=64)\"]'`"
+    'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'`'
 )
 
 
@@ -17,15 +17,15 @@ def predict(
     depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
     heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
     length: options.Length = 512,
-    mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full; or a list.")] = "causal",
+    mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full.")] = "causal",
     encoding: Annotated[
         str, typer.Option(help="none, alibi, decay(rate=R), rope(base=B, head_dim=D) ...; or a list per layer.")
     ] = "none",
     mixing: Annotated[
         str, typer.Option(help="Share of attention in each layer's update, 0 to 1: number, list or schedule.")
     ] = "1.0",
-    content: Annotated[str, typer.Option(help="Diagonal logit offset: a number, or a list per layer (and head).")] = "0",
-    theory: Annotated[str, typer.Option(help="rollout, rollout_content, attention_only, closed_form, continuous.")] = "rollout",
+    content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0",
+    theory: Annotated[str, typer.Option(help="One of `posbias list theories`.")] = "rollout",
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:

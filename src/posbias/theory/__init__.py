@@ -1,7 +1,7 @@
 """Predictions of position bias from the architecture."""
 
-from posbias.theory.closed_form import closed_form, continuous_density, continuous_profile
 from posbias.theory import model_theories as model_theories
+from posbias.theory.closed_form import closed_form, continuous_density, continuous_profile
 from posbias.theory.gradients import ProfileGradient, profile_gradient
 from posbias.theory.predict import THEORIES, Forecast, Prediction, predict
 from posbias.theory.rollout import (

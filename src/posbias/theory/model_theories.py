@@ -1,7 +1,6 @@
 """Theories that read a loaded model rather than an architecture; torch is imported when one is used.
 
-`power_rollout` and `attention_rollout` need prompts, for they follow the forward activations; `mean_field` describes the
-model's initialiser.
+`power_rollout` needs prompts, for it follows the forward activations; `mean_field` describes the model's initialiser.
 """
 
 from typing import Any
@@ -19,6 +18,17 @@ def power_rollout_theory(subject: Any, n_positions: int, prompts: Any) -> Foreca
     return Forecast(power_rollout(subject, prompts).profile.influence, None)
 
 
+@THEORIES.register("mean_field")
+def mean_field_theory(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """Jacobian norms at initialisation, from the variances of the model's own weights (docs/theory, section 4)."""
+    from posbias.models.model import Model
+    from posbias.theory.mean_field import MeanFieldSpec, mean_field
+
+    if not isinstance(subject, Model | MeanFieldSpec):
+        raise UsageError(f"theory mean_field needs a model (what load_model returns), got {type(subject).__name__}")
+    return Forecast(mean_field(subject, n_positions, prompts=prompts).profile.influence, None)
+
+
 def _check(subject: Any, prompts: Any, theory: str, n_positions: int) -> None:
     """A loaded model and prompts of the length asked for."""
     from posbias.models.model import Model
@@ -28,4 +38,6 @@ def _check(subject: Any, prompts: Any, theory: str, n_positions: int) -> None:
     if prompts is None:
         raise UsageError(f"theory {theory} reads activations: give prompts=load_prompts(...)")
     if prompts.n_positions != n_positions:
-        raise UsageError(f"theory {theory}: prompts of {prompts.n_positions} positions given for n_positions={n_positions}")
+        raise UsageError(
+            f"theory {theory}: prompts of {prompts.n_positions} positions given for n_positions={n_positions}"
+        )

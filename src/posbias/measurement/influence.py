@@ -14,8 +14,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.errors import RunError
-from posbias.measure.checkpointing import first_non_finite_layer
-from posbias.measure.kinds import Kind, Site
+from posbias.measurement.checkpointing import first_non_finite_layer
+from posbias.measurement.kinds import Kind, Site
 from posbias.models.model import LastOutput, Model
 
 

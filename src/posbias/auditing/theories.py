@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
-from posbias.compare import TheoryProfile
+from posbias.comparison import TheoryProfile
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.profiles import Profile

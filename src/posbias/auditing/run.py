@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from posbias.audit.options import AuditOptions
-from posbias.audit.storage import PartStore, fingerprint
-from posbias.audit.subjects import Examiner, Unit
-from posbias.compare import Contrast, Subject, compare_subject, contrast_subjects
+from posbias.auditing.options import AuditOptions
+from posbias.auditing.storage import PartStore, fingerprint
+from posbias.auditing.subjects import Examiner, Unit
+from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
 from posbias.errors import UsageError
-from posbias.measure import check_prompts, resolve_kinds
+from posbias.measurement import check_prompts, resolve_kinds
 from posbias.models import HuggingFaceModel, Model, load_model, reinitialise
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record, load_record, run_directory
 from posbias.report import paragraph, store_subjects, view_of, write_report
-
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +126,7 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
     count = prompts.count if born_already and options.births is None else options.count_births(prompts.count)
     if count:
         states["initialised"] = [
-            Unit(index % prompts.count, partial(reinitialise, model, first_seed + index))
-            for index in range(count)
+            Unit(index % prompts.count, partial(reinitialise, model, first_seed + index)) for index in range(count)
         ]
     return states
 

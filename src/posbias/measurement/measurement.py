@@ -9,9 +9,9 @@ from jaxtyping import Float64
 
 from posbias.errors import RunError, UsageError
 from posbias.intervals import CONFIDENCE, DRAWS, bootstrap_mean
-from posbias.measure.averaging import AVERAGINGS, average_profile, profile_with_interval
-from posbias.measure.kinds import Kind, resolve_kinds
-from posbias.measure.prompt import PassOptions, PromptMeasurement
+from posbias.measurement.averaging import AVERAGINGS, average_profile, profile_with_interval
+from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.prompt import PassOptions, PromptMeasurement
 from posbias.profiles import Profile
 
 DEFAULT_KINDS = ("jacobian", "probability")

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.errors import UsageError
-from posbias.measure.checkpointing import checkpointed
-from posbias.measure.influence import influence_of_positions
-from posbias.measure.kinds import Kind
-from posbias.measure.mixing import mixing_of_layers
+from posbias.measurement.checkpointing import checkpointed
+from posbias.measurement.influence import influence_of_positions
+from posbias.measurement.kinds import Kind
+from posbias.measurement.mixing import mixing_of_layers
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
 

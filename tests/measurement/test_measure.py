@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posbias.errors import RunError, UsageError
-from posbias.measure import (
+from posbias.measurement import (
     Jacobian,
     MeasureOptions,
     PassOptions,

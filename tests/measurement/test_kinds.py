@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from posbias.errors import UsageError
-from posbias.measure import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
-from posbias.measure.influence import influence_of_positions
+from posbias.measurement import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
+from posbias.measurement.influence import influence_of_positions
 from posbias.models.model import LastOutput, Model
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])

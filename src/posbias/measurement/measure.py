@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from posbias.measure.kinds import Kind, resolve_kinds
-from posbias.measure.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, check_seed, combine
-from posbias.measure.prompt import check_prompts, measure_prompt
+from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, check_seed, combine
+from posbias.measurement.prompt import check_prompts, measure_prompt
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from posbias.measure import MeasureOptions, PassOptions, measure
+from posbias.measurement import MeasureOptions, PassOptions, measure
 from posbias.models.families import FAMILIES
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts

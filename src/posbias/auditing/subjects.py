@@ -10,12 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from posbias.audit.options import AuditOptions
-from posbias.audit.storage import PartStore
-from posbias.audit.theories import architecture_theories, prompt_theories
-from posbias.compare import Subject, TheoryProfile
+from posbias.auditing.options import AuditOptions
+from posbias.auditing.storage import PartStore
+from posbias.auditing.theories import architecture_theories, prompt_theories
+from posbias.comparison import Subject, TheoryProfile
 from posbias.intervals import bootstrap_mean
-from posbias.measure import PromptMeasurement, combine, measure_prompt, resolve_kinds
+from posbias.measurement import PromptMeasurement, combine, measure_prompt, resolve_kinds
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -80,9 +80,7 @@ def _piece(unit: Unit, prompts: Prompts, options: AuditOptions) -> dict[str, np.
     }
 
 
-def _prompt_theories(
-    pieces: Sequence[dict[str, np.ndarray]], seed: int
-) -> tuple[dict[str, TheoryProfile], list[str]]:
+def _prompt_theories(pieces: Sequence[dict[str, np.ndarray]], seed: int) -> tuple[dict[str, TheoryProfile], list[str]]:
     theories: dict[str, TheoryProfile] = {}
     for key in pieces[0]:
         if key.startswith(THEORY):
@@ -90,4 +88,3 @@ def _prompt_theories(
             low, high = bootstrap_mean(rows, generator=np.random.default_rng(seed))
             theories[key.removeprefix(THEORY)] = TheoryProfile(Profile(rows.mean(0), low, high), rows)
     return theories, [key.removeprefix(LEFT_OUT) for key in pieces[0] if key.startswith(LEFT_OUT)]
-

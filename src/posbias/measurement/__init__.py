@@ -1,9 +1,9 @@
 """Influence and mixing, measured on models."""
 
-from posbias.measure.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
-from posbias.measure.measure import measure
-from posbias.measure.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, combine, half_profiles
-from posbias.measure.prompt import PassOptions, PromptMeasurement, check_prompts, measure_prompt
+from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
+from posbias.measurement.measure import measure
+from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, combine, half_profiles
+from posbias.measurement.prompt import PassOptions, PromptMeasurement, check_prompts, measure_prompt
 
 __all__ = [
     "DEFAULT_KINDS",

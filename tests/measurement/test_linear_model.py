@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Architecture
-from posbias.measure import measure
+from posbias.measurement import measure
 from posbias.models.reference import ReferenceConfig, ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory.rollout import rollout_profile

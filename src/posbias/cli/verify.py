@@ -1,0 +1,141 @@
+"""`posbias verify`: published claims put to the test."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posbias.cli import options
+from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from posbias.records import Record
+    from posbias.theory.claims import Verdict
+
+EXAMPLE = (
+    "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
+    "a figure for each: `posbias verify --report --out runs/claims` · your own mask: `posbias verify --mask mask.npy`"
+)
+DEFAULT_REPORT = Path("runs/verify")
+TEXT_WIDTH = 112
+LARGEST_MASK_FILE = 1_000_000
+"""Bytes of a mask file: 256 x 256 positions as text take about 130,000."""
+
+
+def verify(
+    context: typer.Context,
+    claim: Annotated[
+        str | None, typer.Argument(help="A paper (wu2025) or a claim (wu2025/theorem-4.1); all by default.")
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="Centre nodes of this mask: prefix(length=4) ..., or a .npy, .csv or .txt file of 0 and 1.",
+            show_default=False,
+        ),
+    ] = None,
+    length: options.Length = 32,
+    seed: options.Seed = 0,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Write an HTML page with a figure per claim to --out (default runs/verify)."),
+    ] = False,
+    out: options.Out = None,
+    json: options.Json = False,
+) -> None:
+    """Run published theorems and claims as numerical experiments: the number, the verdict, and the sharper fact."""
+    from posbias.cli.invocation import command_line, passed_arguments
+    from posbias.cli.output import print_json
+    from posbias.records import run_directory
+    from posbias.report.claims import claims_record
+
+    arguments = passed_arguments(context)
+    with run_directory(out or (DEFAULT_REPORT if report else None), verb="verify", arguments=arguments) as directory:
+        verdicts = _verdicts(claim, mask, n_positions=length, seed=seed)
+        record = claims_record(verdicts, arguments, seed=seed, command=command_line(context))
+        page = _save(record, directory, report=report)
+    if json:
+        print_json([verdict.as_dict() for verdict in verdicts])
+        return
+    for verdict in verdicts:
+        typer.echo(described(verdict.as_dict()) + "\n")
+    typer.echo(tally([verdict.verdict for verdict in verdicts]))
+    if page is not None:
+        typer.echo(f"report: {page}")
+
+
+def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: int) -> "list[Verdict]":
+    from posbias.theory.claims import verify as verify_claims
+    from posbias.theory.claims import verify_mask
+
+    if mask is None:
+        return verify_claims(claim, seed=seed)
+    if claim not in {None, "wu2025", "wu2025/centre-nodes"}:
+        raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
+    return [verify_mask(read_mask(mask, n_positions), seed=seed)]
+
+
+def read_mask(text: str, n_positions: int) -> "np.ndarray":
+    """A mask from its literal spelling at `n_positions`, or from a file of 0 and 1 (rows are queries).
+
+    Raises:
+        UsageError: an unknown mask, a file that cannot be read, or values other than 0 and 1.
+    """
+    import numpy as np
+
+    from posbias.architecture import MASKS
+
+    path = Path(text)
+    if path.suffix not in {".npy", ".csv", ".txt"}:
+        return np.asarray(MASKS.parse(text).visible(n_positions))
+    try:
+        if path.stat().st_size > LARGEST_MASK_FILE:
+            raise UsageError(f"mask file {text!r} is larger than {LARGEST_MASK_FILE} bytes; give at most 256 positions")
+        delimiter = "," if path.suffix == ".csv" else None
+        values = (
+            np.load(path, allow_pickle=False)
+            if path.suffix == ".npy"
+            else np.loadtxt(path, delimiter=delimiter, ndmin=2)
+        )
+    except OSError as error:
+        raise UsageError(f"cannot read mask file {text!r}: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"mask file {text!r} is not a matrix of 0 and 1: {str(error).splitlines()[0]}") from None
+    if values.ndim != 2 or not np.isin(values, (0, 1)).all():
+        raise UsageError(f"mask file {text!r} must hold a matrix of 0 and 1, got shape {list(values.shape)}")
+    return np.asarray(values, dtype=bool)
+
+
+def _save(record: "Record", directory: Path | None, *, report: bool) -> Path | None:
+    from posbias.report.claims import write_claims_report
+
+    if directory is None:
+        return None
+    record.save(directory)
+    return write_claims_report(record, directory) if report else None
+
+
+def described(verdict: dict[str, Any]) -> str:
+    """One verdict as text: name and verdict, where it is stated, the statement, the number, the sharper fact."""
+    lines = [f"{verdict['claim']}: {verdict['verdict'].upper()}", f"  {verdict['source']} of {verdict['paper']}"]
+    lines.append(_indented(verdict["statement"]))
+    lines.append(_indented(f"computed {verdict['value']:.4g}: {verdict['computed']}"))
+    if verdict["sharper"]:
+        lines.append(_indented(f"sharper: {verdict['sharper']}"))
+    return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def tally(verdicts: Sequence[str]) -> str:
+    """How many of each verdict."""
+    kinds = ("holds", "holds with a correction", "fails as stated")
+    return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)

@@ -1,1 +1,0 @@
-"""Distances between profiles and their intervals, always beside the flat baseline."""

@@ -1,0 +1,53 @@
+"""Distances between profiles and their intervals, always beside the flat baseline."""
+
+from posbias.comparison.comparison import Comparison, Distances, compare
+from posbias.comparison.metrics import METRICS, finite
+from posbias.comparison.sampling import (
+    UNITS_FOR_CLAIM,
+    Contrast,
+    PromptComparison,
+    Sample,
+    SplitHalf,
+    compare_with_prompts,
+    contrast,
+    interval_record,
+    split_half_noise,
+    summarise,
+)
+from posbias.comparison.statistics import STATISTICS, share_of_span
+from posbias.comparison.subject import (
+    KindComparison,
+    MeasuredKind,
+    Mixing,
+    Subject,
+    TheoryProfile,
+    compare_subject,
+    contrast_subjects,
+)
+
+__all__ = [
+    "METRICS",
+    "STATISTICS",
+    "UNITS_FOR_CLAIM",
+    "Comparison",
+    "Contrast",
+    "Distances",
+    "KindComparison",
+    "MeasuredKind",
+    "Mixing",
+    "PromptComparison",
+    "Sample",
+    "SplitHalf",
+    "Subject",
+    "TheoryProfile",
+    "compare",
+    "compare_subject",
+    "compare_with_prompts",
+    "contrast",
+    "contrast_subjects",
+    "finite",
+    "interval_record",
+    "share_of_span",
+    "split_half_noise",
+    "summarise",
+]

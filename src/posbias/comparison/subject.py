@@ -1,0 +1,157 @@
+"""What is compared in one report: a *subject* (a model as trained, or re-initialised) with everything known about it.
+
+A subject holds measured kinds, theories, mixing per layer, and for every (kind, theory) pair a comparison. The audit
+fills `MeasuredKind`, `TheoryProfile` and `Mixing` and calls `compare_subject`; the report reads the result back from
+the record (report/layout.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from posbias.comparison.comparison import Comparison, compare
+from posbias.comparison.sampling import Contrast, PromptComparison, Sample, compare_with_prompts, contrast, summarise
+from posbias.intervals import Interval, bootstrap_mean
+from posbias.profiles import Profile
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredKind:
+    """One kind of measured influence ("jacobian", "probability" ...)."""
+
+    profile: Profile
+    """Average over units, with its pointwise interval where there is one."""
+    per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
+    """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
+    groups: Int64[np.ndarray, "n_units"] | None = None
+    """Label of the initialisation seed of each unit, where several units share one; None: units are independent."""
+
+    @classmethod
+    def of_prompts(
+        cls,
+        per_prompt: Float64[np.ndarray, "n_units n_positions"],
+        *,
+        generator: np.random.Generator,
+        groups: Int64[np.ndarray, "n_labels"] | None = None,
+    ) -> "MeasuredKind":
+        """Normalise each unit, average, and put a bootstrap interval around every position."""
+        sample = Sample.of(per_prompt, groups)
+        low, high = bootstrap_mean(sample.independent, generator=generator)
+        bounded = bool(np.all(np.isfinite(low)))
+        profile = Profile(sample.average, low=low if bounded else None, high=high if bounded else None)
+        return cls(profile, sample.units, groups)
+
+    @property
+    def sample(self) -> Sample | None:
+        """The units as normalised profiles."""
+        return None if self.per_prompt is None else Sample.of(self.per_prompt, self.groups)
+
+    @property
+    def n_independent(self) -> int:
+        """Independently drawn units: prompts, or seeds where units share one; 0 where no units are known."""
+        if self.per_prompt is None:
+            return 0
+        return len(self.per_prompt) if self.groups is None else len(np.unique(self.groups))
+
+
+@dataclass(frozen=True, eq=False)
+class TheoryProfile:
+    """What one theory says about the subject."""
+
+    profile: Profile
+    per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
+    """One prediction per unit of the measurement, in the same order, where the theory reads the prompt; its normalised
+    average should be `profile`, as `of_prompts` makes it."""
+
+    @classmethod
+    def of_prompts(
+        cls,
+        per_prompt: Float64[np.ndarray, "n_units n_positions"],
+        groups: Int64[np.ndarray, "n_labels"] | None = None,
+    ) -> "TheoryProfile":
+        """Normalise each unit's prediction and average, as the measurement is."""
+        sample = Sample.of(per_prompt, groups)
+        return cls(Profile(sample.average), sample.units)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """Mixing coefficient per layer, by one definition ("frobenius" over the sequence, or "token_mean")."""
+
+    value: Float64[np.ndarray, "n_layers"]
+    """In [0, 1]; layer 0 is nearest the input."""
+    low: Float64[np.ndarray, "n_layers"] | None = None
+    high: Float64[np.ndarray, "n_layers"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class KindComparison:
+    """One theory against one measured kind."""
+
+    kind: str
+    theory: str
+    comparison: Comparison
+    """All metrics, and the flat line's beside them."""
+    prompts: PromptComparison | None
+    """Intervals and noise; None where the measurement has no single units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model in one state, or a bare architecture, with all that was measured and predicted for it."""
+
+    name: str
+    """"trained", "initialised", or what the run was about."""
+    measured: Mapping[str, MeasuredKind] = field(default_factory=dict)
+    theories: Mapping[str, TheoryProfile] = field(default_factory=dict)
+    mixing: Mapping[str, Mixing] = field(default_factory=dict)
+    summaries: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    """Per measured kind, every statistic (shares, minimum ...) with its interval."""
+    comparisons: tuple[KindComparison, ...] = ()
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of the profiles; 0 for a subject without any."""
+        profiles = [entry.profile for entry in self.measured.values()]
+        profiles += [entry.profile for entry in self.theories.values()]
+        return profiles[0].n_positions if profiles else 0
+
+
+def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subject:
+    """The subject with its summaries and with every applicable theory compared to every measured kind.
+
+    Args:
+        subject: Measured kinds and theories filled in, over the same positions.
+        generator: Source of all resamples; the theories of one kind see the same ones.
+
+    Raises:
+        UsageError: profiles of different lengths, or per-prompt predictions that do not match the prompts.
+    """
+    summaries: dict[str, Mapping[str, Interval]] = {}
+    comparisons: list[KindComparison] = []
+    for kind, measured in subject.measured.items():
+        sample = measured.sample
+        if sample is not None:
+            summaries[kind] = summarise(sample, generator=generator)
+        seed = int(generator.integers(2**63))
+        for name, theory in subject.theories.items():
+            prompts = None
+            if sample is not None:
+                predicted = theory.profile if theory.per_prompt is None else theory.per_prompt
+                prompts = compare_with_prompts(predicted, sample, generator=np.random.default_rng(seed))
+            comparison = compare(theory.profile, measured.profile)
+            comparisons.append(KindComparison(kind, name, comparison, prompts))
+    return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
+
+
+def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:
+    """Per measured kind that both subjects share: the first (trained) against the second (at birth)."""
+    contrasts: dict[str, Contrast] = {}
+    for kind in first.measured:
+        sample = first.measured[kind].sample
+        other = second.measured[kind].sample if kind in second.measured else None
+        if sample is not None and other is not None:
+            contrasts[kind] = contrast(sample, other, generator=generator)
+    return contrasts

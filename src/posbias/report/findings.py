@@ -1,0 +1,181 @@
+"""Plain sentences from the numbers of a run; a claim only where its interval supports it.
+
+Every sentence is one of three sorts: a claim (the interval excludes the reference and there are enough independent
+units), an explicit "not decided", or a bare statement of what was seen. Negative results are claims like any other.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from posbias.comparison import UNITS_FOR_CLAIM, Contrast, KindComparison, Subject
+from posbias.intervals import Interval
+from posbias.report.layout import RunView
+from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
+
+FLAT_TENTH = 0.1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence and what it rests on."""
+
+    text: str
+    sort: Literal["claim", "undecided", "statement"]
+
+
+def findings_of(view: RunView) -> list[Finding]:
+    """All findings of a run, in reading order: shape, theories, then what was there at birth."""
+    found: list[Finding] = []
+    for subject in view.subjects:
+        for number, kind in enumerate(subject.measured):
+            found.append(_opening(view, subject, kind))
+            if subject.measured[kind].n_independent < UNITS_FOR_CLAIM or kind not in subject.summaries:
+                found.append(_too_few(subject.measured[kind].n_independent))
+                continue
+            if number == 0:
+                found.extend(_shape(subject, kind))
+            found.extend(_theories(subject, kind))
+    for kind, entry in view.contrasts.items():
+        found.extend(_birth(kind, entry))
+    return [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in found]
+
+
+def paragraph(view: RunView) -> str:
+    """The findings as one paragraph of plain text."""
+    return " ".join(finding.text for finding in findings_of(view))
+
+
+def percent(interval: Interval) -> str:
+    """A share with its interval, e.g. `31 % [28, 35]`; one more digit where it is small."""
+    digits = 0 if abs(interval.value) >= 0.1 else 1
+    low, high = (f"{100 * end:.{digits}f}" for end in (interval.low, interval.high))
+    return f"{100 * interval.value:.{digits}f} % [{low}, {high}]"
+
+
+def distance_text(interval: Interval) -> str:
+    """A distance with its interval, e.g. `0.014 [0.012, 0.019]`; the ends left out where they are unknown."""
+    if not math.isfinite(interval.low):
+        return f"{interval.value:.3f}"
+    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _opening(view: RunView, subject: Subject, kind: str) -> Finding:
+    measured = subject.measured[kind]
+    units = "" if measured.per_prompt is None else f"{len(measured.per_prompt)} prompts of "
+    state = f" {label(SUBJECTS, subject.name)}" if subject.name in SUBJECTS else ""
+    text = f"For {view.title}{state} ({label(KINDS, kind)}, {units}{subject.n_positions} positions):"
+    return Finding(text, "statement")
+
+
+def _too_few(n_units: int) -> Finding:
+    if n_units == 0:
+        return Finding("single prompts were not recorded, so no claim is made.", "undecided")
+    return Finding(
+        f"with {n_units} independent prompts or seeds no claim is made (at least {UNITS_FOR_CLAIM} are needed).",
+        "undecided",
+    )
+
+
+def _shape(subject: Subject, kind: str) -> Iterator[Finding]:
+    summary = subject.summaries[kind]
+    for name, words in (("first_tenth", "first"), ("middle_tenth", "middle"), ("last_tenth", "last")):
+        yield _share(f"the {words} tenth of the context", summary[name])
+    yield _ends(summary["first_over_middle"], summary["last_over_middle"])
+    minimum = summary["minimum_position"]
+    if math.isfinite(minimum.value):
+        yield _minimum(minimum, subject.n_positions)
+
+
+def _share(where: str, share: Interval) -> Finding:
+    carries = f"{where} carries {percent(share)} of the influence"
+    if not share.excludes(FLAT_TENTH):
+        return Finding(f"{carries}; whether that is more or less than the flat 10 % is not decided.", "undecided")
+    comparison = "more" if share.value > FLAT_TENTH else "less"
+    return Finding(f"{carries}, {comparison} than the flat 10 %.", "claim")
+
+
+def _ends(first: Interval, last: Interval) -> Finding:
+    """Whether each end outweighs the middle; the last position itself is left out of the count."""
+    signs = [_sign(first), _sign(last)]
+    if signs == [1, 1]:
+        return Finding("Both ends outweigh the middle, the last position left out: a U shape.", "claim")
+    verbs = {1: "outweighs the middle", -1: "weighs less than the middle", 0: "against the middle is not decided"}
+    text = f"The beginning {verbs[signs[0]]}; the end, its last position left out, {verbs[signs[1]]}"
+    if -1 in signs:
+        return Finding(f"{text}: no U shape.", "claim")
+    return Finding(f"{text}.", "undecided")
+
+
+def _minimum(minimum: Interval, n_positions: int) -> Finding:
+    text = (
+        f"The smallest influence lies at position {minimum.value:.0f} [{minimum.low:.0f}, {minimum.high:.0f}]"
+        f" of {n_positions}"
+    )
+    if minimum.low >= 0.1 * n_positions and minimum.high < 0.9 * n_positions:
+        return Finding(f"{text}, inside the context and outside its first and last tenth.", "claim")
+    return Finding(f"{text}.", "statement")
+
+
+def _sign(interval: Interval) -> int:
+    if not math.isfinite(interval.value) or not interval.excludes(0.0):
+        return 0
+    return 1 if interval.value > 0 else -1
+
+
+def _theories(subject: Subject, kind: str) -> Iterator[Finding]:
+    blocks = [block for block in subject.comparisons if block.kind == kind and block.prompts is not None]
+    blocks.sort(key=lambda block: block.comparison.wasserstein)
+    for block in blocks:
+        yield _theory(block)
+
+
+def _theory(block: KindComparison) -> Finding:
+    prompts = block.prompts
+    assert prompts is not None
+    theory = f"The {label(THEORIES, block.theory)}"
+    numbers = f"(W1 {distance_text(prompts.distance)} against {prompts.flat.value:.3f})"
+    if prompts.decides == 0:
+        return Finding(
+            f"{theory}: the data do not decide whether it is closer to the measurement than a flat line {numbers}.",
+            "undecided",
+        )
+    if prompts.decides > 0:
+        return Finding(f"{theory} is farther from the measurement than a flat line {numbers}.", "claim")
+    extra = ""
+    if prompts.distance.high <= prompts.noise.mean:
+        extra = f", no farther than half of the prompts is from the other half ({prompts.noise.mean:.3f})"
+    elif prompts.per_prompt.high >= prompts.per_prompt_flat.low:
+        extra = ", though on single prompts the gain is not established"
+    return Finding(f"{theory} is closer to the measurement than a flat line {numbers}{extra}.", "claim")
+
+
+def _birth(kind: str, entry: Contrast) -> Iterator[Finding]:
+    yield Finding(f"Trained against initialised ({label(KINDS, kind)}):", "statement")
+    if entry.n_units < UNITS_FOR_CLAIM:
+        yield _too_few(entry.n_units)
+        return
+    for name, words in (("first_tenth", "first"), ("last_tenth", "last")):
+        yield _change(words, entry.statistics[name])
+    numbers = f"(W1 {distance_text(entry.distance)} against {entry.flat.value:.3f})"
+    profile = "the profile at initialisation"
+    if entry.decides < 0:
+        yield Finding(
+            f"{profile} is closer to the trained one than a flat line is {numbers}: part of it was there at birth.",
+            "claim",
+        )
+    elif entry.decides > 0:
+        yield Finding(f"{profile} is farther from the trained one than a flat line is {numbers}.", "claim")
+    else:
+        yield Finding(
+            f"whether {profile} is closer to the trained one than a flat line is not decided {numbers}.", "undecided"
+        )
+
+
+def _change(words: str, change: Interval) -> Finding:
+    points = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    if not change.excludes(0.0):
+        return Finding(f"whether the share of the {words} tenth differs is not decided ({points}).", "undecided")
+    verb = "larger" if change.value > 0 else "smaller"
+    return Finding(f"the share of the {words} tenth is {verb} in the trained model ({points}).", "claim")

@@ -1,0 +1,220 @@
+"""The report: one HTML file that works offline and makes no request, PNGs of its figures beside it.
+
+Everything comes from records. The template escapes all text; plotly is inlined once; a content security policy in
+the page forbids any external load, so a report can be mailed around and opened years later.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posbias.errors import RunError, UsageError
+from posbias.records import Record, write_atomically
+from posbias.report.figures import Figure, figures_of, side_by_side
+from posbias.report.findings import Finding, findings_of
+from posbias.report.interactive import interactive, plotly_source
+from posbias.report.layout import RunView, view_of
+from posbias.report.static import png
+from posbias.report.tables import (
+    comparison_rows,
+    mixing_rows,
+    number_text,
+    position_text,
+    share_cells,
+    share_rows,
+    share_text,
+    subject_label,
+    summary_cells,
+)
+from posbias.report.wording import GLOSSARY, KINDS, METRICS, MIXINGS, THEORIES, label
+from posbias.version import __version__
+
+REPORT_FILE = "report.html"
+TEMPLATE = "report.html.jinja"
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """One run's part of the page."""
+
+    anchor: str
+    view: RunView
+    findings: tuple[tuple[Finding, ...], ...]
+    """Sentences, grouped by the measurement they speak of."""
+    figures: tuple[Figure, ...]
+    tables: tuple[dict[str, Any], ...]
+
+
+def write_report(records: Sequence[Record], out: Path) -> Path:
+    """Write `report.html` and a PNG per figure into the directory `out`, each atomically.
+
+    Args:
+        records: Finished runs of any verb; several are shown side by side and then one by one.
+        out: Directory, made where missing.
+
+    Returns:
+        The path of the HTML file.
+
+    Raises:
+        UsageError: no records, or one that failed or holds no profile.
+        RunError: the files cannot be written.
+    """
+    if not records:
+        raise UsageError("a report needs at least one run")
+    sections = _sections([view_of(record) for record in records])
+    shared = side_by_side([section.view for section in sections]) if len(sections) > 1 else []
+    pictures = {f"{figure.slug}.png": png(figure) for figure in shared}
+    for section in sections:
+        pictures.update({f"{_stem(section, sections)}{figure.slug}.png": png(figure) for figure in section.figures})
+    page = render(sections, shared)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in pictures.items():
+            write_atomically(out / name, content)
+        write_atomically(out / REPORT_FILE, page.encode())
+    except OSError as error:
+        raise RunError(f"cannot write the report to {str(out)!r}: {error.strerror or error}") from None
+    return out / REPORT_FILE
+
+
+def render(sections: Sequence[Section], shared: Sequence[Figure]) -> str:
+    """The page as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("posbias.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["chart"] = interactive
+    return environment.get_template(TEMPLATE).render(
+        sections=sections,
+        shared=shared,
+        overview=_overview([section.view for section in sections]),
+        plotly=plotly_source(),
+        glossary=GLOSSARY,
+        version=__version__,
+    )
+
+
+def _sections(views: Sequence[RunView]) -> list[Section]:
+    sections = []
+    for number, view in enumerate(_told_apart(views), start=1):
+        sections.append(
+            Section(
+                anchor=f"run-{number}",
+                view=view,
+                findings=_grouped(findings_of(view)),
+                figures=tuple(figures_of(view)),
+                tables=tuple(_tables(view)),
+            )
+        )
+    return sections
+
+
+def _told_apart(views: Sequence[RunView]) -> list[RunView]:
+    """Runs of the same title are numbered, so that every line of a legend names one run."""
+    titles = [view.title for view in views]
+    return [
+        replace(view, title=f"{view.title} ({titles[:number].count(view.title) + 1})")
+        if titles.count(view.title) > 1
+        else view
+        for number, view in enumerate(views)
+    ]
+
+
+def _stem(section: Section, sections: Sequence[Section]) -> str:
+    """PNG names of several runs start with the run's anchor."""
+    return f"{section.anchor}-" if len(sections) > 1 else ""
+
+
+def _grouped(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
+    """Findings split where a new measurement is introduced (its sentence ends in a colon)."""
+    groups: list[list[Finding]] = []
+    for finding in findings:
+        if not groups or finding.text.endswith(":"):
+            groups.append([])
+        groups[-1].append(finding)
+    return tuple(tuple(group) for group in groups)
+
+
+def _overview(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    tables = [("How near is each theory?", summary_cells(views)), ("Where does the influence lie?", share_cells(views))]
+    return [{"title": title, "header": header, "cells": cells} for title, (header, cells) in tables if cells]
+
+
+def _tables(view: RunView) -> list[dict[str, Any]]:
+    """The detailed tables of one run: every metric, every share, mixing."""
+    builders = [
+        ("Every distance, the flat line's in parentheses", _metric_cells(view)),
+        ("Intervals and noise of W1", _interval_cells(view)),
+        ("Shares of the influence", _detailed_shares(view)),
+        ("Mixing over layers", _mixing_cells(view)),
+    ]
+    return [{"title": title, "header": header, "cells": cells} for title, (header, cells) in builders if cells]
+
+
+def _metric_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
+    rows = comparison_rows(view)
+    known = list(METRICS)
+    names = list(rows[0]["metrics"]) if rows else []
+    names.sort(key=lambda name: known.index(name) if name in known else len(known))
+    header = ["model", "measured", "theory", *(label(METRICS, name) for name in names)]
+    cells = []
+    for row in rows:
+        values = []
+        for name in names:
+            digits = 0 if name == "minimum_shift" else 3
+            own, flat = row["metrics"][name], row["flat"][name]
+            values.append(f"{number_text(own, digits)} ({number_text(flat, digits)})")
+        cells.append([subject_label(row), label(KINDS, row["kind"]), label(THEORIES, row["theory"]), *values])
+    return header, cells
+
+
+def _interval_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
+    header = ["model", "measured", "theory", "W1", "flat line", "theory minus flat", "half against half", "one prompt"]
+    header += ["one prompt, flat", "units"]
+    cells = []
+    for row in comparison_rows(view):
+        if "distance" not in row:
+            continue
+        names = ("distance", "flat_distance", "difference")
+        texts = [_interval_text(row[name]) for name in names]
+        noise = row["noise"]
+        halves = _interval_text({"value": noise["mean"], "low": noise["low"], "high": noise["high"]})
+        prompts = [_interval_text(row[name]) for name in ("per_prompt", "per_prompt_flat")]
+        head = [subject_label(row), label(KINDS, row["kind"]), label(THEORIES, row["theory"])]
+        cells.append([*head, *texts, halves, *prompts, str(row["n_units"])])
+    return header, cells
+
+
+def _interval_text(stored: dict[str, float | None]) -> str:
+    if stored["value"] is None or stored["low"] is None or stored["high"] is None:
+        return number_text(stored["value"])
+    return f"{stored['value']:.3f} [{stored['low']:.3f}, {stored['high']:.3f}]"
+
+
+def _detailed_shares(view: RunView) -> tuple[list[str], list[list[str]]]:
+    shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token", "last_token", "interior_recency")
+    header = ["model", "profile", "first tenth", "middle tenth", "last tenth", "first position", "last position"]
+    header += ["last tenth without last position", "mean position", "minimum at"]
+    cells = []
+    for row in share_rows(view):
+        name = label(KINDS if row["measured"] else THEORIES, row["profile"])
+        texts = [share_text(row[key]) for key in shares]
+        mean = _interval_text(row["mean_position"])
+        cells.append([subject_label(row), name, *texts, mean, position_text(row["minimum_position"])])
+    return header, cells
+
+
+def _mixing_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
+    header = ["model", "definition", "layers", "smallest", "mean", "largest", "in layer"]
+    cells = []
+    for row in mixing_rows(view):
+        values = [number_text(row[name]) for name in ("smallest", "mean", "largest")]
+        definition = label(MIXINGS, row["definition"])
+        cells.append([subject_label(row), definition, str(row["layers"]), *values, str(row["largest_layer"])])
+    return header, cells

@@ -1,0 +1,153 @@
+"""Single results as records, in the layout that reports read (report/layout.py): a prediction, a measurement, a
+comparison of two runs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from posbias.comparison import MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject
+from posbias.errors import UsageError
+from posbias.measurement import Measurement
+from posbias.models.model import Model
+from posbias.prompts import Prompts
+from posbias.records import Record
+from posbias.report.layout import store_subjects, view_of
+from posbias.theory import Prediction
+
+
+def prediction_record(prediction: Prediction, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """A prediction with its architecture and profile."""
+    architecture = None if prediction.architecture is None else prediction.architecture.describe()
+    record = Record(
+        verb="predict",
+        arguments=dict(arguments),
+        resolved={
+            "title": f"{prediction.theory}, {prediction.n_positions} positions",
+            "theory": prediction.theory,
+            "n_positions": prediction.n_positions,
+            "architecture": architecture,
+            "command": command,
+        },
+        scalars={"sink_share": prediction.sink_share},
+    )
+    record.arrays["profile/influence"] = prediction.profile.influence
+    return record
+
+
+def measurement_record(
+    measurement: Measurement, model: Model, prompts: Prompts, arguments: Mapping[str, Any], *, command: str = ""
+) -> Record:
+    """A measurement with model, prompts, intervals and every prompt's own values."""
+    described = model.describe()
+    state = "trained" if described.get("init_seed") is None else "initialised"
+    record = Record(
+        verb="measure",
+        arguments=dict(arguments),
+        resolved={
+            "title": f"{described.get('source', 'model')} at {prompts.n_positions} positions",
+            "command": command,
+            "model": described,
+            "prompts": prompts.describe(),
+            "measurement": measurement.describe(),
+        },
+        seeds=dict(measurement.seeds),
+    )
+    subject = compare_subject(measured_subject(state, measurement), generator=np.random.default_rng(0))
+    return store_subjects(record, [subject], left_out=measurement.left_out)
+
+
+def measured_subject(
+    name: str, measurement: Measurement, theories: Mapping[str, TheoryProfile] | None = None
+) -> Subject:
+    """What was measured on one state of a model, with the theories set beside it; not compared yet."""
+    return Subject(
+        name=name,
+        measured={
+            kind: MeasuredKind(profile, measurement.per_prompt[kind]) for kind, profile in measurement.profiles.items()
+        },
+        theories=dict(theories or {}),
+        mixing=measured_mixing(measurement),
+    )
+
+
+def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
+    """Mixing per layer by both definitions; nothing where the model's family has no description."""
+    if measurement.mixing is None or measurement.mixing_frobenius is None:
+        return {}
+    return {
+        "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
+        "frobenius": Mixing(
+            measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
+        ),
+    }
+
+
+def comparison_record(
+    predicted: Record, measured: Record, arguments: Mapping[str, Any], *, command: str = "", kind: str | None = None
+) -> Record:
+    """Every theory of the first run beside what was measured in the second.
+
+    Args:
+        predicted: A run with predictions; where it has none, its measured kinds are taken in their place.
+        measured: A run with measured kinds; where it has none, its predictions are taken in their place.
+        arguments: What the user passed.
+        command: What repeats the comparison in a shell.
+        kind: Compare to this measured kind only; all by default.
+
+    Raises:
+        UsageError: nothing to compare, an unknown kind, or profiles of different lengths.
+    """
+    theories = _predictions(predicted)
+    kinds = _measurements(measured)
+    if kind is not None:
+        if kind not in kinds:
+            raise UsageError(f"the second run holds no profile {kind!r}; it holds: {', '.join(kinds)}")
+        kinds = {kind: kinds[kind]}
+    subject = Subject(name="comparison", measured=kinds, theories=theories)
+    compared = compare_subject(subject, generator=np.random.default_rng(0))
+    record = Record(
+        verb="compare",
+        arguments=dict(arguments),
+        resolved={
+            "title": f"{view_of(predicted).title} beside {view_of(measured).title}",
+            "command": command,
+            "predicted_run": predicted.run_id,
+            "measured_run": measured.run_id,
+        },
+        seeds={"bootstrap": 0},
+    )
+    return store_subjects(record, [compared])
+
+
+def _predictions(record: Record) -> dict[str, TheoryProfile]:
+    """The run's theories, or what it measured, taken as predictions; named by subject where there are several."""
+    subjects = view_of(record).subjects
+    if any(subject.theories for subject in subjects):
+        return {
+            _named(name, subject, subjects): entry for subject in subjects for name, entry in subject.theories.items()
+        }
+    return {
+        _named(name, subject, subjects): TheoryProfile(entry.profile)
+        for subject in subjects
+        for name, entry in subject.measured.items()
+    }
+
+
+def _measurements(record: Record) -> dict[str, MeasuredKind]:
+    """What the run measured, or its theories, taken as given."""
+    subjects = view_of(record).subjects
+    if any(subject.measured for subject in subjects):
+        return {
+            _named(name, subject, subjects): entry for subject in subjects for name, entry in subject.measured.items()
+        }
+    return {
+        _named(name, subject, subjects): MeasuredKind(entry.profile)
+        for subject in subjects
+        for name, entry in subject.theories.items()
+    }
+
+
+def _named(name: str, subject: Subject, subjects: tuple[Subject, ...]) -> str:
+    return name if len(subjects) == 1 else f"{subject.name}: {name}"

@@ -1,0 +1,206 @@
+"""The numbers of a report as rows: for the terminal (rich, or plain columns where nobody is watching), HTML and JSON.
+
+`comparison_rows` has one row per (subject, kind, theory), `share_rows` one per profile, `mixing_rows` one per layer.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from posbias.comparison import STATISTICS, Mixing, Subject, finite, interval_record
+from posbias.comparison.subject import KindComparison
+from posbias.intervals import Interval
+from posbias.profiles import Profile
+from posbias.report.findings import distance_text
+from posbias.report.layout import RunView
+from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Row = dict[str, Any]
+
+VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
+MISSING = "–"
+"""What a table shows where there is no number."""
+
+
+def comparison_rows(view: RunView) -> list[Row]:
+    """One row per subject, measured kind and theory: all metrics, the flat line's, noise and intervals; plain JSON."""
+    return [_comparison_row(view, subject, block) for subject in view.subjects for block in subject.comparisons]
+
+
+def share_rows(view: RunView) -> list[Row]:
+    """One row per profile, measured or predicted: every statistic, with its interval where it was estimated."""
+    rows: list[Row] = []
+    for subject in view.subjects:
+        origin = {"run": view.title, "subject": subject.name}
+        for kind, measured in subject.measured.items():
+            summary = subject.summaries.get(kind)
+            shares = _point_statistics(measured.profile) if summary is None else summary
+            rows.append({**origin, "profile": kind, "measured": True, **_records(shares)})
+        for name, theory in subject.theories.items():
+            row = {**origin, "profile": name, "measured": False, **_records(_point_statistics(theory.profile))}
+            rows.append(row)
+    return rows
+
+
+def mixing_rows(view: RunView) -> list[Row]:
+    """One row per subject and definition: smallest, mean and largest mixing over layers, and every layer's value."""
+    return [
+        _mixing_row(view, subject, definition, mixing)
+        for subject in view.subjects
+        for definition, mixing in subject.mixing.items()
+    ]
+
+
+def summary_cells(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the comparison table; measured kinds without any theory get a row of their own."""
+    header = ["model", "measured", "theory", "W1 [95 %]", "flat", "noise", "one prompt", "rank", "min", "than flat"]
+    cells = [_summary_row(row) for view in views for row in comparison_rows(view)]
+    return header, cells
+
+
+def share_cells(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the table of shares; a prediction's own row follows the measurements."""
+    header = ["model", "profile", "first tenth", "middle tenth", "last tenth", "last position", "minimum at"]
+    cells: list[list[str]] = []
+    for view in views:
+        for row in share_rows(view):
+            name = label(KINDS if row["measured"] else THEORIES, row["profile"])
+            shares = [share_text(row[key]) for key in ("first_tenth", "middle_tenth", "last_tenth", "last_token")]
+            cells.append([subject_label(row), name, *shares, position_text(row["minimum_position"])])
+    return header, cells
+
+
+def show_summary(views: Sequence[RunView], console: "Console") -> None:
+    """Print both summary tables to `console`: ruled on a terminal, aligned plain columns into a pipe or a file."""
+    tables = [
+        ("How near is each theory?", *summary_cells(views)),
+        ("Where does the influence lie?", *share_cells(views)),
+    ]
+    for title, header, cells in tables:
+        if not cells:
+            continue
+        if not console.is_terminal:
+            console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
+            continue
+        console.print(_ruled(title, header, cells))
+
+
+def plain_columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
+    """Aligned columns, two spaces apart, nothing wrapped."""
+    lines = [list(header), *(list(row) for row in cells)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def subject_label(row: Mapping[str, Any]) -> str:
+    """The run and the state its model is in."""
+    state = row["subject"]
+    return f"{row['run']} {label(SUBJECTS, state)}" if state in SUBJECTS else str(row["run"])
+
+
+def number_text(value: float | None, digits: int = 3) -> str:
+    """A number with fixed decimals, a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def share_text(stored: Mapping[str, float | None]) -> str:
+    """A share in percent with its interval."""
+    value, low, high = stored["value"], stored["low"], stored["high"]
+    if value is None:
+        return MISSING
+    ends = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * value:.1f} %{ends}"
+
+
+def position_text(stored: Mapping[str, float | None]) -> str:
+    """A position with its interval."""
+    value, low, high = stored["value"], stored["low"], stored["high"]
+    if value is None:
+        return MISSING
+    return f"{value:.0f}" if low is None or high is None else f"{value:.0f} [{low:.0f}, {high:.0f}]"
+
+
+def _comparison_row(view: RunView, subject: Subject, block: KindComparison) -> Row:
+    row: Row = {"run": view.title, "subject": subject.name, "kind": block.kind, "theory": block.theory}
+    row["metrics"] = block.comparison.as_record()
+    row["flat"] = block.comparison.flat.as_record()
+    row["minimum_position"] = finite(float(STATISTICS["minimum_position"](_theory_influence(subject, block))))
+    prompts = block.prompts
+    if prompts is not None:
+        for name in ("distance", "difference", "per_prompt", "per_prompt_flat"):
+            row[name] = interval_record(getattr(prompts, name))
+        row["flat_distance"] = interval_record(prompts.flat)
+        row["noise"] = {name: finite(value) for name, value in vars(prompts.noise).items()}
+        row["n_units"] = prompts.n_units
+        row["than_flat"] = VERDICTS[prompts.decides]
+    return row
+
+
+def _theory_influence(subject: Subject, block: KindComparison) -> Any:
+    return subject.theories[block.theory].profile.influence
+
+
+def _summary_row(row: Row) -> list[str]:
+    distance = row.get("distance")
+    if distance is None:
+        w1 = number_text(row["metrics"]["wasserstein"])
+    else:
+        low, high = distance["low"], distance["high"]
+        w1 = distance_text(
+            Interval(distance["value"], -math.inf if low is None else low, math.inf if high is None else high)
+        )
+    minimum = row["minimum_position"]
+    return [
+        subject_label(row),
+        label(KINDS, row["kind"]),
+        label(THEORIES, row["theory"]),
+        w1,
+        number_text(row["flat"]["wasserstein"]),
+        number_text(row.get("noise", {}).get("mean")),
+        number_text(row.get("per_prompt", {}).get("value")),
+        number_text(row["metrics"]["spearman"], 2),
+        MISSING if minimum is None else f"{minimum:.0f}",
+        row.get("than_flat", MISSING),
+    ]
+
+
+def _mixing_row(view: RunView, subject: Subject, definition: str, mixing: Mixing) -> Row:
+    value = mixing.value
+    return {
+        "run": view.title,
+        "subject": subject.name,
+        "definition": definition,
+        "layers": int(value.size),
+        "smallest": float(value.min()),
+        "mean": float(value.mean()),
+        "largest": float(value.max()),
+        "largest_layer": int(value.argmax()),
+        "value": [float(entry) for entry in value],
+    }
+
+
+def _point_statistics(profile: Profile) -> dict[str, Interval]:
+    return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
+
+
+def _records(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
+    return {name: interval_record(interval) for name, interval in intervals.items()}
+
+
+def _ruled(title: str, header: Sequence[str], cells: Iterable[Sequence[str]]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in cells:
+        table.add_row(*(escape(cell) for cell in row))
+    return table

@@ -1,0 +1,97 @@
+"""The words of the report: what subjects, kinds, theories, metrics and statistics are called, and what they mean."""
+
+SUBJECTS = {"trained": "as trained", "initialised": "at initialisation"}
+
+KINDS = {
+    "jacobian": "Jacobian",
+    "probability": "probability gradient",
+    "logprob": "log-probability gradient",
+    "logit": "logit gradient",
+    "fisher": "Fisher information",
+}
+
+THEORIES = {
+    "attention_only": "attention-only rollout",
+    "rollout": "published residual rollout",
+    "attention_rollout": "rollout of its own attention",
+    "rollout_content": "residual rollout with content",
+    "continuous": "continuous limit",
+    "closed_form": "closed form",
+    "power_rollout": "power rollout",
+    "mean_field": "mean-field theory",
+    "flat": "flat line",
+}
+
+MIXINGS = {
+    "frobenius": "Frobenius (paper)",
+    "token_mean": "token mean (code)",
+}
+
+METRICS = {
+    "wasserstein": "W1",
+    "spearman": "rank correlation",
+    "total_variation": "total variation",
+    "symmetric_kl": "symmetric KL",
+    "log_error": "log error",
+    "minimum_shift": "minimum shift",
+}
+
+STATISTICS = {
+    "first_tenth": "first tenth",
+    "middle_tenth": "middle tenth",
+    "last_tenth": "last tenth",
+    "first_token": "first position",
+    "last_token": "last position",
+    "interior_primacy": "first tenth without first position",
+    "interior_recency": "last tenth without last position",
+    "first_over_middle": "first minus middle tenth",
+    "last_over_middle": "last minus middle tenth",
+    "mean_position": "mean position",
+    "minimum_position": "minimum at",
+}
+
+GLOSSARY = {
+    "Influence": "How strongly the model's output at the last position reacts to a small change at each position of the"
+    " context. All positions together make 100 %: this is the profile that is drawn.",
+    "Flat line": "The profile in which every position weighs the same, 1/N. A theory is worth something only where it"
+    " is closer to the measurement than this.",
+    "First, middle, last tenth": "The share of the influence that falls on the first 10 % of the context, on the 10 %"
+    " around its centre, and on the last 10 %. A flat line has 10 % in each.",
+    "Primacy, recency": "More influence at the beginning, or at the end, than a flat line has. The last position itself"
+    " is listed apart, because every model with residual connections has a spike there.",
+    "W1": "Wasserstein-1 distance: the share of influence that must be moved, times how far (as a fraction of the"
+    " context), to turn one profile into the other. 0 is equality; 0.1 is large.",
+    "Split-half noise": "W1 between the profiles of two random halves of the prompts: how well the measurement agrees"
+    " with itself. No theory can be asked for much less.",
+    "Single prompts": "The median W1 to the profile of one prompt, instead of to the average of all prompts.",
+    "Interval": "In brackets, the 95 % bootstrap interval: prompts (or initialisation seeds) are drawn again with"
+    " replacement 1000 times. Each interval stands alone; of twenty comparisons about one misses by chance.",
+    "Closer / farther / undecided": "Whether the interval of the difference to the flat line, on the same resampled"
+    " prompts, lies below zero, above zero, or around it. With fewer than 6 independent prompts or seeds nothing is"
+    " decided.",
+    "Jacobian": "The size of the derivative of the last hidden state (after the final norm) by an input embedding.",
+    "Probability gradient": "The size of the derivative of the predicted token's probability by an input embedding.",
+    "Mixing": "How much of a layer's output at a position comes through attention from all positions rather than"
+    " straight through the residual connection: 0 is none, 1 is all. Two published definitions: norms over the whole"
+    " sequence (Frobenius, as in the paper), or the mean over tokens of each token's share (as in its code).",
+    "At initialisation": "The same configuration with freshly drawn random weights: what the architecture does before"
+    " any training.",
+    "Rank correlation": "Spearman's coefficient over positions. Two falling curves have a high one whatever their"
+    " shape, so it is never read alone.",
+    "Log error": "Median over positions of the absolute difference of the logarithms: 0.1 means that half of the"
+    " positions are within 10 %, small influences counted like large ones.",
+    "Total variation": "The share of influence that sits at other positions in one profile than in the other.",
+    "Symmetric KL": "Mean of the two Kullback-Leibler divergences, in nats; a dash where one profile has a zero that"
+    " the other has not.",
+    "Residual rollout": "The published theory: layer by layer, a mixture of attention and of standing still; the"
+    " product of all layers says where influence goes.",
+    "Rollout of its own attention": "The same product with the attention that the model really shows on the prompt in"
+    " place of the one its architecture suggests.",
+    "Power rollout": "Our theory for trained models: squared attention weights and squared local derivatives are"
+    " added up, because contributions of different paths have unrelated directions.",
+}
+
+
+def label(names: dict[str, str], name: str) -> str:
+    """The report's word for a name; the name itself with spaces where there is none."""
+    return names.get(name, name.replace("_", " "))

@@ -1,0 +1,212 @@
+"""Intervals over prompts: what they contain, what they refuse to decide, and that prompts are what is resampled."""
+
+import math
+
+import numpy as np
+import pytest
+
+from posbias.comparison import (
+    UNITS_FOR_CLAIM,
+    MeasuredKind,
+    Sample,
+    Subject,
+    TheoryProfile,
+    compare,
+    compare_subject,
+    compare_with_prompts,
+    contrast,
+    contrast_subjects,
+    split_half_noise,
+    summarise,
+)
+from posbias.errors import UsageError
+from posbias.profiles import Profile, uniform_profile
+
+
+def prompts_around(shape: np.ndarray, *, seed: int, count: int = 16, spread: float = 0.3) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(size=(count, shape.size))
+    return shape * np.exp(spread * noise)
+
+
+def u_shape(n_positions: int = 128) -> np.ndarray:
+    relative = np.linspace(0, 1, n_positions)
+    return 1 + 6 * np.exp(-20 * relative) + 3 * np.exp(-20 * (1 - relative))
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def test_a_right_theory_is_closer_than_the_flat_line() -> None:
+    measured = prompts_around(u_shape(), seed=0)
+    result = compare_with_prompts(Profile.normalised(u_shape()), measured, generator=generator())
+    assert result.decides == -1
+    assert result.difference.high < 0
+    assert result.distance.low <= result.distance.value <= result.distance.high
+    assert result.difference.value == pytest.approx(result.distance.value - result.flat.value)
+    average = Profile(Sample.of(measured).average)
+    assert result.distance.value == pytest.approx(compare(Profile.normalised(u_shape()), average).wasserstein)
+    assert result.flat.value == pytest.approx(compare(uniform_profile(128), average).wasserstein)
+
+
+def test_a_wrong_theory_is_farther_and_a_flat_one_undecided() -> None:
+    measured = prompts_around(u_shape(), seed=1)
+    assert compare_with_prompts(Profile.normalised(u_shape()[::-1] ** 2), measured, generator=generator()).decides == 1
+    same = compare_with_prompts(uniform_profile(128), measured, generator=generator())
+    assert same.decides == 0
+    assert same.difference.low == same.difference.high == 0
+
+
+def test_noise_prompts_decide_nothing_in_most_repetitions() -> None:
+    """Flat truth, theory drawn at random with the same error: claims stay near the nominal 5 %."""
+    claims = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        measured = random.gamma(1.0, size=(16, 32))
+        theory = Profile.normalised(np.exp(0.05 * random.normal(size=32)))
+        claims += compare_with_prompts(theory, measured, generator=random, draws=200).decides == -1
+    assert claims <= 8
+
+
+@pytest.mark.parametrize("count", [1, 2, UNITS_FOR_CLAIM - 1])
+def test_too_few_prompts_never_decide(count: int) -> None:
+    measured = prompts_around(u_shape(), seed=2, count=count)
+    result = compare_with_prompts(Profile.normalised(u_shape()), measured, generator=generator())
+    assert result.decides == 0
+    if count == 1:
+        assert result.distance.low == -math.inf
+        assert math.isnan(result.noise.mean)
+
+
+def test_paired_prompts_are_resampled_together() -> None:
+    """A theory that is right prompt by prompt has distance 0 in every draw, however different the prompts are."""
+    measured = prompts_around(u_shape(), seed=3, spread=1.0)
+    result = compare_with_prompts(measured * 2, measured, generator=generator())
+    assert result.distance.high == pytest.approx(0, abs=1e-12)
+    assert result.per_prompt.value == pytest.approx(0, abs=1e-12)
+    one_for_all = compare_with_prompts(Profile(Sample.of(measured).average), measured, generator=generator())
+    assert one_for_all.distance.high > 0.01
+    assert one_for_all.per_prompt.value > 0.01
+
+
+def test_shared_seeds_are_resampled_as_one_unit() -> None:
+    """Copying every unit within its seed leaves everything as it was; pretending the copies independent does not."""
+    units = prompts_around(u_shape(), seed=4, count=8)
+    copies, groups = np.repeat(units, 5, axis=0), np.repeat(np.arange(8), 5)
+    theory = Profile.normalised(u_shape())
+    single = compare_with_prompts(theory, units, generator=generator())
+    grouped = compare_with_prompts(theory, Sample.of(copies, groups), generator=generator())
+    pretended = compare_with_prompts(theory, copies, generator=generator())
+    assert grouped.n_units == 8
+    for name in ("distance", "flat", "difference", "per_prompt"):
+        first, second = getattr(single, name), getattr(grouped, name)
+        assert (first.value, first.low, first.high) == pytest.approx((second.value, second.low, second.high))
+    assert pretended.flat.high - pretended.flat.low < grouped.flat.high - grouped.flat.low
+
+
+def test_the_interval_is_that_of_the_slow_loop() -> None:
+    from posbias.comparison.sampling import expanded_tail
+    from posbias.intervals import bootstrap_statistic
+
+    units = Sample.of(prompts_around(u_shape(), seed=5)).units
+    flat = uniform_profile(128)
+
+    def distance(rows: np.ndarray) -> float:
+        return compare(flat, Profile(rows.mean(axis=0))).wasserstein
+
+    confidence = 1 - 2 * expanded_tail(16)
+    slow = bootstrap_statistic(units, distance, generator=generator(), draws=300, confidence=confidence)
+    fast = compare_with_prompts(flat, units, generator=generator(), draws=300).flat
+    assert (fast.value, fast.low, fast.high) == pytest.approx((slow.value, slow.low, slow.high), abs=1e-12)
+
+
+def test_split_half_noise_falls_with_the_root_of_the_prompts() -> None:
+    few = split_half_noise(Sample.of(prompts_around(u_shape(), seed=6, count=16)), generator=generator())
+    many = split_half_noise(Sample.of(prompts_around(u_shape(), seed=6, count=256)), generator=generator())
+    assert few.low < few.mean < few.high
+    assert few.mean / many.mean == pytest.approx(4, rel=0.25)
+
+
+def test_summaries_carry_intervals_that_contain_the_estimate() -> None:
+    summary = summarise(Sample.of(prompts_around(u_shape(), seed=8)), generator=generator())
+    assert summary["first_tenth"].low > 0.1
+    assert summary["last_over_middle"].low > 0
+    for name, interval in summary.items():
+        assert interval.low <= interval.value <= interval.high, name
+
+
+def test_contrast_finds_what_changed_and_nothing_else() -> None:
+    trained, born = prompts_around(u_shape(), seed=9), prompts_around(u_shape()[::-1].copy(), seed=10)
+    changed = contrast(Sample.of(trained), Sample.of(born), generator=generator())
+    assert changed.statistics["first_tenth"].low > 0
+    assert changed.statistics["last_tenth"].high < 0
+    again = contrast(Sample.of(trained), Sample.of(prompts_around(u_shape(), seed=11)), generator=generator())
+    assert not again.statistics["first_tenth"].excludes(0)
+    assert again.decides == -1, "the same shape at birth is closer than a flat line"
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import posbias.comparison.sampling as sampling
+
+    sample = Sample.of(prompts_around(u_shape(), seed=12))
+    whole = summarise(sample, generator=generator())
+    compared = compare_with_prompts(uniform_profile(128), sample, generator=generator())
+    monkeypatch.setattr(sampling, "BLOCK_VALUES", 128 * 37)
+    assert summarise(sample, generator=generator()) == whole
+    assert compare_with_prompts(uniform_profile(128), sample, generator=generator()) == compared
+
+
+def test_bad_prompts_are_refused() -> None:
+    rows = prompts_around(u_shape(), seed=13)
+    with pytest.raises(UsageError, match="15 predictions for 16 prompts"):
+        compare_with_prompts(rows[:15], rows, generator=generator())
+    with pytest.raises(UsageError, match="64 positions with one of 128"):
+        compare_with_prompts(uniform_profile(64), rows, generator=generator())
+    rows[3] = 0
+    with pytest.raises(UsageError, match="prompt 3 has no profile"):
+        Sample.of(rows)
+    rows[3] = np.nan
+    with pytest.raises(UsageError, match="prompt 3 has no profile"):
+        Sample.of(rows)
+    with pytest.raises(UsageError, match="2 group labels for 16"):
+        Sample.of(np.ones((16, 4)), np.arange(2))
+
+
+def test_a_subject_is_compared_kind_by_kind() -> None:
+    units = prompts_around(u_shape(), seed=14)
+    measured = MeasuredKind(Profile(Sample.of(units).average), units)
+    bare = MeasuredKind(Profile.normalised(u_shape()))
+    theory = TheoryProfile(Profile.normalised(u_shape()))
+    subject = Subject("trained", {"jacobian": measured, "logit": bare}, {"rollout": theory, "power": theory})
+    compared = compare_subject(subject, generator=generator())
+    assert [(block.kind, block.theory) for block in compared.comparisons] == [
+        ("jacobian", "rollout"),
+        ("jacobian", "power"),
+        ("logit", "rollout"),
+        ("logit", "power"),
+    ]
+    assert compared.comparisons[0].prompts is not None
+    assert compared.comparisons[2].prompts is None, "no single prompts, no interval"
+    assert set(compared.summaries) == {"jacobian"}
+    assert set(contrast_subjects(compared, compared, generator=generator())) == {"jacobian"}
+
+
+def test_few_units_get_the_coverage_that_is_claimed() -> None:
+    """Tilted prompts around a flat truth: the mean position is 1/2, and 95 % intervals of 6 prompts miss it rarely."""
+    tilts = np.linspace(-0.5, 0.5, 32)
+    missed = 0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        units = np.exp(random.normal(size=(6, 1)) * tilts)
+        interval = summarise(Sample.of(units), generator=random, draws=400)["mean_position"]
+        missed += interval.excludes(0.5)
+    assert missed / 300 < 0.085, "plain percentiles miss 14 %"
+
+
+def test_the_expanded_tail_tends_to_the_plain_percentile() -> None:
+    from posbias.comparison.sampling import expanded_tail
+
+    tails = [expanded_tail(n_units) for n_units in (2, 6, 16, 100, 10_000)]
+    assert tails == sorted(tails)
+    assert tails[1] == pytest.approx(0.0024, abs=1e-4)
+    assert tails[-1] == pytest.approx(0.025, abs=1e-4)

@@ -1,0 +1,217 @@
+"""The record layout, the tables, and the page itself, opened in a real browser."""
+
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posbias.comparison import Mixing, Subject
+from posbias.errors import RunError, UsageError
+from posbias.profiles import Profile
+from posbias.records import Record, load_record
+from posbias.report import (
+    comparison_rows,
+    mixing_rows,
+    share_rows,
+    show_summary,
+    store_subjects,
+    view_of,
+    write_report,
+)
+
+Build = Callable[..., Any]
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
+QUIET += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+class Page(HTMLParser):
+    """Collects what a page would load and the text it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [str(value) for name, value in attrs if name in ("src", "href", "action", "srcset", "data")]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def prediction(n_positions: int = 300, theory: str = "rollout") -> Record:
+    values = Profile.normalised(1 / (1 + np.arange(n_positions, dtype=np.float64))).influence
+    arguments = {"depth": 12, "theory": theory, "n_positions": n_positions}
+    return Record("predict", arguments, {"theory": theory}, arrays={"profile/influence": values})
+
+
+def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> None:
+    record = audit_record()
+    record.save(tmp_path / "run")
+    again = view_of(load_record(tmp_path / "run"))
+    before = view_of(record)
+    assert comparison_rows(again) == comparison_rows(before)
+    assert share_rows(again) == share_rows(before)
+    trained = again.subjects[0]
+    np.testing.assert_array_equal(
+        trained.measured["jacobian"].profile.influence, record.arrays["trained/measured/jacobian/influence"]
+    )
+    assert list(trained.theories) == ["rollout", "attention_only", "power_rollout"], "order is kept"
+    assert trained.comparisons[0].prompts == before.subjects[0].comparisons[0].prompts
+    assert again.contrasts["jacobian"] == before.contrasts["jacobian"]
+    assert again.subjects[1].measured["jacobian"].n_independent == 8
+    assert again.left_out == (
+        "Content logits were not measured.",
+        "The mean-field theory does not apply to this family.",
+    )
+
+
+def test_what_is_stored_is_plain_json(audit_record: Build) -> None:
+    record = audit_record(count=1)
+    json.dumps(record.scalars, allow_nan=False)
+    json.dumps([comparison_rows(view_of(record)), share_rows(view_of(record))], allow_nan=False)
+    interval = record.scalars["subjects"]["trained"]["comparisons"][0]["prompts"]["distance"]
+    assert interval["low"] is None
+    prompts = view_of(record).subjects[0].comparisons[0].prompts
+    assert prompts is not None
+    assert prompts.distance.low == -math.inf
+    assert prompts.decides == 0
+
+
+def test_rows_carry_every_number(audit_record: Build) -> None:
+    view = view_of(audit_record())
+    rows = comparison_rows(view)
+    assert len(rows) == 2 * 3 + 2
+    best = next(row for row in rows if row["theory"] == "power_rollout" and row["kind"] == "jacobian")
+    assert best["than_flat"] == "closer"
+    assert best["metrics"]["wasserstein"] == pytest.approx(best["distance"]["value"])
+    assert best["flat"]["wasserstein"] == pytest.approx(best["flat_distance"]["value"])
+    noises = {row["noise"]["mean"] for row in rows if (row["subject"], row["kind"]) == ("trained", "jacobian")}
+    assert len(noises) == 1, "one measurement has one noise"
+    assert [row["layers"] for row in mixing_rows(view)] == [30] * 4
+    measured = next(row for row in share_rows(view) if row["profile"] == "jacobian")
+    assert measured["first_tenth"]["low"] < measured["first_tenth"]["value"] < measured["first_tenth"]["high"]
+
+
+def test_the_summary_is_plain_in_a_pipe_and_ruled_on_a_terminal(audit_record: Build) -> None:
+    from rich.console import Console
+
+    plain, ruled = io.StringIO(), io.StringIO()
+    views = [view_of(audit_record(model="[bold]odd[/bold]")), view_of(prediction())]
+    show_summary(views, Console(file=plain, width=40))
+    show_summary(views, Console(file=ruled, width=200, force_terminal=True))
+    lines = plain.getvalue().splitlines()
+    assert "\x1b" not in plain.getvalue()
+    row = next(line for line in lines if "power rollout" in line)
+    assert "[bold]odd[/bold] as trained" in row
+    assert row.endswith("closer"), "nothing is wrapped, however narrow the pipe"
+    assert "━" in ruled.getvalue()
+    assert "[bold]odd[/bold]" in ruled.getvalue()
+
+
+def test_a_failed_or_empty_run_is_not_drawn(tmp_path: Path, audit_record: Build) -> None:
+    with pytest.raises(UsageError, match="did not finish"):
+        write_report([Record("audit", {}, status="failed", error="NaN gradients")], tmp_path)
+    with pytest.raises(UsageError, match="holds no profile"):
+        write_report([Record("measure", {})], tmp_path)
+    with pytest.raises(UsageError, match="at least one run"):
+        write_report([], tmp_path)
+    damaged = audit_record()
+    del damaged.arrays["trained/mixing/frobenius/value"]
+    with pytest.raises(UsageError, match="no array trained/mixing/frobenius/value"):
+        write_report([damaged], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_with_a_slash_are_refused() -> None:
+    subject = Subject("trained", mixing={"a/b": Mixing(np.array([0.1]))})
+    with pytest.raises(UsageError, match="slash"):
+        store_subjects(Record("audit", {}), [subject])
+
+
+def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="cannot write the report"):
+        write_report([prediction()], tmp_path / "file" / "out")
+
+
+def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: Build) -> None:
+    hostile = '</script><script>alert("x")</script><img src=http://example.org/x.png>$x$'
+    record = audit_record(model=hostile)
+    record.scalars["left_out"].append(hostile)
+    page = write_report([record], tmp_path)
+    text = page.read_text()
+    parser = Page()
+    parser.feed(text)
+    assert all(target.startswith(("#", "data:")) for target in parser.loads)
+    assert text.count('alert("x")') == 0
+    assert "<img" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert "default-src 'none'" in text
+    assert len(parser.scripts) == 1 + len(re.findall(r"class=\"plotly-graph-div\"", text)), "plotly once, then charts"
+    shown = " ".join(parser.text)
+    for needed in ("posbias audit", "ab" * 32, "Content logits were not measured.", "a U shape", "Split-half noise"):
+        assert needed in shown
+    pictures = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert pictures == [
+        "birth-jacobian.png",
+        "initialised-jacobian.png",
+        "mixing.png",
+        "trained-jacobian.png",
+        "trained-probability.png",
+    ]
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+@pytest.mark.parametrize("n_positions", [1, 2, 3, 19, 20_000])
+def test_predictions_of_any_length_are_drawn(tmp_path: Path, n_positions: int) -> None:
+    page = write_report([prediction(n_positions)], tmp_path)
+    assert page.stat().st_size < 6_000_000
+    assert "posbias.predict(depth=12, theory=&#39;rollout&#39;" in page.read_text()
+
+
+def test_measurements_without_comparisons_are_drawn(tmp_path: Path, subjects: Build) -> None:
+    trained, _ = subjects()
+    arrays = {
+        "measured/jacobian/influence": trained.measured["jacobian"].profile.influence,
+        "mixing/frobenius/value": trained.mixing["frobenius"].value,
+    }
+    view = view_of(Record("measure", {"model": "demo"}, arrays=arrays))
+    assert list(view.subjects[0].measured) == ["jacobian"]
+    assert write_report([Record("measure", {"model": "demo"}, arrays=arrays)], tmp_path).is_file()
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    text = write_report([prediction(), prediction(400)], tmp_path).read_text()
+    assert "rollout (1)" in text
+    assert "rollout (2)" in text
+    assert (tmp_path / "runs-predicted.png").is_file()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
+def test_a_browser_draws_every_chart(tmp_path: Path, audit_record: Build) -> None:
+    assert BROWSER is not None
+    page = write_report([audit_record(), audit_record(model="other", n_positions=100)], tmp_path / "report")
+    command = [BROWSER, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000"]
+    command += ["--window-size=1200,2000", f"--screenshot={tmp_path / 'shot.png'}", "--dump-dom", page.as_uri()]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr[-500:]
+    charts = page.read_text().count('class="plotly-graph-div"')
+    assert charts == 2 + 2 * 5
+    dom = re.sub(r"<script.*?</script>", "", finished.stdout, flags=re.DOTALL)
+    assert dom.count('class="main-svg"') >= charts
+    assert dom.count('class="trace scatter') >= 2 * charts, "every chart holds curves"
+    assert not re.findall(r"(?:src|href)=\"https?:", dom)
