@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from posbias.errors import UsageError
-from posbias.measure.checkpointing import checkpointed
+from posbias.measurement.checkpointing import checkpointed
 from posbias.models import HuggingFaceModel
 from posbias.models.families import FAMILIES, AttentionParts, Block, MlpParts, Norm
 from posbias.models.initialise import random_network

@@ -2,8 +2,8 @@
 
 import pytest
 
-from posbias.compare.metrics import wasserstein
-from posbias.measure import measure
+from posbias.comparison.metrics import wasserstein
+from posbias.measurement import measure
 from posbias.models import load_model
 from posbias.profiles import uniform_profile
 from posbias.prompts import load_prompts

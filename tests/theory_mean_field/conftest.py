@@ -1,0 +1,83 @@
+"""Small random models and their measured Jacobians, by plain automatic differentiation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.models import HuggingFaceModel
+from posbias.models.loading import random_network
+from posbias.models.model import Model
+
+PROBES = 8
+SIZES = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "intermediate_size": 512,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Jacobians:
+    """Root mean squares over seeds, all of them and either half."""
+
+    norm: np.ndarray
+    noise: float
+    """Distance between the halves' profiles."""
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Callable[..., HuggingFaceModel]:
+    """A tiny model of a family with the weights of one seed."""
+
+    def build(model_type: str, seed: int = 0, **settings: Any) -> HuggingFaceModel:
+        from transformers import AutoConfig
+
+        config = AutoConfig.for_model(model_type, **{**SIZES, **settings})
+        return HuggingFaceModel(random_network(config, seed=seed))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def jacobians() -> Callable[[Callable[[int], Model], int, int], Jacobians]:
+    """Measure models of several seeds on distinct random tokens."""
+
+    def measure(build: Callable[[int], Model], n_positions: int, seeds: int) -> Jacobians:
+        squares = np.stack([_squares(build(seed), n_positions, seed) for seed in range(seeds)])
+        halves = [np.sqrt(squares[half::2].mean(axis=0)) for half in (0, 1)]
+        return Jacobians(np.sqrt(squares.mean(axis=0)), distance(*halves))
+
+    return measure
+
+
+def _squares(model: Model, n_positions: int, seed: int) -> np.ndarray:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = 3 + torch.randperm(model.vocabulary_size - 3, generator=generator)[:n_positions]
+    entry = model.embed(tokens[None]).detach().expand(PROBES, -1, -1).clone().requires_grad_(True)
+    hidden = model.last(entry).hidden
+    probes = torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)
+    (gradient,) = torch.autograd.grad((hidden * probes).sum(), entry)
+    return gradient.double().square().sum(dim=2).mean(dim=0).numpy()
+
+
+def distance(predicted: np.ndarray, measured: np.ndarray) -> float:
+    """Normalised Wasserstein distance of two profiles given up to scale."""
+    gaps = np.cumsum(predicted / predicted.sum() - measured / measured.sum())[:-1]
+    return float(np.abs(gaps).sum() / (len(predicted) - 1))
+
+
+@pytest.fixture(scope="session")
+def profile_distance() -> Callable[[np.ndarray, np.ndarray], float]:
+    """Normalised Wasserstein distance of two profiles given up to scale."""
+    return distance

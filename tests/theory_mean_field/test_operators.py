@@ -1,0 +1,79 @@
+"""Cumulative sums equal dense products; bins conserve probability and mass."""
+
+import numpy as np
+import pytest
+
+from posbias.architecture import Alibi, Causal, Full, HeadGroup, Prefix, SlidingWindow
+from posbias.theory.mean_field.bins import Kernel, growing_bins, unit_bins
+from posbias.theory.mean_field.operators import CausalMean, DenseOperator, biased_operators, uniform_operator
+
+MASKS = [Causal(), SlidingWindow(width=5), Prefix(length=4), Full()]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_uniform_operator_is_the_normalised_mask(mask):
+    n = 17
+    visible = mask.visible(n)
+    expected = visible / visible.sum(axis=1, keepdims=True)
+    operator = uniform_operator(mask, unit_bins(n))
+    np.testing.assert_allclose(operator.matrix(), expected, rtol=1e-12)
+    values = np.random.default_rng(0).standard_normal((n, n))
+    symmetric = values @ values.T
+    np.testing.assert_allclose(operator.left(values), expected @ values, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(operator.pull(values), expected.T @ values, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-11, atol=1e-12)
+
+
+def test_plain_causal_attention_uses_cumulative_sums():
+    assert isinstance(uniform_operator(Causal(), unit_bins(9)), CausalMean)
+    assert isinstance(uniform_operator(SlidingWindow(width=20), unit_bins(9)), CausalMean)
+    assert isinstance(uniform_operator(SlidingWindow(width=4), unit_bins(9)), DenseOperator)
+
+
+def group(mask, encoding, content=0.0) -> HeadGroup:
+    return HeadGroup(mask, encoding, np.arange(4), 4, content=np.full(4, content), sinks=np.full(4, -np.inf))
+
+
+@pytest.mark.parametrize("content", [0.0, 1.5])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_alibi_operators_are_the_softmax_of_their_bias(mask, content):
+    n = 11
+    query, key = np.indices((n, n))
+    operators = biased_operators(group(mask, Alibi(), content), unit_bins(n))
+    symmetric = np.minimum(query, key) + 1.0
+    for slope, operator in zip(Alibi().linear_slopes(4), operators, strict=True):
+        weights = np.exp(-slope * np.abs(query - key) + content * (query == key)) * mask.visible(n)
+        expected = weights / weights.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(operator.matrix(), expected, rtol=1e-12)
+        np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-12)
+        np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_binned_attention_averages_the_exact_one(mask):
+    bins = growing_bins(60, relative_width=0.2)
+    assert bins.n_positions == 60
+    assert bins.sizes[-1] == 1
+    exact = uniform_operator(mask, unit_bins(60)).matrix()
+    binned = uniform_operator(mask, bins).matrix()
+    np.testing.assert_allclose(binned.sum(axis=1), 1, rtol=1e-12)
+    for a in (0, bins.count // 2, bins.count - 1):
+        inside = slice(bins.starts[a], bins.starts[a] + bins.sizes[a])
+        by_bin = np.add.reduceat(exact[inside].mean(axis=0), bins.starts)
+        np.testing.assert_allclose(binned[a], by_bin, rtol=1e-12, atol=1e-15)
+
+
+def test_mass_counts_every_pair_of_positions():
+    bins = growing_bins(40, relative_width=0.3)
+    kernel = Kernel(np.ones((bins.count, bins.count)), np.full(bins.count, 3.0))
+    assert kernel.mass(bins).sum() == pytest.approx(40 * 40 + 2 * 40)
+
+
+def test_spreading_keeps_the_last_position_apart():
+    bins = growing_bins(100, relative_width=0.2)
+    values = np.ones(bins.count)
+    values[-1] = 50
+    spread = bins.spread(values)
+    assert spread[-1] == 50
+    np.testing.assert_allclose(spread[:-1], 1)

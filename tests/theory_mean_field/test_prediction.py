@@ -1,0 +1,168 @@
+"""The prediction's interface: levels, prompts, long contexts, refusals; our own reference transformer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from posbias.architecture import Architecture
+from posbias.errors import UsageError
+from posbias.models import ReferenceConfig, ReferenceTransformer
+from posbias.prompts.prompts import Prompts
+from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec_of
+from posbias.theory.mean_field.bins import growing_bins, unit_bins
+from posbias.theory.mean_field.inputs import input_kernel
+from posbias.theory.mean_field.levels import Setting
+from posbias.theory.mean_field.prediction import choose_bins, gradient_squares
+from posbias.theory.predict import predict
+
+
+def reference(seed=0, *, depth=3, mask="causal", encoding="none", mixing=0.5, sinks=None, **settings):
+    architecture = Architecture(depth=depth, heads=4, mask=mask, encoding=encoding, mixing=mixing, sinks=sinks)
+    return ReferenceTransformer(ReferenceConfig(architecture, width=64, values="gaussian", seed=seed, **settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"residual": "none"},
+        {"mask": "sliding_window(width=6)", "encoding": "alibi", "residual": "added", "norm": "pre", "mlp": True},
+        {"mask": "prefix(length=5)", "residual": "added", "norm": "post", "mlp": True},
+        {"attention": "content", "encoding": "rope(head_dim=16)", "residual": "added", "norm": "pre"},
+        {"attention": "content", "encoding": ["none", "alibi", "none"], "residual": "added", "norm": "post"},
+        {"encoding": "decay(rate=0.7)", "residual": "added", "mlp": True},
+    ],
+    ids=str,
+)
+def test_reference_transformer_agrees(settings, jacobians, profile_distance):
+    measured = jacobians(lambda seed: reference(seed, **settings), 24, 30)
+    theory = mean_field(reference(**settings), 24, level="auto")
+    assert profile_distance(theory.jacobian_norm, measured.norm) < max(0.02, 2 * measured.noise)
+    assert theory.jacobian_norm.sum() == pytest.approx(measured.norm.sum(), rel=0.12)
+
+
+def test_independent_linear_layers_add_squares():
+    """One layer, attention only: ||J_j||^2 = v_v v_o d H d_head d mean A_last,j^2, plus the residual's d at the end."""
+    model = reference(depth=1, mixing=0.5)
+    attention = spec_of(model).layers[0].attention
+    norm = mean_field(model, 5).jacobian_norm
+    through = attention.value.variance * attention.output.variance * 64 * 64 / 25
+    np.testing.assert_allclose(norm[:-1], np.sqrt(64 * 0.25 * through), rtol=1e-12)
+    assert norm[-1] == pytest.approx(np.sqrt(64 * 0.25 * (1 + through)), rel=1e-12)
+
+
+def test_identity_values_and_sinks_are_refused():
+    with pytest.raises(UsageError, match="gaussian"):
+        mean_field(ReferenceTransformer(Architecture(depth=1)), 4)
+    with pytest.raises(UsageError, match="sinks"):
+        mean_field(reference(sinks=0.0), 4)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_growing_bins_agree_with_single_positions(model_type, fresh):
+    spec = spec_of(fresh(model_type, hidden_size=64, num_hidden_layers=3))
+    exact, _ = gradient_squares(spec, None, FirstOrder(), Setting(unit_bins(400), spec.width, np.random.default_rng()))
+    bins = growing_bins(400)
+    assert bins.count < 200
+    same, _ = gradient_squares(spec, None, FirstOrder(), Setting(bins, spec.width, np.random.default_rng()))
+    np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=2e-3)
+
+
+def test_windows_are_resolved_in_long_contexts(fresh):
+    spec = spec_of(fresh("mistral", hidden_size=64, num_hidden_layers=2, sliding_window=128))
+    exact, _ = gradient_squares(spec, None, FirstOrder(), Setting(unit_bins(700), spec.width, np.random.default_rng()))
+    bins = choose_bins(spec, 700)
+    assert bins.sizes.max() == 8
+    assert 700 - 128 in bins.starts
+    same, _ = gradient_squares(spec, None, FirstOrder(), Setting(bins, spec.width, np.random.default_rng()))
+    near = slice(700 - 200, 700)  # further back than two windows nothing arrives
+    np.testing.assert_allclose(np.sqrt(bins.spread(same))[near], np.sqrt(exact)[near], rtol=0.02)
+
+
+def test_long_contexts_are_quick_and_finite(fresh):
+    theory = mean_field(fresh("llama"), 131_072)
+    assert theory.profile.n_positions == 131_072
+    assert np.all(np.isfinite(theory.jacobian_norm))
+    assert theory.jacobian_norm.min() > 0
+
+
+def test_repeated_tokens_enter_through_the_input_kernel(fresh):
+    spec = spec_of(fresh("llama"))
+    tokens = np.array([3, 5, 3, 7, 5, 3])
+    kernel = input_kernel(spec, unit_bins(6), token_ids=tokens)
+    np.testing.assert_allclose(kernel.block, spec.embedding * (tokens[:, None] == tokens[None, :]))
+    same = Prompts(np.full((1, 32), 9))
+    distinct = Prompts(np.arange(32)[None] + 3)
+    np.testing.assert_allclose(mean_field(spec, 32, prompts=distinct).jacobian_norm, mean_field(spec, 32).jacobian_norm)
+    assert mean_field(spec, 32, prompts=same).jacobian_norm.sum() != pytest.approx(
+        mean_field(spec, 32).jacobian_norm.sum(), rel=0.05
+    )
+
+
+def test_binned_input_kernel_is_the_share_of_equal_pairs(fresh):
+    spec = spec_of(fresh("llama"))
+    tokens = np.random.default_rng(0).integers(0, 5, size=50)
+    bins = growing_bins(50, relative_width=0.3)
+    kernel = input_kernel(spec, bins, token_ids=tokens)
+    exact = spec.embedding * (tokens[:, None] == tokens[None, :])
+    expected = np.add.reduceat(np.add.reduceat(exact, bins.starts, axis=0), bins.starts, axis=1)
+    np.testing.assert_allclose(kernel.mass(bins), expected, rtol=1e-12)
+
+
+def test_several_prompts_average_in_squares(fresh):
+    spec = spec_of(fresh("llama"))
+    both = np.random.default_rng(0).integers(3, 8, size=(2, 20))
+    single = [mean_field(spec, 20, prompts=Prompts(row[None])).jacobian_norm for row in both]
+    joint = mean_field(spec, 20, prompts=Prompts(both)).jacobian_norm
+    np.testing.assert_allclose(joint, np.sqrt((single[0] ** 2 + single[1] ** 2) / 2))
+
+
+def test_auto_chooses_by_the_logit_variance(fresh):
+    assert isinstance(mean_field(fresh("llama"), 8).level, FirstOrder)
+    assert mean_field(fresh("qwen3", head_dim=32), 8).level == SampledHeads(1000)
+    wide = fresh("llama")
+    spec = spec_of(wide)
+    loud = replace(spec, layers=tuple(replace(x, attention=replace(x.attention, scale=2.0)) for x in spec.layers))
+    assert isinstance(mean_field(loud, 8).level, SampledHeads)
+    assert mean_field(loud, 8).logit_variance[0] == pytest.approx(128 * mean_field(spec, 8).logit_variance[0], rel=1e-2)
+
+
+def test_sampling_is_repeatable(fresh):
+    spec = spec_of(fresh("qwen3", head_dim=32))
+    runs = [mean_field(spec, 16, level="sampled(heads=20)", seed=seed).jacobian_norm for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+
+
+def test_bad_requests_name_what_is_allowed(fresh):
+    spec = spec_of(fresh("llama"))
+    with pytest.raises(UsageError, match="20 tokens each"):
+        mean_field(spec, 16, prompts=Prompts(np.full((1, 20), 3)))
+    with pytest.raises(UsageError, match="known: first, sampled, value"):
+        mean_field(spec, 16, level="third")
+    with pytest.raises(UsageError, match="at least 1 position, got 0"):
+        mean_field(spec, 0)
+    with pytest.raises(UsageError, match="at most 2048"):
+        mean_field(spec, 5000, level="sampled")
+    with pytest.raises(UsageError, match="at most 2048"):
+        mean_field(fresh("bloom", n_head=4, n_layer=4), 5000)
+    with pytest.raises(UsageError, match="at most 64, the learned positions; got 65"):
+        mean_field(fresh("gpt2", n_embd=128, n_head=4, n_layer=2, max_position_embeddings=64), 65)
+
+
+def test_predict_names_the_theory(fresh):
+    model = fresh("llama")
+    prediction = predict(model, 24, theory="mean_field")
+    np.testing.assert_array_equal(prediction.profile.influence, mean_field(model, 24).profile.influence)
+    with pytest.raises(UsageError, match="needs a model .*, got Architecture"):
+        predict(Architecture(depth=2), 24, theory="mean_field")
+
+
+def test_sinusoids_add_their_gram(fresh):
+    spec = replace(spec_of(fresh("llama")), sinusoidal=True)
+    position, pair = np.arange(9)[:, None], np.arange(64)[None, :]
+    angle = position * 10000.0 ** (-2 * pair / 128)
+    table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
+    expected = table @ table.T / 128 + spec.embedding * np.eye(9)
+    np.testing.assert_allclose(input_kernel(spec, unit_bins(9)).block, expected, rtol=1e-12)
