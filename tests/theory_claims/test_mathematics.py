@@ -214,3 +214,16 @@ class TestLinearNetworks:
             comb(4, steps) * 0.6 ** (2 * steps) * np.linalg.matrix_power(kernel, steps)[-1] ** 2 for steps in range(5)
         )
         np.testing.assert_allclose(squared_norms([[kernel]] * 4) ** 2, total, rtol=1e-12)
+
+
+class TestRates:
+    @pytest.mark.parametrize("position", [1, 2, 5])
+    def test_uniform_causal_mass_falls_as_a_power_of_the_diagonal(self, position):
+        kernel = attention(np.zeros((8, 8)), Causal().visible(8))
+        deep = [np.linalg.matrix_power(kernel, depth)[-1, position] for depth in (60, 61)]
+        assert deep[1] / deep[0] == pytest.approx(1 / (position + 1), rel=1e-3)
+
+    def test_the_slowest_diagonal_behind_a_position_decides(self):
+        kernel = np.array([[1.0, 0, 0], [0.9, 0.1, 0], [0.2, 0.2, 0.6]])
+        deep = [np.linalg.matrix_power(kernel, depth)[-1, 1] for depth in (40, 41)]
+        assert deep[1] / deep[0] == pytest.approx(0.6, rel=1e-6)

@@ -66,7 +66,11 @@ def test_first_order_removes_the_error_of_the_value_level(spec, direction):
             return level.forward(spec, input_gram(), setting()).block
         return level.backward(spec, input_gram(), gradient_gram(), setting()).block
 
-    value, first, truth = run(ValueOnly()), run(FirstOrder()), run(SampledHeads(40_000))
+    value, first, truth = (
+        run(ValueOnly()),
+        run(FirstOrder()),
+        run(SampledHeads(40_000 if direction == "backward" else 320_000)),
+    )
     before, after = np.abs(value - truth).max(), np.abs(first - truth).max()
     assert before > 0.02 * np.abs(truth).max()
     assert after < 0.2 * before  # what is left is of second order
@@ -94,7 +98,7 @@ def test_sampled_heads_equal_real_attention(features):
         spec = replace(spec, softcap=1.5)
     inputs, arriving = input_gram(), gradient_gram()
     forward, backward = _real_attention(spec, inputs.block, arriving.block, draws=3000)
-    expected = SampledHeads(10_000).forward(spec, inputs, setting()).block - spec.output.bias
+    expected = SampledHeads(80_000).forward(spec, inputs, setting()).block - spec.output.bias
     np.testing.assert_allclose(expected, forward, atol=0.03 * np.abs(forward).max())
     expected = SampledHeads(10_000).backward(spec, inputs, arriving, setting()).block
     np.testing.assert_allclose(expected, backward, atol=0.04 * np.abs(backward).max())

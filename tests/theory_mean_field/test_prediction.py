@@ -120,7 +120,7 @@ def test_several_prompts_average_in_squares(fresh):
 
 def test_auto_chooses_by_the_logit_variance(fresh):
     assert isinstance(mean_field(fresh("llama"), 8).level, FirstOrder)
-    assert mean_field(fresh("qwen3", head_dim=32), 8).level == SampledHeads(1000)
+    assert mean_field(fresh("qwen3", head_dim=32), 8).level == SampledHeads(2000)
     wide = fresh("llama")
     spec = spec_of(wide)
     loud = replace(spec, layers=tuple(replace(x, attention=replace(x.attention, scale=2.0)) for x in spec.layers))

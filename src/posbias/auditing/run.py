@@ -14,7 +14,7 @@ import numpy as np
 
 from posbias.auditing.options import AuditOptions
 from posbias.auditing.storage import PartStore, fingerprint
-from posbias.auditing.subjects import Examiner, Unit
+from posbias.auditing.subjects import INITIALISED, TRAINED, Examiner, Unit
 from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
 from posbias.errors import UsageError
 from posbias.measurement import check_prompts, resolve_kinds
@@ -95,7 +95,7 @@ def _run(
     subjects = tuple(compare_subject(subject, generator=generator) for subject, _ in examined)
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
     resolved = {
-        "title": f"{settings['model'].get('source', 'model')} at {prompts.n_positions} positions",
+        "title": str(settings["model"].get("source", "model")),
         "command": options.command,
         "fingerprint": fingerprint(settings),
         **settings,
@@ -118,14 +118,14 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
     born_already = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
     states: dict[str, list[Unit]] = {}
     if not born_already:
-        states["trained"] = [Unit(index, lambda: model) for index in range(prompts.count)]
+        states[TRAINED] = [Unit(index, lambda: model) for index in range(prompts.count)]
     if not isinstance(model, HuggingFaceModel):
         return states
     first_seed = (model.origin.init_seed or 0) if born_already else options.seed
 
     count = prompts.count if born_already and options.births is None else options.count_births(prompts.count)
     if count:
-        states["initialised"] = [
+        states[INITIALISED] = [
             Unit(index % prompts.count, partial(reinitialise, model, first_seed + index)) for index in range(count)
         ]
     return states

@@ -11,17 +11,17 @@ from functools import partial
 import numpy as np
 
 from posbias.auditing.options import AuditOptions
+from posbias.auditing.recording import measured_subject
 from posbias.auditing.storage import PartStore
-from posbias.auditing.theories import architecture_theories, prompt_theories
+from posbias.auditing.theories import architecture_theories, birth_theories, prompt_theories
 from posbias.comparison import Subject, TheoryProfile
-from posbias.intervals import bootstrap_mean
 from posbias.measurement import PromptMeasurement, combine, measure_prompt, resolve_kinds
 from posbias.models.model import Model
-from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts import Prompts
-from posbias.report import measured_subject
 
+TRAINED, INITIALISED = "trained", "initialised"
+"""The states of a model."""
 THEORY = "theory/"
 LEFT_OUT = "left_out/"
 
@@ -62,7 +62,10 @@ class Examiner:
         measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
         measurement = combine(measured, kinds=list(self.options.kinds), seed=self.options.seed)
         theories, left_out = architecture_theories(self.model, measurement.n_positions, measurement.mixing)
-        read, unread = _prompt_theories(pieces, self.options.seed)
+        if name == INITIALISED:
+            born, unborn = birth_theories(units[0].model, self.prompts.n_positions, self.store)
+            theories, left_out = {**theories, **born}, [*left_out, *unborn]
+        read, unread = _prompt_theories(pieces)
         subject = measured_subject(name, measurement, {**theories, **read})
         return subject, [*measurement.left_out, *left_out, *unread]
 
@@ -80,11 +83,9 @@ def _piece(unit: Unit, prompts: Prompts, options: AuditOptions) -> dict[str, np.
     }
 
 
-def _prompt_theories(pieces: Sequence[dict[str, np.ndarray]], seed: int) -> tuple[dict[str, TheoryProfile], list[str]]:
+def _prompt_theories(pieces: Sequence[dict[str, np.ndarray]]) -> tuple[dict[str, TheoryProfile], list[str]]:
     theories: dict[str, TheoryProfile] = {}
     for key in pieces[0]:
         if key.startswith(THEORY):
-            rows = np.stack([piece[key] for piece in pieces])
-            low, high = bootstrap_mean(rows, generator=np.random.default_rng(seed))
-            theories[key.removeprefix(THEORY)] = TheoryProfile(Profile(rows.mean(0), low, high), rows)
+            theories[key.removeprefix(THEORY)] = TheoryProfile.of_prompts(np.stack([piece[key] for piece in pieces]))
     return theories, [key.removeprefix(LEFT_OUT) for key in pieces[0] if key.startswith(LEFT_OUT)]

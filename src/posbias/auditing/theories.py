@@ -10,15 +10,21 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
+from posbias.auditing.storage import PartStore
 from posbias.comparison import TheoryProfile
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.theory import predict
+from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
+from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 
 ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
+
+SAMPLED_HEADS = 64
+"""Heads per layer that mean field draws in an audit, where it has to sample."""
 
 Row = Float64[np.ndarray, "n_positions"]
 
@@ -55,6 +61,29 @@ def architecture_theories(
         }
     )
     return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
+
+
+def birth_theories(
+    born: Callable[[], Model], n_positions: int, store: PartStore
+) -> tuple[dict[str, TheoryProfile], list[str]]:
+    """Mean field: predicted from the initialiser's variances; kept as a piece, for it can take a minute."""
+
+    def compute() -> dict[str, np.ndarray]:
+        found, left_out = _applicable({"mean_field": lambda: _mean_field(born(), n_positions)})
+        return {**found, **{reason: np.zeros(0) for reason in left_out}}
+
+    piece = store.get("initialised-mean-field", compute)
+    theories = {name: TheoryProfile(Profile(row)) for name, row in piece.items() if row.size}
+    return theories, [reason for reason, row in piece.items() if not row.size]
+
+
+def _mean_field(model: Model, n_positions: int) -> Row:
+    """At the level its logits call for; where heads are sampled, few: the profile moves by under .001 in W1."""
+    spec = spec_of(model)
+    level = resolve_level(spec, "auto", n_positions)
+    if isinstance(level, SampledHeads):
+        level = SampledHeads(heads=SAMPLED_HEADS)
+    return mean_field(spec, n_positions, level=level).profile.influence
 
 
 def _applicable(theories: dict[str, Callable[[], Row]]) -> tuple[dict[str, Row], list[str]]:

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from posbias.cli import audit, compare, listing, measure, models, predict, report
+from posbias.cli import audit, compare, listing, measure, models, predict, report, verify
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
 
@@ -27,6 +27,7 @@ app.command("predict", epilog=predict.EXAMPLE)(predict.predict)
 app.command("measure", epilog=measure.EXAMPLE)(measure.measure)
 app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
 app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
+app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("report", epilog=report.EXAMPLE)(report.report)
 app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)
 app.add_typer(models.app, name="models")

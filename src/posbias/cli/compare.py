@@ -22,10 +22,10 @@ def compare(
     json: options.Json = False,
 ) -> None:
     """Compare two runs: every distance between their profiles, beside that of a flat line."""
+    from posbias.auditing import comparison_record
     from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
     from posbias.records import load_record, run_directory
-    from posbias.report import comparison_record
 
     arguments = passed_arguments(context)
     with run_directory(out, verb="compare", arguments=arguments) as directory:

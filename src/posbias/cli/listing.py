@@ -31,6 +31,7 @@ def _registries() -> dict[str, Registry[Any]]:
     from posbias.measurement import KINDS
     from posbias.models import FAMILIES
     from posbias.theory import THEORIES
+    from posbias.theory.claims import CLAIMS
 
     return {
         "masks": MASKS,
@@ -40,6 +41,7 @@ def _registries() -> dict[str, Registry[Any]]:
         "kinds": KINDS,
         "families": FAMILIES,
         "metrics": METRICS,
+        "claims": CLAIMS,
     }
 
 

@@ -31,6 +31,7 @@ def measure(
     json: options.Json = False,
 ) -> None:
     """Measure how much every input position influences the last one, and how strongly each layer mixes."""
+    from posbias.auditing import measurement_record
     from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
     from posbias.measurement import MeasureOptions, PassOptions, resolve_kinds
@@ -38,7 +39,6 @@ def measure(
     from posbias.models import load_model
     from posbias.prompts import load_prompts
     from posbias.records import run_directory
-    from posbias.report import measurement_record
 
     settings = MeasureOptions(averaging=averaging, passes=PassOptions(checkpointing=checkpointing))
     wanted = resolve_kinds(options.split_literals(kinds))

@@ -31,10 +31,10 @@ def predict(
 ) -> None:
     """Predict the influence of every position on the last one, from the architecture alone."""
     from posbias.architecture import Architecture
+    from posbias.auditing import prediction_record
     from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
     from posbias.records import run_directory
-    from posbias.report import prediction_record
     from posbias.theory import predict as predict_profile
 
     arguments = passed_arguments(context)

@@ -3,21 +3,16 @@
 from posbias.report.findings import Finding, findings_of, paragraph
 from posbias.report.html import REPORT_FILE, write_report
 from posbias.report.layout import RunView, store_subjects, view_of
-from posbias.report.recording import comparison_record, measured_subject, measurement_record, prediction_record
 from posbias.report.tables import comparison_rows, mixing_rows, share_rows, show_summary
 
 __all__ = [
     "REPORT_FILE",
     "Finding",
     "RunView",
-    "comparison_record",
     "comparison_rows",
     "findings_of",
-    "measured_subject",
-    "measurement_record",
     "mixing_rows",
     "paragraph",
-    "prediction_record",
     "share_rows",
     "show_summary",
     "store_subjects",

@@ -24,7 +24,7 @@ def prediction_record(prediction: Prediction, arguments: Mapping[str, Any], *, c
         verb="predict",
         arguments=dict(arguments),
         resolved={
-            "title": f"{prediction.theory}, {prediction.n_positions} positions",
+            "title": f"{prediction.theory} of an architecture",
             "theory": prediction.theory,
             "n_positions": prediction.n_positions,
             "architecture": architecture,
@@ -46,7 +46,7 @@ def measurement_record(
         verb="measure",
         arguments=dict(arguments),
         resolved={
-            "title": f"{described.get('source', 'model')} at {prompts.n_positions} positions",
+            "title": str(described.get("source", "model")),
             "command": command,
             "model": described,
             "prompts": prompts.describe(),

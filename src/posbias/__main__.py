@@ -1,0 +1,5 @@
+"""`python -m posbias`: the same as `posbias`."""
+
+from posbias.cli import main
+
+main()

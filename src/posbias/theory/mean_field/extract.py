@@ -1,0 +1,265 @@
+"""`MeanFieldSpec` read off a model: mean squares of its weights, its norms' epsilons, its masks and encodings.
+
+Meant for a model at initialisation. Whatever its initialiser did (depth-scaled output projections, a custom scheme) is
+in the weights, so nothing about the initialiser has to be known.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from posbias.architecture import HeadGroup, NoEncoding, Rope
+from posbias.errors import UsageError
+from posbias.models.families.base import AttentionParts, Block, Family, MlpParts, Norm
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.model import Model
+from posbias.models.reference import NORM_EPSILON, ReferenceBlock, ReferenceTransformer
+from posbias.theory.mean_field.activations import ACTIVATIONS, Activation, recognise
+from posbias.theory.mean_field.spec import (
+    AttentionSpec,
+    HeadNormSpec,
+    LayerSpec,
+    LinearSpec,
+    MeanFieldSpec,
+    MlpSpec,
+    NormSpec,
+    ResidualSpec,
+)
+
+EMBEDDING_ROWS = 4096
+"""Rows of the embedding whose mean square is taken: its relative error is then below 0.2 % at width 256."""
+CLIP_DEVIATIONS = 5.0
+"""A clamp this many standard deviations out never acts."""
+
+
+def spec_of(model: Model) -> MeanFieldSpec:
+    """The mean-field description of a model.
+
+    Raises:
+        UsageError: the model's family is not described, or something in it has no mean-field theory.
+    """
+    if isinstance(model, ReferenceTransformer):
+        return _reference_spec(model)
+    if isinstance(model, HuggingFaceModel):
+        return _family_spec(model)
+    raise UsageError(f"mean field needs a described model, got {type(model).__name__}")
+
+
+def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
+    family, config, network = model.family, model.config, model.network
+    blocks = family.blocks(network)
+    final = family.final_norm_module(network)
+    layers = tuple(
+        LayerSpec(
+            attention=_attention_spec(model, block, layer),
+            mlp=_mlp_spec(family, block, config),
+            parallel=family.is_parallel(config),
+        )
+        for layer, block in enumerate(blocks)
+    )
+    first = family.attention_parts(blocks[0], config)
+    if first.query.shape[1] != model.width:
+        raise UsageError(f"mean field needs embeddings as wide as the blocks, got {model.width}")
+    return MeanFieldSpec(
+        width=model.width,
+        layers=layers,
+        embedding=_embedding_power(model),
+        positions=_position_power(family, network),
+        embedding_norm=None
+        if family.embedding_norm is None
+        else _norm(family, network.get_submodule(family.embedding_norm)),
+        final_norm=_norm(family, final),
+    )
+
+
+def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> AttentionSpec:
+    family, config = model.family, model.config
+    parts = family.attention_parts(block, config)
+    _check_clip(parts, model.width)
+    group = HeadGroup(
+        mask=family.mask(config, layer),
+        encoding=family.encoding(config, layer),
+        heads=np.arange(parts.heads),
+        n_heads=parts.heads,
+        content=np.zeros(parts.heads),
+        sinks=np.full(parts.heads, -np.inf),
+    )
+    return AttentionSpec(
+        heads=parts.heads,
+        head_dim=parts.head_dim,
+        scale=parts.scale,
+        query=_linear(parts.query, parts.query_bias),
+        key=_linear(parts.key, parts.key_bias),
+        value=_linear(parts.value, parts.value_bias),
+        output=_linear(parts.output, parts.output_bias),
+        groups=(group,),
+        rotation=_rotation(model.network, config, block, layer, parts.heads),
+        query_norm=_head_norm(parts.query_norm, parts.head_dim),
+        key_norm=_head_norm(parts.key_norm, parts.head_dim),
+        softcap=parts.softcap,
+        pre_norm=_norm(family, block.attention_norm),
+        post_norm=_norm(family, block.attention_post_norm),
+        residual=ResidualSpec(norm=_norm(family, block.attention_stream_norm)),
+    )
+
+
+def _mlp_spec(family: Family, block: Block, config: Any) -> MlpSpec:
+    parts = family.mlp_parts(block, config)
+    return MlpSpec(
+        hidden=int(parts.up.shape[0]),
+        activation=_activation(parts),
+        up=_linear(parts.up, parts.up_bias),
+        down=_linear(parts.down, parts.down_bias),
+        gate=None if parts.gate is None else _linear(parts.gate, parts.gate_bias),
+        pre_norm=_norm(family, block.mlp_norm),
+        post_norm=_norm(family, block.mlp_post_norm),
+        residual=ResidualSpec(norm=_norm(family, block.mlp_stream_norm)),
+    )
+
+
+def _activation(parts: MlpParts) -> Activation:
+    def evaluate(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+        with torch.no_grad():
+            values: Tensor = parts.activation(torch.from_numpy(x).float())
+        return values.double().numpy()
+
+    return recognise(evaluate)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> LinearSpec:
+    return LinearSpec(variance=_power(weight), bias=0.0 if bias is None else _power(bias))
+
+
+def _power(values: Tensor) -> float:
+    """Mean square."""
+    return float(values.detach().double().square().mean())
+
+
+def _norm(family: Family, module: nn.Module | None) -> NormSpec | None:
+    return None if module is None else _norm_spec(family.norm(module))
+
+
+def _norm_spec(norm: Norm) -> NormSpec:
+    bias = 0.0 if norm.bias is None else _power(norm.bias)
+    return NormSpec(epsilon=norm.epsilon, gain=_power(norm.gain), bias=bias)
+
+
+def _head_norm(norm: Norm | None, head_dim: int) -> HeadNormSpec | None:
+    return None if norm is None else HeadNormSpec(_norm_spec(norm), per_head=norm.gain.numel() == head_dim)
+
+
+def _check_clip(parts: AttentionParts, width: int) -> None:
+    """A clamp on queries, keys and values must be too far out to act."""
+    largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
+    if parts.clip is not None and parts.clip < CLIP_DEVIATIONS * (largest * width) ** 0.5:
+        raise UsageError(f"mean field has no theory for queries, keys and values clamped to {parts.clip}")
+
+
+@torch.no_grad()
+def _embedding_power(model: Model) -> float:
+    rows = np.unique(np.linspace(0, model.vocabulary_size - 1, EMBEDDING_ROWS).astype(np.int64))
+    power = model.embed(model.token_tensor([rows.tolist()])).double().square().mean(dim=-1)
+    return float(power[power > 0].mean())  # a padding token's row is zero
+
+
+def _position_power(family: Family, network: nn.Module) -> float:
+    if family.position_table is None:
+        return 0.0
+    table = network.get_submodule(family.position_table).get_parameter("weight")
+    return _power(table[family.position_offset :])
+
+
+def _rotation(
+    network: nn.Module, config: Any, block: Block, layer: int, heads: int
+) -> Float64[np.ndarray, "heads pairs"] | None:
+    """Rotary frequencies from the network's own buffer; None where a layer turns nothing.
+
+    Gemma-3 keeps a buffer for each sort of layer (`sliding_attention_inv_freq` ...), SmolLM-3 switches layers off.
+    """
+    if not getattr(block.attention, "use_rope", True):
+        return None
+    names = ["inv_freq"]
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        names.insert(0, f"{types[layer]}_inv_freq")
+    buffers = dict(network.named_buffers())
+    for name in names:
+        for path, buffer in buffers.items():
+            if path.rpartition(".")[2] == name:
+                return np.tile(buffer.detach().double().cpu().numpy(), (heads, 1))
+    return None
+
+
+def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
+    config = model.config
+    if config.values != "gaussian":
+        raise UsageError(f"mean field needs values drawn for every head (gaussian), got {config.values!r}")
+    if np.any(config.architecture.layer_sinks > -np.inf):
+        raise UsageError("mean field has no theory for attention sinks; the architecture must have none")
+    blocks = [block for block in model.network.blocks if isinstance(block, ReferenceBlock)]
+    final = model.network.final_gain if config.norm == "pre" else None
+    return MeanFieldSpec(
+        width=model.width,
+        layers=tuple(LayerSpec(_reference_attention(block), _reference_mlp(block)) for block in blocks),
+        embedding=_embedding_power(model),
+        final_norm=None if final is None else NormSpec(NORM_EPSILON, gain=_power(final)),
+    )
+
+
+def _reference_attention(block: ReferenceBlock) -> AttentionSpec:
+    config = block.config
+    content = config.attention == "content"
+    kept, added = (1.0, 1.0) if config.residual == "added" else (0.0, 1.0)
+    if config.residual == "mixed":
+        kept, added = 1 - block.mixing, block.mixing
+    gain = None if config.norm == "none" else NormSpec(NORM_EPSILON, gain=_power(block.attention_gain))
+    return AttentionSpec(
+        heads=config.architecture.heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        query=LinearSpec(_power(block.query) if content else 0.0),
+        key=LinearSpec(_power(block.key) if content else 0.0),
+        value=LinearSpec(_power(block.value)),
+        output=LinearSpec(_power(block.output)),
+        groups=tuple(_without_rotary(group) if content else group for group in block.groups),
+        rotation=_reference_rotation(block) if content else None,
+        pre_norm=gain if config.norm == "pre" else None,
+        residual=ResidualSpec(kept, added, gain if config.norm == "post" else None),
+    )
+
+
+def _reference_mlp(block: ReferenceBlock) -> MlpSpec | None:
+    config = block.config
+    if not config.mlp:
+        return None
+    gain = None if config.norm == "none" else NormSpec(NORM_EPSILON, gain=_power(block.mlp_gain))
+    kept = 0.0 if config.residual == "none" else 1.0
+    return MlpSpec(
+        hidden=4 * config.width,
+        activation=ACTIVATIONS["gelu"],
+        up=LinearSpec(_power(block.up)),
+        down=LinearSpec(_power(block.down)),
+        pre_norm=gain if config.norm == "pre" else None,
+        residual=ResidualSpec(kept, 1.0, gain if config.norm == "post" else None),
+    )
+
+
+def _without_rotary(group: HeadGroup) -> HeadGroup:
+    """Rotary positions turn queries and keys; with content in play they add no logit."""
+    if not isinstance(group.encoding, Rope):
+        return group
+    return replace(group, encoding=NoEncoding())
+
+
+def _reference_rotation(block: ReferenceBlock) -> Float64[np.ndarray, "heads pairs"] | None:
+    """Frequencies of every head; zero where a head is not rotary."""
+    half = block.config.head_dim // 2
+    rotation = np.zeros((block.config.architecture.heads, half))
+    for group in block.groups:
+        if isinstance(group.encoding, Rope):
+            rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
+    return rotation if np.any(rotation) else None

@@ -1,0 +1,215 @@
+"""The attention branch from sampled heads: exact in the size of the logits, at the true head size.
+
+Each sample draws the queries and keys of one head with the Grams of the infinite-width limit, applies the model's own
+query/key norm, rotation, bias, mask and softmax, and averages A V A' forwards, A' G A plus the query and key paths
+backwards. Needed where logits have variance of order 1: query/key norms, very wide models.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from posbias.theory.mean_field.bins import Kernel, smooth
+from posbias.theory.mean_field.mlp import preactivation
+from posbias.theory.mean_field.operators import group_logits
+from posbias.theory.mean_field.spec import AttentionSpec, HeadNormSpec
+
+BATCH_NUMBERS = 2**20
+"""Attention weights held at a time: 4 MB in single precision, several arrays of this size."""
+
+Heads = Float32[np.ndarray, "head position feature"]
+Weights = Float32[np.ndarray, "head query key"]
+Turns = Float64[np.ndarray, "#head pairs"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A few sampled heads."""
+
+    query: Heads
+    """After norm, before rotation."""
+    key: Heads
+    query_root: Float32[np.ndarray, "head position 1"]
+    """What the query norm divided by; 1 without one."""
+    key_root: Float32[np.ndarray, "head position 1"]
+    attention: Weights
+    slope: Weights | float
+    """Derivative of the soft cap at the logits; 1 without one."""
+    turns: Turns
+    """Rotary frequencies of each head."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSampler:
+    """Draws heads of one layer; `count` of them in all."""
+
+    attention: AttentionSpec
+    width: int
+    count: int
+    generator: np.random.Generator
+
+    def forward(self, x: Kernel) -> Kernel:
+        """Kernel of the branch's output from the kernel of its normalised input."""
+        value = preactivation(self.attention.value, self.width, x).block.astype(np.float32)
+        total = np.zeros_like(x.block)
+        for batch in self._batches(x):
+            total += _outer(_times(batch.attention, value), batch.attention)
+        features = self.attention.heads * self.attention.head_dim
+        factor = self.attention.output.variance * features / self.count
+        return smooth(_symmetric(total)).scaled(factor, offset=self.attention.output.bias)
+
+    def backward(self, x: Kernel, gradient: Kernel) -> Kernel:
+        """Gradient kernel at the branch's normalised input from that at its output."""
+        attention = self.attention
+        arriving = gradient.block * (attention.output.variance * self.width)
+        half = _root(arriving)
+        value = _root(preactivation(attention.value, self.width, x).block)
+        single = arriving.astype(np.float32)
+        paths = [np.zeros_like(x.block) for _ in range(3)]
+        for batch in self._batches(x):
+            weights = batch.attention.transpose(0, 2, 1)
+            paths[0] += _outer(_times(weights, single), weights)
+            queries, keys = self._score_gradients(batch, half, value)
+            paths[1] += _outer(queries, queries)
+            paths[2] += _outer(keys, keys)
+        linears = (attention.value, attention.query, attention.key)
+        sizes = (attention.head_dim, 1, 1)  # the score paths carry their features explicitly
+        total = sum(
+            path * (linear.variance * size * attention.heads / self.count)
+            for path, linear, size in zip(paths, linears, sizes, strict=True)
+        )
+        return smooth(_symmetric(np.asarray(total)))
+
+    def _score_gradients(
+        self, batch: Batch, half: Float32[np.ndarray, "p p"], value: Float32[np.ndarray, "p p"]
+    ) -> tuple[Heads, Heads]:
+        """Gradients at the raw queries and keys of each head, for one drawn gradient and one drawn value each."""
+        spec, turns = self.attention, batch.turns
+        shape = batch.query.shape
+        outgoing = np.matmul(half, self._normal(shape))
+        values = np.matmul(value, self._normal(shape))
+        pull = batch.attention * np.matmul(outgoing, values.transpose(0, 2, 1))
+        pull -= batch.attention * pull.sum(axis=2, keepdims=True)
+        pull *= np.float32(spec.scale)
+        pull *= batch.slope
+        queries = np.matmul(pull, _rotated(batch.key, turns, 1))
+        keys = np.matmul(pull.transpose(0, 2, 1), _rotated(batch.query, turns, 1))
+        return (
+            _through_norm(_rotated(queries, turns, -1), batch.query, batch.query_root, spec.query_norm),
+            _through_norm(_rotated(keys, turns, -1), batch.key, batch.key_root, spec.key_norm),
+        )
+
+    def _batches(self, x: Kernel) -> Iterator[Batch]:
+        """Sampled heads, as many at a time as memory allows."""
+        spec, n_positions = self.attention, len(x.same)
+        raw_query = preactivation(spec.query, self.width, x)
+        raw_key = preactivation(spec.key, self.width, x)
+        query_half, key_half = _root(raw_query.block), _root(raw_key.block)
+        bias = _head_logits(spec, n_positions)
+        size = max(1, BATCH_NUMBERS // n_positions**2)
+        for first in range(0, self.count, size):
+            heads = np.arange(first, min(first + size, self.count))
+            shape = (len(heads), n_positions, spec.head_dim)
+            query, query_root = _normed(np.matmul(query_half, self._normal(shape)), raw_query, spec.query_norm)
+            key, key_root = _normed(np.matmul(key_half, self._normal(shape)), raw_key, spec.key_norm)
+            turns = self._turns(heads)
+            logits = np.matmul(_rotated(query, turns, 1), _rotated(key, turns, 1).transpose(0, 2, 1))
+            logits *= np.float32(spec.scale)
+            slope: Weights | float = 1.0
+            if spec.softcap is not None:
+                capped = np.tanh(logits / np.float32(spec.softcap))
+                logits, slope = capped * np.float32(spec.softcap), 1 - capped**2
+            logits += bias[heads % len(bias)]
+            yield Batch(query, key, query_root, key_root, _softmax(logits), slope, turns)
+
+    def _turns(self, heads: Int64[np.ndarray, "head"]) -> Turns:
+        """Rotary frequencies of sampled heads, which take the model's heads in turn; one row if all are alike."""
+        rotation = self.attention.rotation
+        if rotation is None or np.all(rotation == rotation[:1]):
+            return None if rotation is None else rotation[:1]
+        return np.asarray(rotation[heads % self.attention.heads])
+
+    def _normal(self, shape: tuple[int, ...]) -> Heads:
+        return self.generator.standard_normal(shape, dtype=np.float32)
+
+
+def _root(gram: Float64[np.ndarray, "p p"]) -> Float32[np.ndarray, "p p"]:
+    """A symmetric square root; eigenvalues that round-off made negative count as zero."""
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T).astype(np.float32)
+
+
+def _normed(
+    features: Heads, raw: Kernel, norm: HeadNormSpec | None
+) -> tuple[Heads, Float32[np.ndarray, "head position 1"]]:
+    """Queries or keys after their norm, and what it divided by (over its gain)."""
+    if norm is None:
+        return features, np.ones((*features.shape[:2], 1), dtype=np.float32)
+    if norm.per_head:
+        root = np.sqrt((features**2).mean(axis=2, keepdims=True) + np.float32(norm.norm.epsilon))
+    else:  # over all heads together: self-averaging
+        root = np.broadcast_to(norm.norm.scale(raw)[None, :, None], (*features.shape[:2], 1))
+    root = (root / np.sqrt(norm.norm.gain)).astype(np.float32)
+    return features / root, root
+
+
+def _through_norm(
+    gradient: Heads, normed: Heads, root: Float32[np.ndarray, "head position 1"], norm: HeadNormSpec | None
+) -> Heads:
+    """Gradient at the raw features: divided by the norm, without the direction of the features themselves."""
+    if norm is None or not norm.per_head:
+        return np.asarray(gradient / root)
+    along = (gradient * normed).mean(axis=2, keepdims=True) / np.float32(norm.norm.gain)
+    return np.asarray((gradient - along * normed) / root)
+
+
+def _rotated(features: Heads, turns: Turns, sign: int) -> Heads:
+    """Queries or keys turned by their position (sign 1) or back (sign -1); features beyond the pairs stay."""
+    if turns is None:
+        return features
+    half = turns.shape[1]
+    angle = np.arange(features.shape[1])[None, :, None] * turns[:, None, :]
+    cosine, sine = np.cos(angle).astype(np.float32), np.float32(sign) * np.sin(angle).astype(np.float32)
+    first, second, rest = features[..., :half], features[..., half : 2 * half], features[..., 2 * half :]
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine, rest], axis=2)
+
+
+def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
+    """Logits without content: one matrix if all heads are alike, else one for each head in order."""
+    if len(attention.groups) == 1:
+        logits = group_logits(attention.groups[0], n_positions)
+        if np.all(logits == logits[:1]):
+            return logits[:1].astype(np.float32)
+        return logits.astype(np.float32)
+    ordered = np.empty((attention.heads, n_positions, n_positions), dtype=np.float32)
+    for group in attention.groups:
+        ordered[group.heads] = group_logits(group, n_positions)
+    return ordered
+
+
+def _softmax(logits: Weights) -> Weights:
+    """Row softmax in place."""
+    logits -= logits.max(axis=2, keepdims=True)
+    np.exp(logits, out=logits)
+    logits /= logits.sum(axis=2, keepdims=True)
+    return logits
+
+
+def _times(left: Weights, right: Float32[np.ndarray, "p p"]) -> Weights:
+    """left[h] @ right for every head."""
+    return np.asarray(left @ right)
+
+
+def _outer(
+    left: Float32[np.ndarray, "head position any"], right: Float32[np.ndarray, "head position any"]
+) -> Float64[np.ndarray, "position position"]:
+    """sum_h left_h right_h', as one matrix product."""
+    n_positions = left.shape[1]
+    joined = [side.transpose(1, 0, 2).reshape(n_positions, -1) for side in (left, right)]
+    return np.asarray(joined[0] @ joined[1].T, dtype=np.float64)
+
+
+def _symmetric(matrix: Float64[np.ndarray, "p p"]) -> Float64[np.ndarray, "p p"]:
+    return np.asarray((matrix + matrix.T) / 2)

@@ -1,0 +1,128 @@
+"""Whatever is wrong is said in one line that names it, with exit code 2 or 1, no traceback, and nothing half-written."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+
+def refused(result, *words, code=2):
+    assert result.returncode == code, (result.stdout, result.stderr)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+    return result.stderr
+
+
+def one_line(result, *words, code=2):
+    assert refused(result, *words, code=code).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--mixing", "1.5"], ["mixing must lie in [0, 1], got 1.5"]),
+        (["--mixing", "[0.1, 0.2, 0.3]", "--depth", "2"], ["3 values given for 2 layers"]),
+        (["--mask", "casual"], ["unknown mask 'casual'", "causal, full, prefix, sliding_window"]),
+        (["--encoding", "alibi(slopes=[1.0])", "--heads", "2"], ["1 slopes given for 2 heads"]),
+        (["--theory", "astrology"], ["unknown theory 'astrology'", "rollout"]),
+        (["--theory", "closed_form", "--encoding", "alibi"], ["mask causal with encoding none only"]),
+        (["--content", "[[1, 2], [3]]"], ["content"]),
+    ],
+)
+def test_wrong_architectures(posbias, flags, words):
+    one_line(posbias("predict", *flags), *words)
+
+
+def test_wrong_values_of_flags_are_bad_usage(posbias):
+    refused(posbias("predict", "--depth", "0"), "--depth")
+    refused(posbias("predict", "--length", "many"), "--length")
+    refused(posbias("fortune"), "fortune")
+
+
+def test_wrong_models(posbias, tiny_llama, tmp_path):
+    one_line(posbias("measure", "no/such/model/anywhere"), "no/such/model/anywhere")
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"]}))
+    one_line(posbias("audit", encoder, "--out", tmp_path / "run"), "encoder", "decoder-only")
+    assert not (tmp_path / "run").exists()
+
+    silent = tmp_path / "silent"
+    shutil.copytree(tiny_llama, silent)
+    for file in silent.glob("tokenizer*"):
+        file.unlink()
+    one_line(posbias("measure", silent, "--length", 16, "--count", 2), "no tokenizer")
+
+    pickled = tmp_path / "pickled"
+    shutil.copytree(tiny_llama, pickled)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    one_line(posbias("measure", pickled, "--length", 16, "--count", 2), "pickled weights", "safetensors")
+
+    remote = tmp_path / "remote"
+    shutil.copytree(tiny_llama, remote)
+    config = json.loads((remote / "config.json").read_text())
+    config |= {"model_type": "sorcery", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    (remote / "config.json").write_text(json.dumps(config))
+    (remote / "evil.py").write_text("raise SystemExit('remote code ran')")
+    one_line(posbias("measure", remote, "--length", 16, "--count", 2), "remote")
+
+
+def test_nan_weights_fail_the_run_and_its_record_says_why(posbias, tiny_llama, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_llama, broken)
+    weights = load_file(broken / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name] = np.full_like(weights[name], np.nan)
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    one_line(posbias("audit", broken, "--length", 16, "--count", 2, "--out", tmp_path / "run"), name, code=1)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert name in record["error"]
+
+
+def test_wrong_prompts(posbias, tiny_llama, tmp_path):
+    def measure(prompts, *flags):
+        return posbias("measure", tiny_llama, "--prompts", prompts, "--count", 2, *flags)
+
+    one_line(measure("default", "--length", 128), "128", "64")
+    short, empty = tmp_path / "short.txt", tmp_path / "empty.txt"
+    short.write_text("too short")
+    empty.write_text("")
+    one_line(measure(short, "--length", 32), "short.txt", "32 tokens")
+    one_line(measure(empty, "--length", 32), "empty.txt")
+    one_line(measure(tmp_path / "absent.txt", "--length", 32), "absent.txt")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "fine, but what follows is not"}\nnot json\n')
+    one_line(measure(bad, "--length", 8), "bad.jsonl", "line 2")
+    one_line(posbias("measure", tiny_llama, "--kinds", "telepathy"), "unknown influence kind 'telepathy'", "jacobian")
+
+
+def test_places_that_cannot_be_written(posbias, tiny_llama, tmp_path):
+    (tmp_path / "file").write_text("")
+    one_line(posbias("predict", "--out", tmp_path / "file" / "run"), "cannot write")
+    one_line(posbias("audit", tiny_llama, "--length", 16, "--count", 2, "--out", tmp_path / "file"), "cannot write")
+
+
+def test_a_full_disk_fails_in_one_line(posbias, tmp_path):
+    full = tmp_path / "full"
+    full.mkdir()
+    import subprocess
+
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        result = posbias("predict", "--length", 20000, "--out", full / "run")
+        refused(result, "No space left on device", code=1)
+        assert not list(full.glob("run/*.safetensors"))
+        assert not list(full.glob("run/.*.tmp"))
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+
+
+def test_runs_that_are_no_runs(posbias, tmp_path):
+    one_line(posbias("report", tmp_path / "nothing"), "holds no posbias run")
+    one_line(posbias("compare", tmp_path, tmp_path), "holds no posbias run")

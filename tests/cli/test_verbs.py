@@ -1,0 +1,112 @@
+"""Each verb runs once end to end, and what it leaves behind is read back."""
+
+import json
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.cli.options import literal, split_literals
+from posbias.errors import UsageError
+
+
+def document(result):
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout, parse_constant=pytest.fail)
+
+
+def test_predict_saves_the_profile_of_the_library(posbias, tmp_path):
+    flags = ["--depth", 3, "--heads", 2, "--encoding", "alibi(slopes=[0.5, 0.25])", "--mixing", "[0.1, 0.2, 0.3]"]
+    printed = document(posbias("predict", *flags, "--length", 20, "--out", tmp_path / "run", "--json"))
+    record = pb.load_record(tmp_path / "run")
+    architecture = pb.Architecture(depth=3, heads=2, encoding="alibi(slopes=[0.5, 0.25])", mixing=[0.1, 0.2, 0.3])
+    expected = pb.predict(architecture, n_positions=20).profile.influence
+    np.testing.assert_array_equal(record.arrays["profile/influence"], expected)
+    np.testing.assert_array_equal(printed["arrays"]["profile/influence"], expected)
+    assert record.arguments["mixing"] == "[0.1, 0.2, 0.3]"
+    assert record.resolved["architecture"]["mixing"] == [0.1, 0.2, 0.3]
+    assert record.resolved["command"].startswith("posbias predict --depth 3 --heads 2 --length 20 --encoding 'alibi(")
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
+
+
+def test_predict_takes_schedules_hybrids_and_content(posbias):
+    printed = document(
+        posbias("predict", "--depth", 2, "--heads", 2, "--mask", '["causal", "sliding_window(width=3)"]', "--mixing",
+                "power_decay(start=0.5, exponent=1.0)", "--content", "[1.5, -0.5]", "--theory", "rollout_content",
+                "--length", 12, "--json")
+    )  # fmt: skip
+    architecture = pb.Architecture(
+        depth=2, heads=2, mask=["causal", "sliding_window(3)"], mixing=[0.5, 0.25], content=[1.5, -0.5]
+    )
+    expected = pb.predict(architecture, n_positions=12, theory="rollout_content").profile.influence
+    np.testing.assert_allclose(printed["arrays"]["profile/influence"], expected, rtol=1e-14)
+
+
+def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
+    measured, predicted = tmp_path / "measured", tmp_path / "predicted"
+    result = posbias("measure", tiny_llama, "--length", 24, "--count", 6, "--kinds", "jacobian(probes=2),logit",
+                     "--out", measured)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "Where does the influence lie?" in result.stdout
+    record = pb.load_record(measured)
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=24, count=6, seed=0)
+    again = pb.measure(model, prompts, kinds=["jacobian(probes=2)", "logit"])
+    for kind in ("jacobian", "logit"):
+        saved = record.arrays[f"trained/measured/{kind}/influence"]
+        np.testing.assert_allclose(saved, again.profiles[kind].influence, rtol=1e-3)
+    assert record.resolved["prompts"]["sha256"] == prompts.sha256
+    assert str(tmp_path) not in json.dumps(record.resolved["model"])
+
+    assert posbias("predict", "--depth", 2, "--length", 24, "--out", predicted).returncode == 0
+    compared = document(posbias("compare", predicted, measured, "--kind", "logit", "--json"))
+    (block,) = compared["scalars"]["subjects"]["comparison"]["comparisons"]
+    expected = pb.compare(pb.predict(pb.Architecture(depth=2), 24).profile, again.profiles["logit"])
+    assert block["metrics"]["wasserstein"] == pytest.approx(expected.wasserstein, rel=1e-3)
+    assert block["flat"]["wasserstein"] == pytest.approx(expected.flat.wasserstein, rel=1e-3)
+
+    both = posbias("report", measured, predicted, "--out", tmp_path / "both")
+    assert both.returncode == 0, both.stderr
+    assert (tmp_path / "both" / "report.html").is_file()
+
+
+def test_init_seed_measures_another_model(posbias, tiny_llama, tmp_path):
+    printed = document(posbias("measure", tiny_llama, "--length", 16, "--count", 2, "--kinds", "logit", "--init-seed", 3,
+                               "--json"))  # fmt: skip
+    assert printed["resolved"]["model"]["init_seed"] == 3
+    assert list(printed["scalars"]["subjects"]) == ["initialised"]
+
+
+def test_list_knows_every_sort(posbias):
+    catalogue = document(posbias("list", "--json"))
+    assert set(catalogue) == {"masks", "encodings", "schedules", "theories", "kinds", "families", "metrics", "claims"}
+    assert "sliding_window" in catalogue["masks"]
+    assert {"gpt2", "llama", "bloom", "gemma3_text"} <= set(catalogue["families"])
+    assert all(description for variants in catalogue.values() for description in variants.values())
+
+
+@pytest.mark.parametrize("verb", ["predict", "measure", "compare", "audit", "report", "list", "verify", "models"])
+def test_help_answers_with_an_example(posbias, verb):
+    result = posbias(verb, "--help")
+    assert result.returncode == 0
+    assert "posbias" in result.stdout
+    if verb != "models":
+        assert "Example" in result.stdout
+
+
+def test_help_does_not_import_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, posbias.cli.app; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_literals_are_parsed_and_never_evaluated():
+    assert literal("0.5") == 0.5
+    assert literal("[1, 'a']") == [1, "a"]
+    assert literal("decay(rate=0.5)") == "decay(rate=0.5)"
+    with pytest.raises(UsageError, match="is not a list"):
+        literal("[__import__('os')]")
+    assert split_literals("jacobian(probes=2, probe='ones'),logit") == ["jacobian(probes=2, probe='ones')", "logit"]
