@@ -12,6 +12,9 @@ from beartype import BeartypeConf, beartype
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+# Before the hook: typer hands its commands contexts of a class that only it knows, which the checker would refuse.
+import posbias.cli.app  # noqa: F401
+
 # Whole numbers are welcome where floats are asked for (PEP 484's numeric tower), as they are without the checker.
 typecheck = types.ModuleType("posbias_typecheck")
 typecheck.check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # type: ignore[attr-defined]

@@ -1,11 +1,16 @@
-"""Whatever is wrong is said in one line that names it, with exit code 2 or 1, no traceback, and nothing half-written."""
+"""Whatever is wrong is said in one line that names it, with exit code 2 or 1, and nothing is left half-written."""
 
 import json
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
+from posbias.errors import UsageError
+from posbias.records import load_record
+from posbias.report import view_of
 
 
 def refused(result, *words, code=2):
@@ -110,15 +115,14 @@ def test_places_that_cannot_be_written(posbias, tiny_llama, tmp_path):
 def test_a_full_disk_fails_in_one_line(posbias, tmp_path):
     full = tmp_path / "full"
     full.mkdir()
-    import subprocess
-
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], capture_output=True).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
         result = posbias("predict", "--length", 20000, "--out", full / "run")
         refused(result, "No space left on device", code=1)
-        assert not list(full.glob("run/*.safetensors"))
         assert not list(full.glob("run/.*.tmp"))
+        with pytest.raises(UsageError, match="did not finish"):
+            view_of(load_record(full / "run"))
     finally:
         subprocess.run(["umount", str(full)], check=True)
 

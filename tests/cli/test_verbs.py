@@ -1,6 +1,8 @@
 """Each verb runs once end to end, and what it leaves behind is read back."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -72,8 +74,8 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
 
 
 def test_init_seed_measures_another_model(posbias, tiny_llama, tmp_path):
-    printed = document(posbias("measure", tiny_llama, "--length", 16, "--count", 2, "--kinds", "logit", "--init-seed", 3,
-                               "--json"))  # fmt: skip
+    flags = ["--length", 16, "--count", 2, "--kinds", "logit", "--init-seed", 3]
+    printed = document(posbias("measure", tiny_llama, *flags, "--json"))
     assert printed["resolved"]["model"]["init_seed"] == 3
     assert list(printed["scalars"]["subjects"]) == ["initialised"]
 
@@ -96,9 +98,6 @@ def test_help_answers_with_an_example(posbias, verb):
 
 
 def test_help_does_not_import_torch():
-    import subprocess
-    import sys
-
     code = "import sys, posbias.cli.app; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

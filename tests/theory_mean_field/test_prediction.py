@@ -69,6 +69,15 @@ def test_growing_bins_agree_with_single_positions(model_type, fresh):
     np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=2e-3)
 
 
+def test_growing_bins_see_repeated_tokens(fresh):
+    spec = spec_of(fresh("llama", hidden_size=64, num_hidden_layers=3))
+    tokens = np.minimum(np.random.default_rng(0).zipf(1.3, 300), 200)
+    bins = growing_bins(300)
+    exact, _ = gradient_squares(spec, tokens, FirstOrder(), Setting(unit_bins(300), 64, np.random.default_rng()))
+    same, _ = gradient_squares(spec, tokens, FirstOrder(), Setting(bins, 64, np.random.default_rng()))
+    np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=0.02)
+
+
 def test_windows_are_resolved_in_long_contexts(fresh):
     spec = spec_of(fresh("mistral", hidden_size=64, num_hidden_layers=2, sliding_window=128))
     exact, _ = gradient_squares(spec, None, FirstOrder(), Setting(unit_bins(700), spec.width, np.random.default_rng()))
@@ -155,7 +164,7 @@ def test_predict_names_the_theory(fresh):
     model = fresh("llama")
     prediction = predict(model, 24, theory="mean_field")
     np.testing.assert_array_equal(prediction.profile.influence, mean_field(model, 24).profile.influence)
-    with pytest.raises(UsageError, match="needs a model .*, got Architecture"):
+    with pytest.raises(UsageError, match=r"needs a model .*, got Architecture"):
         predict(Architecture(depth=2), 24, theory="mean_field")
 
 

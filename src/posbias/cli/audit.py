@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from posbias.cli import options
+from posbias.cli.invocation import command_line
 
 EXAMPLE = (
     "Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 "
@@ -35,7 +36,6 @@ def audit(
     """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""
     from posbias.auditing import AuditOptions
     from posbias.auditing import audit as run_audit
-    from posbias.cli.invocation import command_line
     from posbias.cli.output import print_json, print_summary
 
     settings = AuditOptions(

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from posbias.cli import options
+from posbias.cli.invocation import command_line, passed_arguments
 
 EXAMPLE = "Example: `posbias compare runs/predicted runs/measured --kind jacobian`"
 
@@ -23,7 +24,6 @@ def compare(
 ) -> None:
     """Compare two runs: every distance between their profiles, beside that of a flat line."""
     from posbias.auditing import comparison_record
-    from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
     from posbias.records import load_record, run_directory
 

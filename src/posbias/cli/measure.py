@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from posbias.cli import options
+from posbias.cli.invocation import command_line, passed_arguments
 
 EXAMPLE = (
     "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at birth: `--init-seed 0` · "
@@ -32,7 +33,6 @@ def measure(
 ) -> None:
     """Measure how much every input position influences the last one, and how strongly each layer mixes."""
     from posbias.auditing import measurement_record
-    from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
     from posbias.measurement import MeasureOptions, PassOptions, resolve_kinds
     from posbias.measurement import measure as measure_model

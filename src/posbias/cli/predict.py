@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from posbias.cli import options
+from posbias.cli.invocation import command_line, passed_arguments
 
 EXAMPLE = (
     "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
@@ -32,7 +33,6 @@ def predict(
     """Predict the influence of every position on the last one, from the architecture alone."""
     from posbias.architecture import Architecture
     from posbias.auditing import prediction_record
-    from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import finish
     from posbias.records import run_directory
     from posbias.theory import predict as predict_profile

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
+from posbias.cli.invocation import command_line, passed_arguments
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def verify(
     json: options.Json = False,
 ) -> None:
     """Run published theorems and claims as numerical experiments: the number, the verdict, and the sharper fact."""
-    from posbias.cli.invocation import command_line, passed_arguments
     from posbias.cli.output import print_json
     from posbias.records import run_directory
     from posbias.report.claims import claims_record

@@ -60,7 +60,6 @@ class Smooth(Activation):
         coefficients = self.coefficients(variance)
         slopes = coefficients[1:] * np.sqrt(np.arange(1, len(coefficients)))[:, None] / np.sqrt(variance)
         deviation = np.sqrt(variance)
-        ones = np.ones_like(variance)
         forward, backward = np.empty_like(covariance.block), np.empty_like(covariance.block)
         rows = max(1, 2**16 // len(variance))  # a strip of rows stays in the cache over all terms
         for first in range(0, len(variance), rows):
@@ -68,7 +67,7 @@ class Smooth(Activation):
             correlation = covariance.block[strip] / deviation[strip, None] / deviation[None, :]
             forward[strip] = _series(coefficients, correlation, strip)
             backward[strip] = _series(slopes, correlation, strip)
-        same = covariance.same / variance * ones
+        same = covariance.same / variance
         return (
             Kernel(forward, _diagonal_series(coefficients, same)),
             Kernel(backward, _diagonal_series(slopes, same)),

@@ -8,7 +8,7 @@ import numpy as np
 from posbias.errors import UsageError
 from posbias.registry import Registry
 from posbias.theory.mean_field.bins import MOST_BINS, Bins, Kernel
-from posbias.theory.mean_field.first_order import attention_backward, attention_forward
+from posbias.theory.mean_field.first_order import Expansion
 from posbias.theory.mean_field.sampled import HeadSampler
 from posbias.theory.mean_field.spec import AttentionSpec
 
@@ -55,13 +55,11 @@ class _Expansion(Level):
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         """By the expansion."""
-        return attention_forward(attention, setting.width, x, bins=setting.bins, first_order=self.first_order)
+        return Expansion(attention, setting.width, setting.bins, self.first_order).forward(x)
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         """By the expansion."""
-        return attention_backward(
-            attention, setting.width, x, gradient, bins=setting.bins, first_order=self.first_order
-        )
+        return Expansion(attention, setting.width, setting.bins, self.first_order).backward(x, gradient)
 
 
 @LEVELS.register("value")

@@ -61,7 +61,7 @@ def mean_field(
         n_positions: Context length N, >= 1. Up to 512 every position is computed; beyond, bins grow with the position
             (up to 2048 still every position for sampled heads and for logits that depend on position).
         prompts: Token ids, which tell where the input repeats itself; the prompts' mean squares are averaged. None
-            means all tokens differ.
+            means all tokens differ. Between wide bins only the share of equal tokens counts (within 1 % at N = 800).
         level: `value`, `first`, `sampled(heads=2000)`, or `auto`: first order where it suffices, else sampled heads.
         seed: Of the sampled heads; no other level draws anything.
 
