@@ -1,0 +1,192 @@
+"""The audit on a real (tiny) model: what it records, how it resumes, what it leaves out and says so."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.auditing import storage, subjects
+from posbias.auditing.run import AuditOptions
+from posbias.errors import RunError, UsageError
+
+LENGTH, COUNT = 24, 6
+OPTIONS = AuditOptions(kinds=("jacobian(probes=2)", "probability"), births=6)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_llama, tmp_path_factory):
+    return pb.audit(
+        tiny_llama, n_positions=LENGTH, prompts=COUNT, out=tmp_path_factory.mktemp("runs") / "a", options=OPTIONS
+    )
+
+
+def test_the_audit_is_the_rooms_put_together(finished, tiny_llama):
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=COUNT, seed=0)
+    measured = pb.measure(model, prompts, kinds=OPTIONS.kinds)
+    trained, initialised = finished.subjects
+    assert (trained.name, initialised.name) == ("trained", "initialised")
+    for kind in ("jacobian", "probability"):
+        np.testing.assert_allclose(
+            trained.measured[kind].profile.influence, measured.profiles[kind].influence, rtol=1e-5
+        )
+    explained = pb.power_rollout(model, prompts)
+    np.testing.assert_allclose(
+        trained.theories["power_rollout"].profile.influence, explained.profile.influence, rtol=1e-6
+    )
+    architecture = pb.Architecture.from_model(model, mixing=measured.mixing)
+    np.testing.assert_allclose(
+        trained.theories["rollout"].profile.influence, pb.predict(architecture, LENGTH).profile.influence, rtol=1e-5
+    )
+    assert set(trained.theories) == {"attention_only", "rollout", "continuous", "power_rollout", "attention_rollout"}
+    assert set(initialised.theories) == {*trained.theories, "mean_field"}
+
+
+def test_births_are_independent_initialisations(finished, tiny_llama):
+    reborn = pb.reinitialise(pb.load_model(tiny_llama), 2)
+    prompts = pb.load_prompts("default", reborn, n_positions=LENGTH, count=COUNT, seed=0)
+    measured = pb.measure(reborn, prompts, kinds=OPTIONS.kinds)
+    initialised = finished.subjects[1]
+    np.testing.assert_allclose(
+        initialised.measured["probability"].per_prompt[2], measured.per_prompt["probability"][2], rtol=1e-4
+    )
+
+
+def test_every_distance_has_interval_flat_line_and_noise(finished):
+    for subject in finished.record.scalars["subjects"].values():
+        assert subject["comparisons"]
+        for block in subject["comparisons"]:
+            prompts = block["prompts"]
+            assert prompts["distance"]["low"] <= prompts["distance"]["value"] <= prompts["distance"]["high"]
+            assert prompts["flat"]["value"] == pytest.approx(block["flat"]["wasserstein"], rel=1e-9)
+            assert prompts["noise"]["mean"] > 0
+
+
+def test_the_directory_holds_record_report_and_pictures_and_nothing_else(finished):
+    names = {path.name for path in finished.directory.iterdir()}
+    assert {"record.json", "arrays.safetensors", "report.html"} <= names
+    assert not any(name.startswith("parts") or name.endswith(".tmp") for name in names)
+    assert any(name.endswith(".png") for name in names)
+    saved = pb.load_record(finished.directory)
+    assert saved.scalars["findings"] == finished.findings
+    assert saved.environment["packages"]["torch"]
+
+
+def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
+    monkeypatch.setattr(subjects, "measure_prompt", lambda *_: pytest.fail("measured again"))
+    again = pb.audit(
+        tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.directory,
+        options=AuditOptions(kinds=OPTIONS.kinds, births=6, resume=True),
+    )  # fmt: skip
+    assert again.record.run_id == finished.record.run_id
+
+
+RUN = """
+import sys, posbias as pb
+pb.audit(sys.argv[1], n_positions=24, prompts=6, out=sys.argv[2],
+         options=pb.AuditOptions(kinds=("jacobian(probes=2)", "probability"), births=6, resume=len(sys.argv) > 3))
+"""
+
+
+def test_killed_and_resumed_is_the_same_and_finished_prompts_are_kept(finished, tiny_llama, tmp_path):
+    out = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(tiny_llama), str(out)])
+    parts = out / storage.PARTS
+    deadline = time.monotonic() + 120
+    while len(list(parts.glob("trained-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.safetensors")}
+    assert len(kept) >= 2
+    assert not (out / "record.json").exists()
+
+    times = {}
+    real_write = storage.write_atomically
+
+    def noting(path, content):
+        times[path.name] = True
+        real_write(path, content)
+
+    storage.write_atomically = noting
+    try:
+        resumed = pb.audit(
+            tiny_llama, n_positions=LENGTH, prompts=COUNT, out=out,
+            options=AuditOptions(kinds=OPTIONS.kinds, births=6, resume=True),
+        )  # fmt: skip
+    finally:
+        storage.write_atomically = real_write
+    assert not set(times) & set(kept)
+    for name, array in finished.record.arrays.items():
+        np.testing.assert_allclose(resumed.record.arrays[name], array, rtol=1e-5, atol=1e-9, err_msg=name)
+    assert not parts.exists()
+
+
+def test_pieces_of_other_settings_are_not_reused(tmp_path):
+    store = storage.PartStore(tmp_path, {"seed": 0}, resume=False)
+    store.get("piece", lambda: {"x": np.zeros(1)})
+    same = storage.PartStore(tmp_path, {"seed": 0}, resume=True)
+    assert same.get("piece", lambda: pytest.fail("computed again"))["x"] == 0
+    other = storage.PartStore(tmp_path, {"seed": 1}, resume=True)
+    assert other.get("piece", lambda: {"x": np.ones(1)})["x"] == 1
+    assert (same.reused, other.reused) == (1, 0)
+
+
+def test_a_damaged_piece_is_computed_again(tmp_path):
+    store = storage.PartStore(tmp_path, {}, resume=False)
+    store.get("piece", lambda: {"x": np.zeros(1)})
+    (tmp_path / storage.PARTS / "piece.safetensors").write_bytes(b"torn")
+    again = storage.PartStore(tmp_path, {}, resume=True)
+    assert again.get("piece", lambda: {"x": np.ones(1)})["x"] == 1
+
+
+def test_an_unknown_family_is_measured_and_what_is_missing_is_said(tmp_path):
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    config = GPTNeoConfig(vocab_size=64, hidden_size=16, num_layers=2, attention_types=[[["global"], 2]], num_heads=2)
+    GPTNeoForCausalLM(config).save_pretrained(tmp_path / "model")
+    model = pb.load_model(tmp_path / "model")
+    prompts = pb.load_prompts(np.arange(48).reshape(3, 16), model, n_positions=16, count=3)
+    run = pb.audit(model, prompts=prompts, options=AuditOptions(births=2))
+    assert set(run.subjects[0].measured) == {"jacobian", "probability"}
+    left_out = " ".join(run.record.scalars["left_out"])
+    assert "mixing" in left_out
+    assert "power_rollout" in left_out
+    assert "mean_field" in left_out
+
+
+def test_a_configuration_has_no_trained_state(tiny_llama):
+    prompts = np.arange(48).reshape(3, 16)
+    model = pb.load_model(f"config:{tiny_llama}")
+    run = pb.audit(model, prompts=pb.load_prompts(prompts, model, n_positions=16, count=3))
+    assert [subject.name for subject in run.subjects] == ["initialised"]
+
+
+def test_two_runs_into_one_directory_are_refused(tiny_llama, tmp_path):
+    from posbias.records import exclusive
+
+    with exclusive(tmp_path), pytest.raises(UsageError, match="another run is writing"):
+        pb.audit(tiny_llama, n_positions=16, prompts=2, out=tmp_path)
+
+
+def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, monkeypatch):
+    real = subjects.measure_prompt
+
+    def fails_on_the_third(model, token_ids, *, kinds, key):
+        if key[1] == 2:
+            raise RunError("prompt 2: the gradient is not finite")
+        return real(model, token_ids, kinds=kinds, key=key)
+
+    monkeypatch.setattr(subjects, "measure_prompt", fails_on_the_third)
+    with pytest.raises(RunError):
+        pb.audit(tiny_llama, n_positions=16, prompts=4, out=tmp_path / "run", options=AuditOptions(births=0))
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert "prompt 2" in record["error"]
+    assert len(list((tmp_path / "run" / storage.PARTS).iterdir())) == 2
