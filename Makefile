@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 audit: venv
-	$(BIN)/posbias audit demo --length 512 --count 16 --out runs/demo
+	$(BIN)/posbias audit demo --length 256 --count 16 --out runs/demo
 
 test: venv lint types
 	$(BIN)/pytest

@@ -109,3 +109,16 @@ def test_literals_are_parsed_and_never_evaluated():
     with pytest.raises(UsageError, match="is not a list"):
         literal("[__import__('os')]")
     assert split_literals("jacobian(probes=2, probe='ones'),logit") == ["jacobian(probes=2, probe='ones')", "logit"]
+
+
+def test_predict_for_a_model_at_birth_and_trained(posbias, tiny_llama):
+    born = document(
+        posbias("predict", "--model", f"config:{tiny_llama}", "--theory", "mean_field", "--length", 20, "--json")
+    )
+    model = pb.load_model(f"config:{tiny_llama}")
+    expected = pb.predict(model, 20, theory="mean_field").profile.influence
+    np.testing.assert_allclose(born["arrays"]["profile/influence"], expected, rtol=1e-12)
+    flags = ["--model", tiny_llama, "--theory", "power_rollout", "--length", 20, "--count", 2]
+    trained = document(posbias("predict", *flags, "--json"))
+    assert sum(trained["arrays"]["profile/influence"]) == pytest.approx(1)
+    assert posbias("predict", "--model", tiny_llama, "--theory", "mean_field").returncode == 2

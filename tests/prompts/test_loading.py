@@ -146,9 +146,6 @@ def test_prompts_are_checked_and_cut(model):
 
 
 def test_demo_model():
-    demo = pytest.importorskip("posbias.models.demo")
-    if not (demo.cache_directory() / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}").is_dir():
-        pytest.skip("the demo model is not in the cache")
     from posbias.models import load_model
 
     loaded = load_model("demo")

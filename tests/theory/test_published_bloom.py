@@ -1,23 +1,19 @@
 """BLOOM-176B at 256 positions: the rollout from measured mixing against the published influence (arXiv 2602.16837)."""
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from posbias.architecture import Architecture
+from posbias.reproduce.published_models import read_data
 from posbias.theory import predict
-
-REFERENCE = Path(__file__).parents[1] / "reference"
 
 
 @cache
 def reference(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((REFERENCE / f"{name}.json").read_text())
-    return document
+    return read_data(name)
 
 
 def wasserstein(one: np.ndarray, other: np.ndarray) -> float:

@@ -1,5 +1,5 @@
-"""Single results as records, in the layout that reports read (report/layout.py): a prediction, a measurement, a
-comparison of two runs.
+"""Single results as records, in the layout that reports read (report/layout.py): a measurement, a comparison of
+two runs.
 """
 
 from collections.abc import Mapping
@@ -14,26 +14,6 @@ from posbias.models.model import Model
 from posbias.prompts import Prompts
 from posbias.records import Record
 from posbias.report.layout import store_subjects, view_of
-from posbias.theory import Prediction
-
-
-def prediction_record(prediction: Prediction, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """A prediction with its architecture and profile."""
-    architecture = None if prediction.architecture is None else prediction.architecture.describe()
-    record = Record(
-        verb="predict",
-        arguments=dict(arguments),
-        resolved={
-            "title": f"{prediction.theory} of an architecture",
-            "theory": prediction.theory,
-            "n_positions": prediction.n_positions,
-            "architecture": architecture,
-            "command": command,
-        },
-        scalars={"sink_share": prediction.sink_share},
-    )
-    record.arrays["profile/influence"] = prediction.profile.influence
-    return record
 
 
 def measurement_record(

@@ -13,7 +13,7 @@ import numpy as np
 from posbias.auditing.options import AuditOptions
 from posbias.auditing.recording import measured_subject
 from posbias.auditing.storage import PartStore
-from posbias.auditing.theories import architecture_theories, birth_theories, prompt_theories
+from posbias.auditing.theories import architecture_theories, prompt_theories
 from posbias.comparison import Subject, TheoryProfile
 from posbias.measurement import PromptMeasurement, combine, measure_prompt, resolve_kinds
 from posbias.models.model import Model
@@ -56,31 +56,27 @@ class Examiner:
             RunError: a gradient is not finite, or a piece cannot be written.
         """
         pieces = [
-            self.store.get(f"{name}-{index:05d}", partial(_piece, unit, self.prompts, self.options))
+            self.store.get(f"{name}-{index:05d}", partial(self._piece, unit, initialised=name == INITIALISED))
             for index, unit in enumerate(track(units, f"measuring the {name} model"))
         ]
         measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
         measurement = combine(measured, kinds=list(self.options.kinds), seed=self.options.seed)
         theories, left_out = architecture_theories(self.model, measurement.n_positions, measurement.mixing)
-        if name == INITIALISED:
-            born, unborn = birth_theories(units[0].model, self.prompts.n_positions, self.store)
-            theories, left_out = {**theories, **born}, [*left_out, *unborn]
         read, unread = _prompt_theories(pieces)
         subject = measured_subject(name, measurement, {**theories, **read})
         return subject, [*measurement.left_out, *left_out, *unread]
 
-
-def _piece(unit: Unit, prompts: Prompts, options: AuditOptions) -> dict[str, np.ndarray]:
-    """Everything about one unit, as flat arrays; reasons for what is left out travel as the names of empty arrays."""
-    model, token_ids = unit.model(), prompts.token_ids[unit.prompt]
-    kinds = resolve_kinds(list(options.kinds))
-    measured = measure_prompt(model, token_ids, kinds=kinds, key=(options.seed, unit.prompt))
-    theories, left_out = prompt_theories(model, token_ids, measured.mixing)
-    return {
-        **measured.to_arrays(),
-        **{THEORY + name: influence for name, influence in theories.items()},
-        **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
-    }
+    def _piece(self, unit: Unit, *, initialised: bool) -> dict[str, np.ndarray]:
+        """Everything about one unit, as flat arrays; what is left out travels as the names of empty arrays."""
+        model, token_ids = unit.model(), self.prompts.token_ids[unit.prompt]
+        kinds = resolve_kinds(list(self.options.kinds))
+        measured = measure_prompt(model, token_ids, kinds=kinds, key=(self.options.seed, unit.prompt))
+        theories, left_out = prompt_theories(model, token_ids, mixing=measured.mixing, initialised=initialised)
+        return {
+            **measured.to_arrays(),
+            **{THEORY + name: influence for name, influence in theories.items()},
+            **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
+        }
 
 
 def _prompt_theories(pieces: Sequence[dict[str, np.ndarray]]) -> tuple[dict[str, TheoryProfile], list[str]]:

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
-from posbias.auditing.storage import PartStore
 from posbias.comparison import TheoryProfile
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.profiles import Profile
+from posbias.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
@@ -30,7 +30,11 @@ Row = Float64[np.ndarray, "n_positions"]
 
 
 def prompt_theories(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], mixing: Float64[np.ndarray, "layers"] | None
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    *,
+    mixing: Float64[np.ndarray, "layers"] | None,
+    initialised: bool,
 ) -> tuple[dict[str, Row], list[str]]:
     """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
 
@@ -38,12 +42,13 @@ def prompt_theories(
         model: The model in the state that is measured.
         token_ids: The prompt.
         mixing: Measured mixing of this prompt per layer (mean over tokens); None without a family description.
+        initialised: Whether the weights are as the initialiser drew them: mean field speaks of such models only.
     """
-    theories: dict[str, Callable[[], Row]] = {
-        "power_rollout": lambda: power_rollout_prompt(model, token_ids),
-    }
+    theories: dict[str, Callable[[], Row]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
     if mixing is not None:
         theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
+    if initialised:
+        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]))
     return _applicable(theories)
 
 
@@ -63,27 +68,13 @@ def architecture_theories(
     return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
 
 
-def birth_theories(
-    born: Callable[[], Model], n_positions: int, store: PartStore
-) -> tuple[dict[str, TheoryProfile], list[str]]:
-    """Mean field: predicted from the initialiser's variances; kept as a piece, for it can take a minute."""
-
-    def compute() -> dict[str, np.ndarray]:
-        found, left_out = _applicable({"mean_field": lambda: _mean_field(born(), n_positions)})
-        return {**found, **{reason: np.zeros(0) for reason in left_out}}
-
-    piece = store.get("initialised-mean-field", compute)
-    theories = {name: TheoryProfile(Profile(row)) for name, row in piece.items() if row.size}
-    return theories, [reason for reason, row in piece.items() if not row.size]
-
-
-def _mean_field(model: Model, n_positions: int) -> Row:
-    """At the level its logits call for; where heads are sampled, few: the profile moves by under .001 in W1."""
+def _mean_field(model: Model, prompt: Prompts) -> Row:
+    """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it)."""
     spec = spec_of(model)
-    level = resolve_level(spec, "auto", n_positions)
+    level = resolve_level(spec, "auto", prompt.n_positions)
     if isinstance(level, SampledHeads):
         level = SampledHeads(heads=SAMPLED_HEADS)
-    return mean_field(spec, n_positions, level=level).profile.influence
+    return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence
 
 
 def _applicable(theories: dict[str, Callable[[], Row]]) -> tuple[dict[str, Row], list[str]]:

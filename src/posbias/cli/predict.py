@@ -1,15 +1,20 @@
-"""`posbias predict`: a theory's position bias of an architecture, without any model."""
+"""`posbias predict`: a theory's position bias, of an architecture given by flags or of a model."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
+from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    from posbias.theory import Prediction
 
 EXAMPLE = (
     "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
-    'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'`'
+    'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'` · '
+    "a model at birth: `--model config:demo --theory mean_field --length 2048`"
 )
 
 
@@ -27,25 +32,57 @@ def predict(
     ] = "1.0",
     content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0",
     theory: Annotated[str, typer.Option(help="One of `posbias list theories`.")] = "rollout",
+    model: Annotated[
+        str | None,
+        typer.Option(help="For mean_field and power_rollout: the model, as for measure.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="Prompts for theories that read a model.", show_default=False)
+    ] = None,
+    count: options.Count = 8,
+    init_seed: options.InitSeed = None,
+    seed: options.Seed = 0,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Predict the influence of every position on the last one, from the architecture alone."""
+    """Predict the influence of every position on the last one, from an architecture, or from a model's weights."""
     from posbias.architecture import Architecture
-    from posbias.auditing import prediction_record
     from posbias.cli.output import finish
     from posbias.records import run_directory
     from posbias.theory import predict as predict_profile
 
-    arguments = passed_arguments(context)
+    arguments, command = passed_arguments(context), command_line(context)
     with run_directory(out, verb="predict", arguments=arguments) as directory:
-        architecture = Architecture(
-            depth=depth,
-            heads=heads,
-            mask=options.literal(mask),
-            encoding=options.literal(encoding),
-            mixing=options.literal(mixing),
-            content=options.literal(content),
-        )
-        prediction = predict_profile(architecture, n_positions=length, theory=theory)
-        finish(prediction_record(prediction, arguments, command=command_line(context)), out=directory, as_json=json)
+        if model is not None:
+            prediction, described = _of_model(model, prompts, theory, length=length, draw=(count, seed, init_seed))
+        else:
+            architecture = Architecture(
+                depth=depth,
+                heads=heads,
+                mask=options.literal(mask),
+                encoding=options.literal(encoding),
+                mixing=options.literal(mixing),
+                content=options.literal(content),
+            )
+            prediction, described = predict_profile(architecture, n_positions=length, theory=theory), None
+        finish(prediction.record(arguments, command=command, model=described), out=directory, as_json=json)
+
+
+def _of_model(
+    source: str, prompts: str | None, theory: str, *, length: int, draw: tuple[int, int, int | None]
+) -> "tuple[Prediction, dict[str, Any]]":
+    """A theory that reads a model; `draw` is the count and seed of prompts and the seed of initialisation."""
+    from posbias.models import load_model
+    from posbias.prompts import load_prompts
+    from posbias.theory import THEORIES
+    from posbias.theory import predict as predict_profile
+
+    _ = THEORIES[theory]
+    count, seed, init_seed = draw
+    if theory == "mean_field" and init_seed is None and not source.startswith("config:"):
+        raise UsageError(f"mean_field is about initialisation: give --init-seed, or --model config:{source}")
+    loaded = load_model(source, init_seed=init_seed)
+    if prompts is None and theory == "power_rollout":
+        prompts = "default"
+    drawn = None if prompts is None else load_prompts(prompts, loaded, n_positions=length, count=count, seed=seed)
+    return predict_profile(loaded, n_positions=length, theory=theory, prompts=drawn), loaded.describe()

@@ -21,11 +21,13 @@ def report(
     from posbias.records import check_writable, load_record
     from posbias.report import write_report
     from posbias.report.claims import write_claims_report
+    from posbias.report.reproductions import write_reproduction_report
 
     records = [load_record(run) for run in runs]
     directory = check_writable(out or runs[0])
-    verified = [record for record in records if record.verb == "verify"]
-    if verified and len(records) > 1:
-        raise UsageError("runs of verify are drawn one at a time, without others beside them")
-    page = write_claims_report(verified[0], directory) if verified else write_report(records, directory)
+    pages = {"verify": write_claims_report, "reproduce": write_reproduction_report}
+    alone = [record for record in records if record.verb in pages]
+    if alone and len(records) > 1:
+        raise UsageError(f"runs of {alone[0].verb} are drawn one at a time, without others beside them")
+    page = pages[alone[0].verb](alone[0], directory) if alone else write_report(records, directory)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

@@ -4,7 +4,7 @@
 plotly, report/static.py with matplotlib. To add a figure, describe it here and both follow.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +96,26 @@ def side_by_side(views: Sequence[RunView]) -> list[Figure]:
     if len(predictions) > 1:
         figures.append(_runs_figure("runs-predicted", f"{len(predictions)} predictions, side by side", predictions))
     return figures
+
+
+def profiles_figure(
+    slug: str,
+    title: str,
+    theories: Mapping[str, tuple[Profile, Stroke]],
+    *,
+    measured: Mapping[str, Profile] | None = None,
+) -> Figure:
+    """Any profiles over one context, by the names they bear in the legend, measurements drawn in black.
+
+    Args:
+        slug: Short name for files and anchors.
+        title: What is seen, as a sentence.
+        theories: Predicted profiles with their strokes.
+        measured: Measured ones; they set the range of the axes.
+    """
+    own = [_profile_curve(name, profile, MEASURED, emphasis=True) for name, profile in (measured or {}).items()]
+    others = [_profile_curve(name, profile, stroke) for name, (profile, stroke) in theories.items()]
+    return _profile_figure(slug, title, (*own, *others), measured=own)
 
 
 def _measured_figure(view: RunView, subject: Subject, kind: str) -> Figure:

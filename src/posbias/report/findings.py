@@ -5,7 +5,7 @@ units), an explicit "not decided", or a bare statement of what was seen. Negativ
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -43,8 +43,18 @@ def findings_of(view: RunView) -> list[Finding]:
 
 
 def paragraph(view: RunView) -> str:
-    """The findings as one paragraph of plain text."""
-    return " ".join(finding.text for finding in findings_of(view))
+    """The findings as plain text: one line for each measured kind of each subject, and for each contrast."""
+    return "\n".join(" ".join(finding.text for finding in group) for group in grouped(findings_of(view)))
+
+
+def grouped(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
+    """Findings split where a new measurement is introduced (its sentence ends in a colon)."""
+    groups: list[list[Finding]] = []
+    for finding in findings:
+        if not groups or finding.text.endswith(":"):
+            groups.append([])
+        groups[-1].append(finding)
+    return tuple(tuple(group) for group in groups)
 
 
 def percent(interval: Interval) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from posbias.errors import RunError, UsageError
 from posbias.records import Record, write_atomically
 from posbias.report.figures import Figure, figures_of, side_by_side
-from posbias.report.findings import Finding, findings_of
+from posbias.report.findings import Finding, findings_of, grouped
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.layout import RunView, view_of
 from posbias.report.static import png
@@ -107,7 +107,7 @@ def _sections(views: Sequence[RunView]) -> list[Section]:
             Section(
                 anchor=f"run-{number}",
                 view=view,
-                findings=_grouped(findings_of(view)),
+                findings=grouped(findings_of(view)),
                 figures=tuple(figures_of(view)),
                 tables=tuple(_tables(view)),
             )
@@ -129,16 +129,6 @@ def _told_apart(views: Sequence[RunView]) -> list[RunView]:
 def _stem(section: Section, sections: Sequence[Section]) -> str:
     """PNG names of several runs start with the run's anchor."""
     return f"{section.anchor}-" if len(sections) > 1 else ""
-
-
-def _grouped(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
-    """Findings split where a new measurement is introduced (its sentence ends in a colon)."""
-    groups: list[list[Finding]] = []
-    for finding in findings:
-        if not groups or finding.text.endswith(":"):
-            groups.append([])
-        groups[-1].append(finding)
-    return tuple(tuple(group) for group in groups)
 
 
 def _overview(views: Sequence[RunView]) -> list[dict[str, Any]]:

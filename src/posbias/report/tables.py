@@ -85,7 +85,7 @@ def show_summary(views: Sequence[RunView], console: "Console") -> None:
         if not console.is_terminal:
             console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
             continue
-        console.print(_ruled(title, header, cells))
+        console.print(ruled(title, header, cells))
 
 
 def plain_columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
@@ -194,7 +194,8 @@ def _records(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | N
     return {name: interval_record(interval) for name, interval in intervals.items()}
 
 
-def _ruled(title: str, header: Sequence[str], cells: Iterable[Sequence[str]]) -> Any:
+def ruled(title: str, header: Sequence[str], cells: Iterable[Sequence[str]]) -> Any:
+    """A table for a terminal (rich); its texts are taken literally."""
     from rich.markup import escape
     from rich.table import Table
 

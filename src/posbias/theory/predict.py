@@ -3,7 +3,7 @@
 A theory maps (subject, n_positions, prompts) to a `Forecast`; one that cannot use the subject says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding
 from posbias.errors import UsageError
 from posbias.profiles import Profile
+from posbias.records import Record
 from posbias.registry import Registry
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import rollout_profile
@@ -46,6 +47,29 @@ class Prediction:
     sink_share: float = 0.0
     """Share of the last position that comes from attention sinks; the profile is what comes from positions, scaled to
     sum to 1."""
+
+    def record(
+        self, arguments: Mapping[str, Any], *, command: str = "", model: Mapping[str, Any] | None = None
+    ) -> Record:
+        """The prediction as a record that reports can draw.
+
+        Args:
+            arguments: What the user passed.
+            command: What repeats it in a shell.
+            model: `describe()` of the model, where the theory read one.
+        """
+        about = "an architecture" if model is None else str(model.get("source", "a model"))
+        resolved = {
+            "title": f"{self.theory} of {about}",
+            "theory": self.theory,
+            "n_positions": self.n_positions,
+            "architecture": None if self.architecture is None else self.architecture.describe(),
+            "model": model,
+            "command": command,
+        }
+        record = Record("predict", dict(arguments), resolved, scalars={"sink_share": self.sink_share})
+        record.arrays["profile/influence"] = self.profile.influence
+        return record
 
 
 def predict(subject: Any, n_positions: int, *, theory: str = "rollout", prompts: Any = None) -> Prediction:

@@ -1,0 +1,201 @@
+"""The untrained models of arXiv 2603.10123 and their prompts: Qwen2 with and without RoPE, GPT-2, 24 layers each.
+
+Models come from configurations alone, one per seed, drawn by the model classes' own initialisers.
+"""
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posbias.errors import UsageError
+from posbias.models import HuggingFaceModel, load_model
+from posbias.prompts import Prompts, TokenModel, load_prompts
+
+TOKENS = ("random", "text")
+TOKENIZERS = ("bytes", "demo")
+FAMILIES = ("qwen2", "gpt2")
+DEPTH = 24
+_SHARED: dict[str, dict[str, Any]] = {
+    "qwen2": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_hidden_layers": DEPTH,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": DEPTH,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },
+}
+SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "qwen2": {
+            "num_hidden_layers": 4,
+            "hidden_size": 32,
+            "intermediate_size": 96,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "vocab_size": 1024,
+        },
+        "gpt2": {"n_layer": 4, "n_embd": 32, "n_head": 2, "n_positions": 1024, "vocab_size": 1024},
+    },
+    "small": {
+        "qwen2": {
+            "hidden_size": 256,
+            "intermediate_size": 1408,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "vocab_size": 50257,
+        },
+        "gpt2": {"n_embd": 256, "n_head": 4, "n_positions": 4096, "vocab_size": 50257},
+    },
+    "full": {
+        "qwen2": {
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+        },
+        "gpt2": {"n_embd": 1024, "n_head": 16, "n_positions": 1024, "vocab_size": 50257},
+    },
+}
+"""`full` is Qwen2-0.5B and GPT-2 medium; `small` keeps depth and head size; `tiny` (4 layers) is for trying out."""
+
+
+@dataclass(frozen=True)
+class BirthSettings:
+    """What `reproduce birth-2603.10123` may be told."""
+
+    size: str = "small"
+    """"small" (d = 256), "full" (Qwen2-0.5B and GPT-2 medium) or "tiny" (4 layers, d = 32)."""
+    n_positions: int = 256
+    """Context length N, >= 20 so that the last tenth has an interior."""
+    births: int = 8
+    """Random initialisations, each with a prompt of its own, >= 2."""
+    probes: int = 8
+    """Rademacher probes per Jacobian, >= 1."""
+    seed: int = 0
+    """Birth k is initialised with seed + k; prompts, probes and bootstrap follow it too."""
+    tokenizer: str = "bytes"
+    """How the corpus text becomes token ids: "bytes", or "demo" for the demo model's tokenizer (fetched if missing)."""
+
+    def __post_init__(self) -> None:
+        _check_choice("size", self.size, tuple(SIZES))
+        _check_choice("tokenizer", self.tokenizer, TOKENIZERS)
+        for name, least in (("n_positions", 20), ("births", 2), ("probes", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} must be a whole number >= {least}, got {value!r}")
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {**asdict(self), "models": {family: model_config(family, self.size) for family in FAMILIES}}
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as token ids; as much of a tokenizer as prompts ask of one."""
+
+    def __call__(
+        self,
+        text: str | list[str],
+        *,
+        add_special_tokens: bool = True,
+        return_attention_mask: bool = True,
+        verbose: bool = True,
+    ) -> dict[str, Any]:
+        """Token ids of a text, or of each text of a list; there are no special tokens."""
+        texts = [text] if isinstance(text, str) else text
+        token_ids = [list(entry.encode()) for entry in texts]
+        return {"input_ids": token_ids[0] if isinstance(text, str) else token_ids}
+
+
+@dataclass
+class Bytes:
+    """A `TokenModel` for prompts of bytes."""
+
+    tokenizer: Any
+    vocabulary_size: int = 256
+    max_positions: int | None = None
+
+
+class NoRotation(nn.Module):
+    """A rotary module that turns nothing: cosine one, sine zero."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+
+    def forward(
+        self, states: Float[Tensor, "batch position feature"], position_ids: Int[Tensor, "..."]
+    ) -> tuple[Float[Tensor, "batch position head_dim"], Float[Tensor, "batch position head_dim"]]:
+        """(ones, zeros) for every position."""
+        ones = states.new_ones((states.shape[0], states.shape[1], self.head_dim))
+        return ones, torch.zeros_like(ones)
+
+
+def model_config(family: str, size: str) -> dict[str, Any]:
+    """The configuration of one model."""
+    return {**_SHARED[family], **SIZES[size][family]}
+
+
+def born(family: str, size: str, *, seed: int, dtype: str = "float32") -> HuggingFaceModel:
+    """A model with freshly drawn weights."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"{family}-{size}.json"
+        path.write_text(json.dumps(model_config(family, size)))
+        return load_model(f"config:{path}", init_seed=seed, dtype=dtype)
+
+
+def without_rope(model: HuggingFaceModel) -> HuggingFaceModel:
+    """The same weights with rotary positions switched off; the model given is changed."""
+    config = model.config
+    decoder: Any = model.network.get_submodule("model")
+    decoder.rotary_emb = NoRotation(config.hidden_size // config.num_attention_heads)
+    return HuggingFaceModel(model.network, origin=model.origin)
+
+
+def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
+    """One prompt per birth for every family: random token ids, or windows of the default corpus."""
+    if tokens == "random":
+        generator = np.random.default_rng([settings.seed, 2603])
+        shape = (settings.births, settings.n_positions)
+        return {
+            family: Prompts(
+                generator.integers(0, model_config(family, settings.size)["vocab_size"], shape),
+                source="random token ids",
+                seed=settings.seed,
+            )
+            for family in FAMILIES
+        }
+    reader: TokenModel = (
+        Bytes(ByteTokenizer()) if settings.tokenizer == "bytes" else load_model("config:demo", init_seed=0)
+    )
+    prompts = load_prompts(
+        "default", reader, n_positions=settings.n_positions, count=settings.births, seed=settings.seed
+    )
+    smallest = min(model_config(family, settings.size)["vocab_size"] for family in FAMILIES)
+    if prompts.token_ids.max() >= smallest:
+        raise UsageError(
+            f"size {settings.size!r} knows {smallest} tokens, too few for tokenizer {settings.tokenizer!r}"
+        )
+    return dict.fromkeys(FAMILIES, prompts)
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
