@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from posbias.errors import RunError, UsageError
-from posbias.records import ARRAYS_FILE, RECORD_FILE, Record, check_writable, exclusive, load_record
+from posbias.records import ARRAYS_FILE, RECORD_FILE, Record, check_writable, exclusive, load_record, run_directory
 
 
 def example(value: float) -> Record:
@@ -49,6 +49,22 @@ def test_killed_between_the_two_renames_the_new_run_counts(tmp_path):
     loaded = load_record(tmp_path / "run")
     assert loaded.scalars["value"] == 0.5
     assert loaded.arrays["profile/influence"][0] == 0.5
+    assert json.loads((tmp_path / "run" / RECORD_FILE).read_text()) == loaded.as_json()
+
+
+def test_whatever_ends_a_run_is_in_its_record(tmp_path):
+    with pytest.raises(MemoryError), run_directory(tmp_path / "run", verb="predict", arguments={"depth": 2}):
+        raise MemoryError("no room\nfor it")
+    failed = load_record(tmp_path / "run")
+    assert (failed.status, failed.error, failed.arguments) == ("failed", "no room for it", {"depth": 2})
+
+
+def test_a_report_that_fails_does_not_cost_the_finished_record(tmp_path):
+    example(0.25).save(tmp_path / "run")
+    with pytest.raises(RunError), run_directory(tmp_path / "run", verb="predict", arguments={}):
+        example(0.5).save(tmp_path / "run")
+        raise RunError("no picture")
+    assert load_record(tmp_path / "run").scalars["value"] == 0.5
 
 
 SAVE_FOREVER = """

@@ -99,6 +99,7 @@ def load_record(directory: str | Path) -> Record:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
+    _complete(directory / RECORD_FILE, document)
     version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise UsageError(
@@ -106,6 +107,14 @@ def load_record(directory: str | Path) -> Record:
         )
     document["arrays"] = arrays
     return Record(**document)
+
+
+def _complete(path: Path, document: Mapping[str, Any]) -> None:
+    """Bring the readable copy up to the arrays file, where a run was killed between the two."""
+    text = json.dumps(document, indent=1, allow_nan=False)
+    with suppress(OSError):  # a directory that can only be read is read as it is
+        if not path.is_file() or path.read_text() != text:
+            write_atomically(path, text.encode())
 
 
 def plain(value: Any) -> Any:
@@ -144,11 +153,15 @@ def check_writable(directory: str | Path) -> Path:
         UsageError: it cannot be made or written.
     """
     directory = Path(directory)
+    was_there = directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / ".probe", b"posbias")
         (directory / ".probe").unlink()
     except OSError as error:
+        if not was_there:
+            with suppress(OSError):
+                directory.rmdir()
         raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
     return directory
 
@@ -157,8 +170,9 @@ def check_writable(directory: str | Path) -> Path:
 def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping[str, Any]) -> Iterator[Path | None]:
     """The directory of a run while it runs: writable, held against other runs, with a record of a failure.
 
-    A request that turns out wrong (UsageError) leaves nothing behind; a run that fails (RunError) leaves a record with
-    status "failed" that says why. Without a directory nothing happens.
+    A request that turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record
+    with status "failed" that says why, unless its own record was already saved and only the report failed. Without a
+    directory nothing happens.
 
     Raises:
         UsageError: the directory cannot be written, or another run holds it.
@@ -170,6 +184,7 @@ def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping
     was_there = directory.exists()
     check_writable(directory)
     with exclusive(directory):
+        before = _stamp(directory / ARRAYS_FILE)
         try:
             yield directory
         except UsageError:
@@ -177,10 +192,21 @@ def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping
                 (directory / LOCK_FILE).unlink()
                 directory.rmdir()
             raise
-        except RunError as error:
-            with suppress(RunError):
-                Record(verb=verb, arguments=dict(arguments), status="failed", error=str(error)).save(directory)
+        except Exception as error:
+            if _stamp(directory / ARRAYS_FILE) == before:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                with suppress(RunError):
+                    Record(verb=verb, arguments=dict(arguments), status="failed", error=reason).save(directory)
             raise
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is written anew; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 @contextmanager

@@ -190,3 +190,15 @@ def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, mo
     assert record["status"] == "failed"
     assert "prompt 2" in record["error"]
     assert len(list((tmp_path / "run" / storage.PARTS).iterdir())) == 2
+
+
+def test_a_piece_read_back_has_its_arrays_in_their_own_order(tmp_path):
+    arrays = {name: np.zeros(1) for name in ("theory/second", "theory/first")}
+    storage.PartStore(tmp_path, {}, resume=True).get("piece", lambda: arrays)
+    assert list(storage.PartStore(tmp_path, {}, resume=True).get("piece", dict)) == list(arrays)
+
+
+def test_counts_and_seeds_may_be_numpy_integers(tiny_llama):
+    options = AuditOptions(kinds=("probability",), seed=np.int64(1), births=np.int64(1))
+    record = pb.audit(tiny_llama, n_positions=np.int64(8), prompts=np.int64(1), options=options).record
+    assert record.as_json()["arguments"]["prompts"] == 1

@@ -36,6 +36,9 @@ def one_line(result, *words, code=2):
         (["--theory", "astrology"], ["unknown theory 'astrology'", "rollout"]),
         (["--theory", "closed_form", "--encoding", "alibi"], ["mask causal with encoding none only"]),
         (["--content", "[[1, 2], [3]]"], ["content"]),
+        (["--content", "[[1], [3]]", "--depth", "2", "--heads", "2"], ["content has shape [2, 1]"]),
+        (["--content", "nan"], ["content must be finite, got nan"]),
+        (["--encoding", "alibi(slopes='ab')", "--heads", "2"], ["slopes must be a list of numbers", "'ab'"]),
     ],
 )
 def test_wrong_architectures(posbias, flags, words):
@@ -43,9 +46,12 @@ def test_wrong_architectures(posbias, flags, words):
 
 
 def test_wrong_values_of_flags_are_bad_usage(posbias):
-    refused(posbias("predict", "--depth", "0"), "--depth")
-    refused(posbias("predict", "--length", "many"), "--length")
-    refused(posbias("fortune"), "fortune")
+    one_line(posbias("predict", "--depth", "0"), "--depth", "got '0'", "greater than or equal to 1")
+    one_line(posbias("predict", "--length", "many"), "--length", "got 'many'")
+    one_line(posbias("predict", "--lenght", "3"), "--lenght", "posbias predict --help")
+    one_line(posbias("measure"), "model")
+    one_line(posbias("fortune"), "fortune")
+    assert "audit" in refused(posbias())
 
 
 def test_wrong_models(posbias, tiny_llama, tmp_path):
@@ -130,3 +136,14 @@ def test_a_full_disk_fails_in_one_line(posbias, tmp_path):
 def test_runs_that_are_no_runs(posbias, tmp_path):
     one_line(posbias("report", tmp_path / "nothing"), "holds no posbias run")
     one_line(posbias("compare", tmp_path, tmp_path), "holds no posbias run")
+
+
+def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias, tmp_path):
+    one_line(posbias("predict", "--length", 10**14, "--out", tmp_path / "run"), "allocate", code=1)
+    assert "allocate" in load_record(tmp_path / "run").error
+
+
+def test_a_seed_too_large_for_the_births_is_refused_before_any_work(posbias, tiny_llama, tmp_path):
+    result = posbias("audit", tiny_llama, "--length", 8, "--count", 1, "--seed", 2**63, "--out", tmp_path / "run")
+    one_line(result, "seed must be a whole number in [0, 2^62)")
+    assert not (tmp_path / "run").exists()

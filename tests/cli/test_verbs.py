@@ -10,6 +10,7 @@ import pytest
 import posbias as pb
 from posbias.cli.options import literal, split_literals
 from posbias.errors import UsageError
+from posbias.records import load_record
 
 
 def document(result):
@@ -122,3 +123,20 @@ def test_predict_for_a_model_at_birth_and_trained(posbias, tiny_llama):
     trained = document(posbias("predict", *flags, "--json"))
     assert sum(trained["arrays"]["profile/influence"]) == pytest.approx(1)
     assert posbias("predict", "--model", tiny_llama, "--theory", "mean_field").returncode == 2
+
+
+def test_every_verb_takes_seed_and_out(posbias, tmp_path, monkeypatch):
+    listed = posbias("list", "masks", "--seed", 1, "--out", tmp_path / "list", "--json")
+    assert load_record(tmp_path / "list").scalars == json.loads(listed.stdout)
+    posbias("predict", "--length", 8, "--seed", 1, "--out", tmp_path / "run")
+    assert posbias("report", tmp_path / "run", "--seed", 1, "--out", tmp_path / "page").returncode == 0
+
+    converted = tmp_path / "cache"
+    converted.mkdir()
+    (converted / "config.json").write_text("{}")
+    monkeypatch.setattr("posbias.models.demo.fetch_demo", lambda: converted)
+    got = posbias("models", "get", "demo", "--seed", 1, "--out", tmp_path / "copy" / "demo", "--json")
+    assert json.loads(got.stdout)["directory"] == str(tmp_path / "copy" / "demo")
+    assert [path.name for path in (tmp_path / "copy").rglob("*")] == ["demo", "config.json"]
+    again = posbias("models", "get", "demo", "--out", tmp_path / "copy" / "demo")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)

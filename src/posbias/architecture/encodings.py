@@ -75,7 +75,10 @@ class Alibi(LinearEncoding):
     def __post_init__(self) -> None:
         if self.slopes is None:
             return
-        object.__setattr__(self, "slopes", tuple(float(slope) for slope in self.slopes))
+        try:
+            object.__setattr__(self, "slopes", tuple(float(slope) for slope in self.slopes))
+        except (TypeError, ValueError):
+            raise UsageError(f"alibi: slopes must be a list of numbers, one per head, got {self.slopes!r}") from None
         for slope in self.slopes:
             if not 0 <= slope <= MAX_SLOPE:
                 raise UsageError(f"alibi: a slope must lie in [0, {MAX_SLOPE:g}], got {slope}")

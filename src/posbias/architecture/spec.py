@@ -95,7 +95,7 @@ class Architecture:
         """Diagonal logit offset of every layer and head."""
         content = _per_layer_and_head("content", self.content, (self.depth, self.heads))
         if not np.all(np.isfinite(content)):
-            raise UsageError("content must be finite")
+            raise UsageError(f"content must be finite, got {self.content!r}")
         return content
 
     @cached_property
@@ -165,15 +165,13 @@ def _per_layer_and_head(name: str, value: Any, shape: tuple[int, int]) -> Float6
     try:
         values = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise UsageError(f"{name} must be a number, a list per layer or [layer][head]") from None
-    if values.ndim == 1:
-        values = values[:, None]
-    if values.ndim > 2 or (values.ndim == 2 and values.shape not in {(depth, 1), (depth, heads)}):
+        raise UsageError(f"{name} must be a number, a list per layer or [layer][head], got {value!r}") from None
+    if values.shape not in {(), (depth,), (depth, heads)}:
         raise UsageError(
             f"{name} has shape {list(np.shape(value))}; "
             f"give a number, {depth} values (layers) or [{depth}][{heads}] (layers, heads)"
         )
-    return np.broadcast_to(values, (depth, heads)).copy()
+    return np.broadcast_to(values[:, None] if values.ndim == 1 else values, (depth, heads)).copy()
 
 
 def _plain_sinks(sinks: Float64[np.ndarray, "depth heads"]) -> list[list[float | None]] | None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from posbias.errors import UsageError
 
 MOST_BIRTHS = 8
@@ -33,7 +35,9 @@ class AuditOptions:
     """The shell line that repeats the audit, for its record, where there is one."""
 
     def __post_init__(self) -> None:
-        if self.births is not None and (not isinstance(self.births, int) or self.births < 0):
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 2**62:
+            raise UsageError(f"seed must be a whole number in [0, 2^62), got {self.seed!r}")
+        if self.births is not None and (not isinstance(self.births, int | np.integer) or self.births < 0):
             raise UsageError(f"births must be a whole number >= 0, got {self.births!r}")
 
     def count_births(self, n_prompts: int) -> int:

@@ -163,6 +163,6 @@ def _arguments(
     return {
         "model": str(model) if isinstance(model, str | Path) else "a loaded model",
         "n_positions": n_positions,
-        "prompts": prompts if isinstance(prompts, int) else "given prompts",
+        "prompts": "given prompts" if isinstance(prompts, Prompts) else prompts,
         **options.describe(),
     }

@@ -63,10 +63,11 @@ class PartStore:
             return None
         try:
             with safe_open(path, framework="numpy") as file:
-                if (file.metadata() or {}).get("fingerprint") != self.fingerprint:
+                metadata = file.metadata() or {}
+                if metadata.get("fingerprint") != self.fingerprint:
                     return None
-                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        except SafetensorError:
+                return {key: file.get_tensor(key) for key in json.loads(metadata["order"])}
+        except (SafetensorError, KeyError, json.JSONDecodeError):
             return None  # Not ours or damaged: computed again, and replaced.
 
     def _write(self, path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -74,7 +75,9 @@ class PartStore:
 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, save(arrays, metadata={"fingerprint": self.fingerprint}))
+            # The file sorts its arrays; theories are compared in their own order, resumed or not.
+            metadata = {"fingerprint": self.fingerprint, "order": json.dumps(list(arrays))}
+            write_atomically(path, save(arrays, metadata=metadata))
         except OSError as error:
             raise RunError(f"cannot write to {str(path.parent)!r}: {error.strerror or error}") from None
 

@@ -6,12 +6,18 @@ answers at once.
 
 import os
 import sys
+from itertools import pairwise
+from typing import Any
 
 import typer
 
 from posbias.cli import audit, compare, listing, measure, models, predict, report, reproduce, verify
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
+
+WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
+"""What typer raises for wrong flags and arguments; it exports only this error's children."""
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="posbias",
@@ -50,20 +56,40 @@ def main() -> None:
     # Before torch loads OpenMP: waiting threads sleep instead of spinning, two to four times faster on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app()
+        code = app(standalone_mode=False)
+    except WrongUse as error:
+        _refuse(error)
     except UsageError as error:
         _fail(str(error), 2)
     except (RunError, MemoryError) as error:
         _fail(str(error) or "out of memory; try a shorter --length or fewer --kinds", 1)
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
-    except KeyboardInterrupt:
-        _fail("interrupted; an audit can be continued with --resume", 130)
     except Exception as error:
         if os.environ.get("POSBIAS_DEBUG"):
             raise
         first_line = next(iter(str(error).splitlines()), "")
         _fail(f"unexpected {type(error).__name__}: {first_line} (POSBIAS_DEBUG=1 shows the traceback)", 1)
+    else:
+        if code == INTERRUPTED:
+            _fail("interrupted; an audit can be continued with --resume", INTERRUPTED)
+        sys.exit(code or 0)
+
+
+def _refuse(error: Any) -> None:
+    """One line for a wrong flag or argument; the whole help where nothing was asked."""
+    asked = error.ctx.command_path if error.ctx else "posbias"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(2)
+    _fail(f"{error.format_message().rstrip('.')}{_given(error)}; `{asked} --help` says what is allowed", 2)
+
+
+def _given(error: Any) -> str:
+    """The value a refused flag was given, which typer's message leaves out."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    values = [value for name, value in pairwise(sys.argv) if name in names]
+    return f", got {values[-1]!r}" if values else ""
 
 
 def _fail(message: str, code: int) -> None:

@@ -1,5 +1,6 @@
 """`posbias list`: the variants that posbias knows, read off their registries."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,17 +13,27 @@ EXAMPLE = "Example: `posbias list masks`"
 
 
 def list_variants(
+    context: typer.Context,
     sort: Annotated[str | None, typer.Argument(help="One sort, e.g. masks; all by default.")] = None,
+    seed: options.UnusedSeed = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory for a record.", show_default=False)] = None,
     json: options.Json = False,
 ) -> None:
     """List masks, encodings, mixing schedules, theories, influence kinds, model families and metrics."""
+    from posbias.cli.invocation import passed_arguments
     from posbias.cli.output import print_catalogue
+    from posbias.records import Record, run_directory
 
     registries = _registries()
     if sort is not None and sort not in registries:
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join(registries)}")
     wanted = registries if sort is None else {sort: registries[sort]}
-    print_catalogue({name: _described(registry) for name, registry in wanted.items()}, as_json=json)
+    catalogue = {name: _described(registry) for name, registry in wanted.items()}
+    arguments = passed_arguments(context)
+    with run_directory(out, verb="list", arguments=arguments) as directory:
+        if directory is not None:
+            Record(verb="list", arguments=arguments, scalars=dict(catalogue)).save(directory)
+    print_catalogue(catalogue, as_json=json)
 
 
 def _registries() -> dict[str, Registry[Any]]:

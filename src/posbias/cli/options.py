@@ -11,6 +11,7 @@ from posbias.errors import UsageError
 Out = Annotated[Path | None, typer.Option("--out", help="Directory for record and report.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.", min=0)]
+UnusedSeed = Annotated[int, typer.Option("--seed", help="Taken by every verb; nothing is drawn here.", min=0)]
 Length = Annotated[int, typer.Option("--length", help="Context length N in positions.", min=1)]
 Count = Annotated[int, typer.Option("--count", help="How many prompts.", min=1)]
 PromptSource = Annotated[

