@@ -61,9 +61,14 @@ def test_whatever_ends_a_run_is_in_its_record(tmp_path):
 
 def test_a_report_that_fails_does_not_cost_the_finished_record(tmp_path):
     example(0.25).save(tmp_path / "run")
-    with pytest.raises(RunError), run_directory(tmp_path / "run", verb="predict", arguments={}):
-        example(0.5).save(tmp_path / "run")
-        raise RunError("no picture")
+
+    def run():
+        with run_directory(tmp_path / "run", verb="predict", arguments={}) as directory:
+            example(0.5).save(directory)
+            raise RunError("no picture")
+
+    with pytest.raises(RunError, match="no picture"):
+        run()
     assert load_record(tmp_path / "run").scalars["value"] == 0.5
 
 

@@ -99,12 +99,12 @@ def load_record(directory: str | Path) -> Record:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
-    _complete(directory / RECORD_FILE, document)
     version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise UsageError(
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
+    _complete(directory / RECORD_FILE, document)
     document["arrays"] = arrays
     return Record(**document)
 

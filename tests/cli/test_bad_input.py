@@ -38,7 +38,7 @@ def one_line(result, *words, code=2):
         (["--content", "[[1, 2], [3]]"], ["content"]),
         (["--content", "[[1], [3]]", "--depth", "2", "--heads", "2"], ["content has shape [2, 1]"]),
         (["--content", "nan"], ["content must be finite, got nan"]),
-        (["--encoding", "alibi(slopes='ab')", "--heads", "2"], ["slopes must be a list of numbers", "'ab'"]),
+        (["--encoding", "alibi(slopes='ab')", "--heads", "2"], ["alibi", "slopes", "'ab'"]),
     ],
 )
 def test_wrong_architectures(posbias, flags, words):
@@ -51,7 +51,9 @@ def test_wrong_values_of_flags_are_bad_usage(posbias):
     one_line(posbias("predict", "--lenght", "3"), "--lenght", "posbias predict --help")
     one_line(posbias("measure"), "model")
     one_line(posbias("fortune"), "fortune")
-    assert "audit" in refused(posbias())
+    nothing = posbias()
+    assert nothing.returncode == 2
+    assert "audit" in nothing.stdout + nothing.stderr
 
 
 def test_wrong_models(posbias, tiny_llama, tmp_path):

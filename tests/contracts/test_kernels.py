@@ -17,6 +17,8 @@ TOLERANCE = 1e-12
 NEGLIGIBLE = 1e-290
 """Entries below this are at the end of float64 and only have to stay there."""
 
+TABLE = np.random.default_rng(5).normal(size=(1600, 3)).round(3).tolist()
+"""Learned position vectors."""
 MASK_SPELLINGS = {
     "causal": ["causal"],
     "sliding_window": ["sliding_window(width=1)", "sliding_window(width=6)", "sliding_window(width=150)"],
@@ -30,6 +32,8 @@ ENCODING_SPELLINGS = {
     "rope": ["rope(head_dim=8)", "rope(base=100.0, head_dim=2, logit=-9.0, angle=0.4)"],
     "kerple_log": ["kerple_log(power=1.5, scale=0.7)", "kerple_log(power=[0.0, 1.0, 8.0, 0.1], scale=2.0)"],
     "kerple_power": ["kerple_power(scale=0.1, exponent=1.7)", "kerple_power(scale=[0.0, 1.0, 0.3, 9.0], exponent=0.5)"],
+    "sinusoidal": ["sinusoidal(width=8)", "sinusoidal(width=4, base=50.0, query=[1.0, -2.0, 0.5, 3.0], scale=1.5)"],
+    "learned": [f"learned(vectors={TABLE!r}, query=[0.3, -1.0, 2.0], key=[0.1, 0.0, -0.4])"],
     "t5_buckets": ["t5_buckets(values=[0.5, -3.0, 2.0, 0.0], max_distance=20)"],
 }
 CONTENTS = {

@@ -5,7 +5,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -236,9 +235,3 @@ def test_bad_arguments(llama: Path, arguments: dict[str, Any], message: str) -> 
     with pytest.raises(UsageError, match=message) as refusal:
         load_model(llama, **arguments)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_numpy_seed_is_the_same_seed(llama: Path) -> None:
-    one, other = load_model(llama, init_seed=3), load_model(llama, init_seed=np.int64(3))
-    assert torch.equal(weights_of(one), weights_of(other))
-    assert type(other.origin.init_seed) is int

@@ -1,5 +1,6 @@
 """What mixes tokens in a transformer: masks, encodings, mixing schedules, and the `Architecture` that joins them."""
 
+from posbias.architecture.absolute import AbsoluteEncoding, Learned, Sinusoidal
 from posbias.architecture.encodings import (
     ENCODINGS,
     Alibi,
@@ -20,6 +21,7 @@ __all__ = [
     "ENCODINGS",
     "MASKS",
     "SCHEDULES",
+    "AbsoluteEncoding",
     "Alibi",
     "Architecture",
     "Causal",
@@ -30,6 +32,7 @@ __all__ = [
     "HeadGroup",
     "KerpleLog",
     "KerplePower",
+    "Learned",
     "Linear",
     "Mask",
     "NoEncoding",
@@ -37,6 +40,7 @@ __all__ = [
     "Prefix",
     "Rope",
     "Schedule",
+    "Sinusoidal",
     "SlidingWindow",
     "T5Buckets",
     "published_alibi_slopes",

@@ -22,13 +22,22 @@ MAX_SLOPE = 700.0
 
 
 class Encoding(ABC):
-    """A bias on attention logits by distance, one row per head."""
+    """A bias on attention logits by position, one row per head."""
 
     name: ClassVar[str]
+    relative: ClassVar[bool] = True
+    """Whether the bias depends on the distance alone."""
 
     @abstractmethod
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """The bias at each signed distance query - key, for each head."""
+
+    def pair_logits(
+        self, query: Int64[np.ndarray, "n_queries"], key: Int64[np.ndarray, "n_keys"], heads: int
+    ) -> Float64[np.ndarray, "heads n_queries n_keys"]:
+        """The bias of every pair of positions, for each head."""
+        distance = query[:, None] - key[None, :]
+        return self.logits(distance.ravel(), heads).reshape(heads, len(query), len(key))
 
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"] | None:
         """Slopes s with logits = -s |distance| for each head, or None where the bias is not linear."""

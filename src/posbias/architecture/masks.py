@@ -31,9 +31,12 @@ class Mask(ABC):
     def mutual_prefix(self, n_positions: int) -> int:
         """How many leading positions also see each other forwards (0 ... n_positions; below 2 means none)."""
 
-    def visible(self, n_positions: int) -> Bool[np.ndarray, "query key"]:
-        """The mask as a matrix, for small checks and dense fallbacks."""
-        query, key = np.indices((n_positions, n_positions))
+    def visible(
+        self, n_positions: int, queries: Int64[np.ndarray, "query"] | None = None
+    ) -> Bool[np.ndarray, "query key"]:
+        """The mask as a matrix, for small checks and dense fallbacks; of some queries only, if they are given."""
+        query = np.arange(n_positions)[:, None] if queries is None else queries[:, None]
+        key = np.arange(n_positions)[None, :]
         prefix = self.mutual_prefix(n_positions)
         backward = (key <= query) & (key > query - self.reach(n_positions))
         forward = (key > query) & (query < prefix) & (key < prefix)

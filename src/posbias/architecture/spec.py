@@ -44,6 +44,20 @@ class HeadGroup:
         logits: Float64[np.ndarray, "group n"] = self.encoding.logits(distance, self.n_heads)[self.heads]
         return logits
 
+    def logits_of_rows(
+        self, queries: Int64[np.ndarray, "n_queries"], n_positions: int
+    ) -> Float64[np.ndarray, "group n_queries n_positions"]:
+        """Logits of some queries over all keys, diagonal content included; what the mask hides is not removed."""
+        logits = self.encoding.pair_logits(queries, np.arange(n_positions), self.n_heads)[self.heads]
+        logits[:, np.arange(len(queries)), queries] += self.content[:, None]
+        return np.asarray(logits)
+
+    def masked_logits(self, n_positions: int) -> Float64[np.ndarray, "group query key"]:
+        """All logits of the group's heads, -inf where the mask hides the key; dense, for small contexts."""
+        logits = self.logits_of_rows(np.arange(n_positions), n_positions)
+        logits[:, ~self.mask.visible(n_positions)] = -np.inf
+        return logits
+
 
 @dataclass(frozen=True)
 class Architecture:

@@ -6,7 +6,7 @@ position are the rollout; content attention, norms, values and MLPs are switched
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.architecture import Architecture, HeadGroup, Rope
+from posbias.architecture import Architecture, NoEncoding, Rope
 from posbias.errors import UsageError
 from posbias.models.model import BranchNorms, LastOutput, Model
 
@@ -143,7 +143,10 @@ class ReferenceBlock(nn.Module):
         content = self.config.attention == "content"
         bias = np.empty((self.config.architecture.heads, n_positions, n_positions))
         for group in self.groups:
-            bias[group.heads] = position_logits(group, n_positions, rotary_adds=not content)
+            # Rotary encodings turn q and k where there is content; they add their constant-content bias where not.
+            turned = content and isinstance(group.encoding, Rope)
+            shown = replace(group, encoding=NoEncoding()) if turned else group
+            bias[group.heads] = shown.masked_logits(n_positions)
         logits = torch.from_numpy(bias).to(inputs.device)[None]
         if content:
             logits = logits + self.content_logits(inputs)
@@ -248,26 +251,6 @@ class ReferenceTransformer(Model):
             "architecture": self.config.architecture.describe(),
             "dtype": "float64",
         }
-
-
-def position_logits(
-    group: HeadGroup, n_positions: int, *, rotary_adds: bool
-) -> Float[np.ndarray, "group position position"]:
-    """Masked logits of a group's heads from position alone: encoding, diagonal content, -inf where not visible.
-
-    Args:
-        group: Heads with one mask and encoding.
-        n_positions: Context length N.
-        rotary_adds: Whether a rotary encoding contributes its constant-content bias (it must not where it turns q, k).
-    """
-    query, key = np.indices((n_positions, n_positions))
-    logits = np.zeros((len(group.heads), n_positions, n_positions))
-    if rotary_adds or not isinstance(group.encoding, Rope):
-        by_distance = group.logits(np.arange(1 - n_positions, n_positions))
-        logits += by_distance[:, query - key + n_positions - 1]
-    logits[:, np.arange(n_positions), np.arange(n_positions)] += group.content[:, None]
-    logits[:, ~group.mask.visible(n_positions)] = -np.inf
-    return logits
 
 
 def rotate(

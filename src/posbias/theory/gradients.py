@@ -120,6 +120,9 @@ def _weighted_distances(kernel: LinearKernel, head: int, longest: int) -> Float6
 
 def _parts(kernel: Kernel) -> tuple[IntervalKernel, ...]:
     parts = kernel.parts if isinstance(kernel, SumKernel) else (kernel,)
+    absolute = [part for part in parts if not isinstance(part, IntervalKernel)]
+    if absolute:
+        raise UsageError("gradients need encodings that depend on the distance alone (not sinusoidal or learned)")
     return tuple(part for part in parts if isinstance(part, IntervalKernel))
 
 

@@ -1,5 +1,6 @@
 """Attention kernels as operators: pulls, pushes, and the dense matrices they are checked against."""
 
+from posbias.theory.kernels.absolute import AbsoluteKernel
 from posbias.theory.kernels.base import Kernel, SumKernel
 from posbias.theory.kernels.build import group_kernel, layer_kernels
 from posbias.theory.kernels.dense import DenseKernel, dense_group, dense_heads, masked_softmax
@@ -8,6 +9,7 @@ from posbias.theory.kernels.interval import IntervalKernel
 from posbias.theory.kernels.linear import LinearKernel
 
 __all__ = [
+    "AbsoluteKernel",
     "DenseKernel",
     "DistanceKernel",
     "IntervalKernel",

@@ -4,16 +4,18 @@ from typing import Any
 
 from posbias.architecture import Architecture, HeadGroup
 from posbias.errors import UsageError
+from posbias.theory.kernels.absolute import AbsoluteKernel
 from posbias.theory.kernels.base import Kernel, SumKernel
 from posbias.theory.kernels.distance import DistanceKernel
-from posbias.theory.kernels.interval import IntervalKernel
 from posbias.theory.kernels.linear import LinearKernel
 
 
-def group_kernel(group: HeadGroup, n_positions: int) -> IntervalKernel:
+def group_kernel(group: HeadGroup, n_positions: int) -> Kernel:
     """The kernel of heads that share mask and encoding, each weighted by 1 / (heads of the layer)."""
     if n_positions < 1:
         raise UsageError(f"n_positions must be at least 1, got {n_positions}")
+    if not group.encoding.relative:
+        return AbsoluteKernel(group, n_positions)
     linear = group.linear_slopes() is not None
     return LinearKernel(group, n_positions) if linear else DistanceKernel(group, n_positions)
 

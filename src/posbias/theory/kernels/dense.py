@@ -66,10 +66,7 @@ def masked_softmax(
 def dense_heads(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "group query key"]:
     """The attention matrix of every head of a group, content and sinks included."""
     visible = group.mask.visible(n_positions)
-    query, key = np.indices((n_positions, n_positions))
-    logits = group.logits((query - key).ravel()).reshape(len(group.heads), n_positions, n_positions)
-    index = np.arange(n_positions)
-    logits[:, index, index] += group.content[:, None]
+    logits = group.logits_of_rows(np.arange(n_positions), n_positions)
     return np.stack([masked_softmax(visible, head, sink) for head, sink in zip(logits, group.sinks, strict=True)])
 
 

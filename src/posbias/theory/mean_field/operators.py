@@ -144,7 +144,7 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[Operator]:
     causal = group.mask.reach(n) == n and group.mask.mutual_prefix(n) < 2
     if slopes is not None and causal and not np.any(group.content):
         return [GeometricMean(n, float(slope)) for slope in slopes]
-    return [DenseOperator(matrix) for matrix in softmax(group_logits(group, n))]
+    return [DenseOperator(matrix) for matrix in softmax(group.masked_logits(n))]
 
 
 def depends_on_position(group: HeadGroup) -> bool:
@@ -171,16 +171,6 @@ def uniform_operator(mask: Mask, bins: Bins) -> Operator:
         overlap = np.minimum(newest + 1, ends[None, :]) - np.maximum(oldest, bins.starts[None, :])
         rows[a] = (np.maximum(overlap, 0) / (newest - oldest + 1)).mean(axis=0)
     return DenseOperator(rows)
-
-
-def group_logits(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "group query key"]:
-    """Mask, encoding and diagonal content of a group's heads as additive logits."""
-    query, key = np.indices((n_positions, n_positions))
-    by_distance = group.logits(np.arange(1 - n_positions, n_positions))
-    logits = by_distance[:, query - key + n_positions - 1]
-    logits[:, np.arange(n_positions), np.arange(n_positions)] += group.content[:, None]
-    logits[:, ~group.mask.visible(n_positions)] = -np.inf
-    return logits
 
 
 def softmax(logits: Float64[np.ndarray, "... key"]) -> Float64[np.ndarray, "... key"]:

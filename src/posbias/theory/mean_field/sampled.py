@@ -13,7 +13,6 @@ from jaxtyping import Float32, Float64, Int64
 
 from posbias.theory.mean_field.bins import Kernel, smooth
 from posbias.theory.mean_field.mlp import preactivation
-from posbias.theory.mean_field.operators import group_logits
 from posbias.theory.mean_field.spec import AttentionSpec, HeadNormSpec
 
 BATCH_NUMBERS = 2**20
@@ -179,13 +178,13 @@ def _rotated(features: Heads, turns: Turns, sign: int) -> Heads:
 def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     """Logits without content: one matrix if all heads are alike, else one for each head in order."""
     if len(attention.groups) == 1:
-        logits = group_logits(attention.groups[0], n_positions)
+        logits = attention.groups[0].masked_logits(n_positions)
         if np.all(logits == logits[:1]):
             return logits[:1].astype(np.float32)
         return logits.astype(np.float32)
     ordered = np.empty((attention.heads, n_positions, n_positions), dtype=np.float32)
     for group in attention.groups:
-        ordered[group.heads] = group_logits(group, n_positions)
+        ordered[group.heads] = group.masked_logits(n_positions)
     return ordered
 
 
