@@ -55,6 +55,9 @@ class Record:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
 
+    def __repr__(self) -> str:
+        return f"Record({self.verb}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r})"
+
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document."""
         document = {name: plain(value) for name, value in vars(self).items() if name != "arrays"}

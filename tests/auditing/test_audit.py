@@ -78,6 +78,21 @@ def test_the_directory_holds_record_report_and_pictures_and_nothing_else(finishe
     assert saved.environment["packages"]["torch"]
 
 
+def test_it_shows_itself_in_one_line(finished):
+    assert len(repr(finished)) < 400
+    assert "trained, initialised" in repr(finished)
+    assert len(repr(finished.record)) < 200
+
+
+def test_an_encoding_may_be_put_in_place_of_the_configured_one(tiny_llama):
+    model = pb.load_model(tiny_llama)
+    assert str(pb.Architecture.from_model(model).encoding) == "none"
+    turned = pb.Architecture.from_model(model, encoding="rope(head_dim=8)")
+    assert turned.head_groups[0][0].encoding == pb.architecture.Rope(head_dim=8)
+    with pytest.raises(UsageError, match="needs what load_model returns, got dict"):
+        pb.Architecture.from_model({})
+
+
 def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
     monkeypatch.setattr(subjects, "measure_prompt", lambda *_: pytest.fail("measured again"))
     again = pb.audit(

@@ -158,18 +158,26 @@ class Architecture:
         }
 
     @classmethod
-    def from_model(cls, model: Any, *, mixing: Any = 1.0, content: Any = 0.0) -> "Architecture":
+    def from_model(cls, model: Any, *, mixing: Any = 1.0, content: Any = 0.0, encoding: Any = None) -> "Architecture":
         """The architecture of a loaded model, from its configuration; mixing and content are measured, not configured.
+
+        ALiBi slopes and windows are the model's own. Rotary and absolute encodings add no bias of their own without
+        content, so they read as "none"; to study them with constant content, give `encoding`.
 
         Args:
             model: What `posbias.load_model` returns.
             mixing: As above; `posbias.measure(model, prompts).mixing` is what the published rollout uses.
             content: As above.
+            encoding: In place of the configured one, e.g. `"rope(base=1e5, head_dim=64)"`.
 
         Raises:
-            UsageError: the model has no family description.
+            UsageError: not a loaded model, or one without a family description.
         """
+        if not hasattr(model, "architecture_traits"):
+            raise UsageError(f"from_model needs what load_model returns, got {type(model).__name__}")
         traits = model.architecture_traits()
+        if encoding is not None:
+            traits = {**traits, "encoding": encoding}
         return cls(**traits, mixing=mixing, content=content)
 
 

@@ -37,6 +37,10 @@ class Audit:
     report: Path | None
     """The HTML page; None where no directory was given."""
 
+    def __repr__(self) -> str:
+        states = ", ".join(subject.name for subject in self.subjects)
+        return f"Audit({self.record.resolved.get('title')}: {states}; report: {self.report})"
+
     @property
     def findings(self) -> str:
         """One paragraph of plain findings, each backed by an interval."""

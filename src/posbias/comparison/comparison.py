@@ -57,8 +57,11 @@ def compare(predicted: Profile, measured: Profile) -> Comparison:
         One attribute per metric (`wasserstein`, `spearman` ...), and `.flat` with the same for the flat baseline.
 
     Raises:
-        UsageError: the profiles have different lengths.
+        UsageError: not two profiles, or of different lengths.
     """
+    for profile in (predicted, measured):
+        if not isinstance(profile, Profile):
+            raise UsageError(f"compare needs two Profiles, got {type(profile).__name__}; see Profile.normalised")
     if predicted.n_positions != measured.n_positions:
         raise UsageError(
             f"cannot compare a profile of {predicted.n_positions} positions with one of {measured.n_positions};"

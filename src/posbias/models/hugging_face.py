@@ -142,6 +142,7 @@ class HuggingFaceModel(Model):
             "max_positions": self.max_positions,
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
             "dtype": str(self.dtype).removeprefix("torch."),
+            "device": _device_name(self.device),
             "init_seed": self.origin.init_seed,
             "attention": str(getattr(self.config, "_attn_implementation", None)),
             "weights_sha256": weights_sha256(self.network),
@@ -157,6 +158,11 @@ class HuggingFaceModel(Model):
         keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_logits else {}
         logits: Tensor = self.network(inputs_embeds=embeddings, use_cache=False, **keep).logits
         return logits
+
+
+def _device_name(device: torch.device) -> str:
+    """What computed: "cpu", or an accelerator with its own name."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def weights_sha256(network: nn.Module) -> str:

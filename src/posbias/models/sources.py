@@ -49,6 +49,8 @@ def resolve_source(source: str | Path) -> Source:
     Raises:
         UsageError: neither a known word nor an existing path nor the form of a hub id.
     """
+    if not isinstance(source, str | Path):
+        raise UsageError(f"a model is named by text or a path, got {type(source).__name__}; allowed: {ALLOWED}")
     text = str(source)
     config_only = text.startswith("config:")
     wanted = text.removeprefix("config:")
