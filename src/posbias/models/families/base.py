@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.architecture import Encoding, Mask
+from posbias.architecture import Causal, Encoding, Mask, NoEncoding
 from posbias.registry import Registry
 
 FAMILIES: Registry["Family"] = Registry("model family")
@@ -115,25 +115,29 @@ class Family(ABC):
     mlp_norm: ClassVar[str | None] = "post_attention_layernorm"
     mlp_post_norm: ClassVar[str | None] = None
 
-    @abstractmethod
     def heads(self, config: Any) -> int:
         """Query heads per layer."""
+        return int(config.num_attention_heads)
 
-    @abstractmethod
     def depth(self, config: Any) -> int:
         """Decoder blocks."""
+        return int(config.num_hidden_layers)
 
-    @abstractmethod
     def max_positions(self, config: Any) -> int | None:
-        """Longest input the model takes; None where it is unbounded (ALiBi)."""
+        """Longest input the model takes, or was configured for; None where it is unbounded (ALiBi)."""
+        return int(config.max_position_embeddings)
 
-    @abstractmethod
     def mask(self, config: Any, layer: int) -> Mask:
-        """The attention mask of a layer."""
+        """The attention mask of a layer: causal unless a family says otherwise."""
+        return Causal()
 
-    @abstractmethod
     def encoding(self, config: Any, layer: int) -> Encoding:
-        """The positional encoding of a layer as a logit bias with constant content ("none" where it adds none)."""
+        """The positional encoding of a layer as a logit bias with constant content.
+
+        "none" unless a family says otherwise: learned positions are added to the input, rotary ones turn queries and
+        keys, so with content left out neither adds a logit.
+        """
+        return NoEncoding()
 
     @abstractmethod
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:

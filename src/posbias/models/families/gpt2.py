@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from posbias.architecture import Causal, Encoding, Mask, NoEncoding
 from posbias.models.families.base import FAMILIES, AttentionParts, Block, Family, MlpParts
 from posbias.models.families.projections import fused_attention, plain_mlp
 
@@ -18,26 +17,6 @@ class GPT2(Family):
     attention_output = "attn.c_proj"
     attention_norm = "ln_1"
     mlp_norm = "ln_2"
-
-    def heads(self, config: Any) -> int:
-        """Heads per layer."""
-        return int(config.n_head)
-
-    def depth(self, config: Any) -> int:
-        """Decoder blocks."""
-        return int(config.n_layer)
-
-    def max_positions(self, config: Any) -> int | None:
-        """Rows of the position table."""
-        return int(config.n_positions)
-
-    def mask(self, config: Any, layer: int) -> Mask:
-        """Causal everywhere."""
-        return Causal()
-
-    def encoding(self, config: Any, layer: int) -> Encoding:
-        """None: learned positions are added to the input, not to the logits."""
-        return NoEncoding()
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """The thirds of `c_attn`."""

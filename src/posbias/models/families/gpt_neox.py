@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from posbias.architecture import Causal, Encoding, Mask, NoEncoding
 from posbias.models.families.base import FAMILIES, AttentionParts, Block, Family, MlpParts
 from posbias.models.families.projections import fused_attention, plain_mlp
 
@@ -16,26 +15,6 @@ class GPTNeoX(Family):
     parallel = True
     attention = "attention"
     attention_output = "attention.dense"
-
-    def heads(self, config: Any) -> int:
-        """Heads per layer."""
-        return int(config.num_attention_heads)
-
-    def depth(self, config: Any) -> int:
-        """Decoder blocks."""
-        return int(config.num_hidden_layers)
-
-    def max_positions(self, config: Any) -> int | None:
-        """The length the rotary positions were configured for."""
-        return int(config.max_position_embeddings)
-
-    def mask(self, config: Any, layer: int) -> Mask:
-        """Causal everywhere."""
-        return Causal()
-
-    def encoding(self, config: Any, layer: int) -> Encoding:
-        """None: rotary positions add no logit."""
-        return NoEncoding()
 
     def is_parallel(self, config: Any) -> bool:
         """As configured."""

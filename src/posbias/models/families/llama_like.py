@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWindow
+from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.models.families.base import AttentionParts, Block, Family, MlpParts
 from posbias.models.families.projections import gated_mlp, separate_attention
 
@@ -10,26 +10,10 @@ from posbias.models.families.projections import gated_mlp, separate_attention
 class LlamaLike(Family):
     """A pre-norm decoder with rotary positions; subclasses say what differs."""
 
-    def heads(self, config: Any) -> int:
-        """Query heads per layer."""
-        return int(config.num_attention_heads)
-
-    def depth(self, config: Any) -> int:
-        """Decoder blocks."""
-        return int(config.num_hidden_layers)
-
-    def max_positions(self, config: Any) -> int | None:
-        """The length the rotary positions were configured for."""
-        return int(config.max_position_embeddings)
-
     def mask(self, config: Any, layer: int) -> Mask:
         """Causal; a sliding window in the layers whose `layer_types` entry says so."""
         types = getattr(config, "layer_types", None)
         return window_mask(config) if types is not None and types[layer] == "sliding_attention" else Causal()
-
-    def encoding(self, config: Any, layer: int) -> Encoding:
-        """None: rotary positions turn queries and keys but add no logit, so with content left out nothing remains."""
-        return NoEncoding()
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Separate projections; fewer key heads than heads where they are grouped."""

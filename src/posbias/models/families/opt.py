@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from posbias.architecture import Causal, Encoding, Mask, NoEncoding
 from posbias.models.families.base import FAMILIES, AttentionParts, Block, Family, MlpParts
 from posbias.models.families.projections import plain_mlp, separate_attention
 
@@ -25,26 +24,6 @@ class OPT(Family):
     attention_norm = "self_attn_layer_norm"
     mlp = "fc2"
     mlp_norm = "final_layer_norm"
-
-    def heads(self, config: Any) -> int:
-        """Heads per layer."""
-        return int(config.num_attention_heads)
-
-    def depth(self, config: Any) -> int:
-        """Decoder blocks."""
-        return int(config.num_hidden_layers)
-
-    def max_positions(self, config: Any) -> int | None:
-        """Rows of the position table, the two unused ones left out."""
-        return int(config.max_position_embeddings)
-
-    def mask(self, config: Any, layer: int) -> Mask:
-        """Causal everywhere."""
-        return Causal()
-
-    def encoding(self, config: Any, layer: int) -> Encoding:
-        """None: learned positions are added to the input, not to the logits."""
-        return NoEncoding()
 
     def final_norm_module(self, network: nn.Module) -> nn.Module | None:
         """The norm after the last block; OPT-350M has none."""

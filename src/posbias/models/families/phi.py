@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from posbias.architecture import Causal, Encoding, Mask, NoEncoding
 from posbias.models.families.base import FAMILIES, AttentionParts, Block, Family, MlpParts
 from posbias.models.families.projections import plain_mlp, separate_attention
 
@@ -16,26 +15,6 @@ class Phi(Family):
     parallel = True
     attention_output = "self_attn.dense"
     mlp_norm = "input_layernorm"
-
-    def heads(self, config: Any) -> int:
-        """Query heads per layer."""
-        return int(config.num_attention_heads)
-
-    def depth(self, config: Any) -> int:
-        """Decoder blocks."""
-        return int(config.num_hidden_layers)
-
-    def max_positions(self, config: Any) -> int | None:
-        """The length the rotary positions were configured for."""
-        return int(config.max_position_embeddings)
-
-    def mask(self, config: Any, layer: int) -> Mask:
-        """Causal everywhere."""
-        return Causal()
-
-    def encoding(self, config: Any, layer: int) -> Encoding:
-        """None: rotary positions add no logit."""
-        return NoEncoding()
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Separate projections."""
