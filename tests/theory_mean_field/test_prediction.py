@@ -175,3 +175,13 @@ def test_sinusoids_add_their_gram(fresh):
     table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     expected = table @ table.T / 128 + spec.embedding * np.eye(9)
     np.testing.assert_allclose(input_kernel(spec, unit_bins(9)).block, expected, rtol=1e-12)
+
+
+def test_a_configuration_is_enough(fresh, tmp_path):
+    model = fresh("llama")
+    drawn = predict(model.config, 24, theory="mean_field").profile.influence
+    model.config.save_pretrained(tmp_path / "config")
+    read = predict(f"config:{tmp_path / 'config'}", 24, theory="mean_field").profile.influence
+    np.testing.assert_allclose(read, drawn, rtol=1e-12)
+    # Another seed of the same configuration: the variances are measured on the weights, so they agree closely.
+    np.testing.assert_allclose(drawn, predict(model, 24, theory="mean_field").profile.influence, rtol=0.05)

@@ -21,12 +21,27 @@ def power_rollout_theory(subject: Any, n_positions: int, prompts: Any) -> Foreca
 @THEORIES.register("mean_field")
 def mean_field_theory(subject: Any, n_positions: int, prompts: Any) -> Forecast:
     """Jacobian norms at initialisation, from the variances of the model's own weights (docs/theory, section 4)."""
-    from posbias.models.model import Model
-    from posbias.theory.mean_field import MeanFieldSpec, mean_field
+    from posbias.theory.mean_field import mean_field
 
-    if not isinstance(subject, Model | MeanFieldSpec):
-        raise UsageError(f"theory mean_field needs a model (what load_model returns), got {type(subject).__name__}")
-    return Forecast(mean_field(subject, n_positions, prompts=prompts).profile.influence, None)
+    return Forecast(mean_field(_at_birth(subject), n_positions, prompts=prompts).profile.influence, None)
+
+
+def _at_birth(subject: Any) -> Any:
+    """A model at initialisation: as given, or drawn for a Hugging Face configuration (an object, or "config:...")."""
+    from posbias.models import HuggingFaceModel, Model, load_model
+    from posbias.models.initialise import random_network
+    from posbias.theory.mean_field import MeanFieldSpec
+
+    if isinstance(subject, Model | MeanFieldSpec):
+        return subject
+    if isinstance(subject, str) and subject.startswith("config:"):
+        return load_model(subject)
+    if hasattr(subject, "model_type"):
+        return HuggingFaceModel(random_network(subject, seed=0))
+    raise UsageError(
+        f"theory mean_field needs a model (what load_model returns), a Hugging Face configuration or 'config:...', "
+        f"got {type(subject).__name__}"
+    )
 
 
 def _check(subject: Any, prompts: Any, theory: str, n_positions: int) -> None:
