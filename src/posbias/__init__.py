@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from posbias.auditing import Audit, AuditOptions, audit
     from posbias.comparison import Comparison, compare
     from posbias.errors import RunError, UsageError
-    from posbias.measurement import Measurement, MeasureOptions, measure
+    from posbias.measurement import AttentionStatistics, Measurement, MeasureOptions, attention_statistics, measure
     from posbias.models import load_model, reinitialise
     from posbias.profiles import Profile, uniform_profile
     from posbias.prompts import Prompts, load_prompts
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Architecture": "architecture",
+    "AttentionStatistics": "measurement",
     "Audit": "auditing",
     "AuditOptions": "auditing",
     "Comparison": "comparison",
@@ -38,6 +39,7 @@ _HOMES = {
     "RunError": "errors",
     "UsageError": "errors",
     "attention_rollout": "theory.power_rollout",
+    "attention_statistics": "measurement",
     "audit": "auditing",
     "closed_form": "theory",
     "compare": "comparison",
@@ -55,6 +57,7 @@ _HOMES = {
 
 __all__ = [
     "Architecture",
+    "AttentionStatistics",
     "Audit",
     "AuditOptions",
     "Comparison",
@@ -69,6 +72,7 @@ __all__ = [
     "__version__",
     "architecture",
     "attention_rollout",
+    "attention_statistics",
     "audit",
     "closed_form",
     "compare",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 
+from posbias.models.attention import rotary_forward
 from posbias.models.families.base import Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.theory.power_rollout import SUPPORTED, attention
@@ -15,7 +16,7 @@ from posbias.theory.power_rollout.attention import Paths, attention_blocks, atte
 from posbias.theory.power_rollout.description import Description, describe_model
 from posbias.theory.power_rollout.diagonal import pull_layers
 from posbias.theory.power_rollout.isotropic import attention_energy, mlp_gain
-from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull, rotary_forward, rotary_pull
+from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull, rotary_pull
 from posbias.theory.power_rollout.trace import Trace, trace_prompt
 
 Build = Callable[..., HuggingFaceModel]

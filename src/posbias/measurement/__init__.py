@@ -1,5 +1,6 @@
-"""Influence and mixing, measured on models."""
+"""Influence, mixing and attention, measured on models."""
 
+from posbias.measurement.attention import AttentionStatistics, HeadStatistic, PrefixMonotonicity, attention_statistics
 from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
 from posbias.measurement.measure import measure
 from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, combine, half_profiles
@@ -8,7 +9,9 @@ from posbias.measurement.prompt import PassOptions, PromptMeasurement, check_pro
 __all__ = [
     "DEFAULT_KINDS",
     "KINDS",
+    "AttentionStatistics",
     "Fisher",
+    "HeadStatistic",
     "Jacobian",
     "Kind",
     "LogProbability",
@@ -16,8 +19,10 @@ __all__ = [
     "MeasureOptions",
     "Measurement",
     "PassOptions",
+    "PrefixMonotonicity",
     "Probability",
     "PromptMeasurement",
+    "attention_statistics",
     "check_prompts",
     "combine",
     "half_profiles",

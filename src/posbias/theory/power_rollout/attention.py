@@ -1,4 +1,4 @@
-"""One layer's attention, recomputed from its input in blocks of queries, and the pulls that go through it.
+"""One layer's attention, recomputed from its kept input in blocks of queries, and the pulls that go through it.
 
 No matrix larger than heads x block x positions exists at any time. Besides the value path, attention is reached through
 the softmax: moving a key moves the weights of every query that sees it (docs/theory, section 5, "key path").
@@ -11,88 +11,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.models.attention import (
+    BLOCK_QUERIES,
+    AttentionBlock,
+    AttentionState,
+    by_norm_group,
+    norm_forward,
+    project_attention,
+    query_blocks,
+    rotated,
+)
 from posbias.models.families.base import Norm
 from posbias.theory.power_rollout.description import LayerDescription
-from posbias.theory.power_rollout.local_maps import Power, affine, norm_forward, norm_pull, rotary_forward, rotary_pull
+from posbias.theory.power_rollout.local_maps import Power, norm_pull, rotary_pull
 from posbias.theory.power_rollout.trace import LayerTrace
-
-BLOCK_ELEMENTS = 1 << 20
-"""Attention weights held at once (4 MB in float32): a block of queries times all heads times all keys."""
-BLOCK_QUERIES = 128
-"""Most queries in a block: shorter blocks skip more of the masked half, longer ones multiply faster."""
-
-
-@dataclass(frozen=True)
-class AttentionState:
-    """Queries, keys and values of one layer and prompt, heads grouped by the key head they share."""
-
-    query: Float[Tensor, "key_head group position head_dim"]
-    """As the dot product sees them: after q/k norm and RoPE."""
-    key: Float[Tensor, "key_head position head_dim"]
-    value: Float[Tensor, "key_head position head_dim"]
-    raw_query: Float[Tensor, "position query_features"]
-    """As projected, before q/k norm."""
-    raw_key: Float[Tensor, "position key_features"]
-
-
-@dataclass(frozen=True)
-class AttentionBlock:
-    """Attention weights of a run of queries over the keys they may see."""
-
-    queries: slice
-    keys: slice
-    weights: Float[Tensor, "key_head group query key"]
-    """Rows sum to 1."""
 
 
 def recompute_attention(layer: LayerDescription, trace: LayerTrace) -> AttentionState:
-    """Queries, keys and values of a layer, from its kept input."""
-    parts = layer.attention
+    """Queries, keys and values of a layer as the dot product sees them, from its kept input."""
     read = norm_forward(layer.attention_norm, trace.stream)
-    raw_query = affine(read, parts.query, parts.query_bias)
-    raw_key = affine(read, parts.key, parts.key_bias)
-    value = affine(read, parts.value, parts.value_bias)
-
-    def prepared(raw: Float[Tensor, "position features"], norm: Norm | None) -> Float[Tensor, "head position head_dim"]:
-        normed = _grouped(norm, raw)
-        heads = norm_forward(norm, normed).reshape(len(raw), -1, parts.head_dim).transpose(0, 1)
-        return rotary_forward(heads, trace.cosine, trace.sine)
-
-    query = prepared(raw_query, parts.query_norm)
-    return AttentionState(
-        query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
-        key=prepared(raw_key, parts.key_norm),
-        value=value.reshape(len(value), parts.key_heads, parts.head_dim).transpose(0, 1),
-        raw_query=raw_query,
-        raw_key=raw_key,
-    )
+    return rotated(project_attention(layer.attention, read), trace.cosine, trace.sine)
 
 
 def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator[AttentionBlock]:
-    """The layer's attention weights, a block of queries at a time, last queries first.
-
-    Args:
-        layer: Scale and window of the layer.
-        state: Its queries and keys.
-
-    Yields:
-        Blocks that cover every query once; keys outside a block's range have weight zero for all its queries.
-    """
-    parts = layer.attention
-    n_positions = state.key.shape[1]
-    rows = max(1, min(BLOCK_QUERIES, BLOCK_ELEMENTS // (parts.heads * n_positions)))
-    position = torch.arange(n_positions, device=state.key.device)
-    for start in reversed(range(0, n_positions, rows)):
-        stop = min(start + rows, n_positions)
-        first = 0 if layer.reach is None else max(0, start - layer.reach + 1)
-        query, key = position[start:stop, None], position[None, first:stop]
-        hidden = key > query
-        if layer.reach is not None:
-            hidden |= key <= query - layer.reach
-        logits = _by_group(state.query[:, :, start:stop] * parts.scale) @ state.key[:, first:stop].transpose(1, 2)
-        logits = logits.reshape(parts.key_heads, -1, stop - start, stop - first)
-        weights = logits.masked_fill_(hidden, -torch.inf).softmax(-1)
-        yield AttentionBlock(slice(start, stop), slice(first, stop), weights)
+    """The layer's attention weights, a block of queries at a time, last queries first."""
+    return query_blocks(layer.attention, state, reach=layer.reach, block=BLOCK_QUERIES)
 
 
 @dataclass(frozen=True)
@@ -210,13 +153,7 @@ def _unprepare(
 ) -> Float[Tensor, "position features"]:
     """Undo RoPE and q/k norm: from what the dot product sees to what the projection gave."""
     unrotated = _merged(rotary_pull(energy, trace.cosine, trace.sine, power))
-    return norm_pull(norm, _grouped(norm, raw), _grouped(norm, unrotated), power).reshape(raw.shape)
-
-
-def _grouped(norm: Norm | None, values: Float[Tensor, "position features"]) -> Float[Tensor, "position group feature"]:
-    """Split features into the groups a q/k norm works on: heads, or all of them at once."""
-    size = values.shape[-1] if norm is None else norm.gain.numel()
-    return values.reshape(len(values), -1, size)
+    return norm_pull(norm, by_norm_group(norm, raw), by_norm_group(norm, unrotated), power).reshape(raw.shape)
 
 
 def _by_group(values: Float[Tensor, "key_head group row last"]) -> Float[Tensor, "key_head rows last"]:

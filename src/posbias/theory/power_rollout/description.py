@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from posbias.errors import UsageError
+from posbias.models.attention import uses_rotary
 from posbias.models.families.base import AttentionParts, Block, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
@@ -96,5 +97,5 @@ def _describe_layer(model: HuggingFaceModel, block: Block, index: int, n_positio
         mlp_norm=norm(block.mlp_norm),
         mlp_post_norm=norm(block.mlp_post_norm),
         reach=None if reach >= n_positions else reach,
-        rotary=bool(getattr(block.attention, "use_rope", True)),  # SmolLM-3 leaves RoPE out of some layers,
+        rotary=uses_rotary(block.attention),
     )

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.models.attention import AttentionBlock, AttentionState
 from posbias.models.families.base import Norm
 from posbias.theory.power_rollout.attention import (
-    AttentionBlock,
-    AttentionState,
     Paths,
     attention_blocks,
     recompute_attention,

@@ -11,27 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.models.attention import affine, norm_forward
 from posbias.models.families.base import Norm
 from posbias.theory.power_rollout.description import LayerDescription
 from posbias.theory.power_rollout.trace import LayerTrace
 
 Power = Literal[1, 2]
-
-
-def affine(
-    values: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None
-) -> Float[Tensor, "*rows out"]:
-    """y = W x + b in the theory's floating type, whatever the model's."""
-    dtype = values.dtype
-    return torch.nn.functional.linear(values, weight.to(dtype), None if bias is None else bias.to(dtype))
-
-
-def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
-    """The RMS norm itself; the identity where there is none."""
-    if norm is None:
-        return values
-    size = (values.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt()
-    return values * size * norm.gain.to(values.dtype)
 
 
 def norm_pull(
@@ -64,20 +49,6 @@ def norm_pull(
     share = values.square() / (variance * width)
     pulled = scaled * (1 - 2 * share) + share * (share * scaled).sum(-1, keepdim=True)
     return pulled.clamp_min(0) / variance  # below 0 only by round-off, where one feature carries the whole norm
-
-
-def rotary_forward(
-    values: Float[Tensor, "*heads position feature"],
-    cosine: Float[Tensor, "position rotary"] | None,
-    sine: Float[Tensor, "position rotary"] | None,
-) -> Float[Tensor, "*heads position feature"]:
-    """Rotate the first `rotary` features by position, half against half."""
-    if cosine is None or sine is None:
-        return values
-    rotary = cosine.shape[-1]
-    turned, rest = values[..., :rotary], values[..., rotary:]
-    first, second = turned.chunk(2, -1)
-    return torch.cat([turned * cosine + torch.cat([-second, first], -1) * sine, rest], -1)
 
 
 def rotary_pull(

@@ -1,0 +1,232 @@
+"""A layer's attention recomputed from what its attention module reads, in blocks of queries.
+
+No matrix larger than heads x block x positions exists at any time, whatever attention implementation the model runs.
+`watch_attention` hands every layer's input over as the model's own forward pass reaches it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posbias.errors import UsageError
+from posbias.models.families.base import AttentionParts, Norm
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.model import Model
+
+RECOMPUTABLE = ("gemma3_text", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
+"""Families whose attention is recomputed here; each is checked against the model's own eager attention."""
+BLOCK_ELEMENTS = 1 << 20
+"""Attention weights held at once (4 MB in float32): a block of queries times all heads times all keys."""
+BLOCK_QUERIES = 128
+"""Most queries in a block: shorter blocks skip more of the masked half, longer ones multiply faster."""
+
+
+@dataclass(frozen=True)
+class AttentionState:
+    """Queries, keys and values of one layer and prompt, heads grouped by the key head they share."""
+
+    query: Float[Tensor, "key_head group position head_dim"]
+    """After q/k norm; as the dot product sees them once `rotated`."""
+    key: Float[Tensor, "key_head position head_dim"]
+    value: Float[Tensor, "key_head position head_dim"]
+    raw_query: Float[Tensor, "position query_features"]
+    """As projected, before q/k norm."""
+    raw_key: Float[Tensor, "position key_features"]
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """Attention weights of a run of queries over the keys they may see."""
+
+    queries: slice
+    keys: slice
+    weights: Float[Tensor, "key_head group query key"]
+    """Rows sum to 1."""
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One layer's attention: where it is and what it does."""
+
+    index: int
+    module: nn.Module
+    parts: AttentionParts
+    reach: int | None
+    """Keys a query sees, its own included; None where it sees everything before it."""
+    rotary: bool
+    """Whether queries and keys are rotated by position."""
+
+
+@dataclass(frozen=True)
+class AttentionInput:
+    """What an attention module read of one prompt, in the precision the recomputation works in."""
+
+    read: Float[Tensor, "position feature"]
+    """After the norm before the branch, where the family has one."""
+    cosine: Float[Tensor, "position rotary"] | None
+    """RoPE cosines of this layer; None where it has no RoPE."""
+    sine: Float[Tensor, "position rotary"] | None
+
+
+def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer]:
+    """Every layer's attention, for prompts of `n_positions` tokens.
+
+    Raises:
+        UsageError: the family is not among RECOMPUTABLE, or a layer is not causal.
+    """
+    kind = model.model_type if isinstance(model, HuggingFaceModel) else type(model).__name__
+    if not isinstance(model, HuggingFaceModel) or kind not in RECOMPUTABLE:
+        raise UsageError(f"attention of {kind!r} cannot be recomputed; supported: {', '.join(RECOMPUTABLE)}")
+    family, config = model.family, model.config
+    layers = []
+    for index, block in enumerate(family.blocks(model.network)):
+        mask = family.mask(config, index)
+        if mask.mutual_prefix(n_positions) > 1:
+            raise UsageError(f"recomputed attention needs causal layers, layer {index} has the mask {mask}")
+        reach = mask.reach(n_positions)
+        layers.append(
+            AttentionLayer(
+                index=index,
+                module=block.attention,
+                parts=family.attention_parts(block, config),
+                reach=None if reach >= n_positions else reach,
+                rotary=uses_rotary(block.attention),
+            )
+        )
+    return layers
+
+
+def uses_rotary(attention: nn.Module) -> bool:
+    """Whether a rotary family's attention module rotates; SmolLM-3 leaves RoPE out of some layers."""
+    return bool(getattr(attention, "use_rope", True))
+
+
+@contextmanager
+def watch_attention(
+    layers: Sequence[AttentionLayer], receive: Callable[[AttentionLayer, AttentionInput], None], *, dtype: torch.dtype
+) -> Iterator[None]:
+    """Within the context, call `receive` with every layer's input as the model runs on a single prompt.
+
+    Args:
+        layers: Of one model.
+        receive: Called once per layer and forward pass, in the order of the layers; it may keep nothing.
+        dtype: Floating type of what is handed over.
+    """
+
+    def hook_of(layer: AttentionLayer) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            read = args[0] if args else kwargs["hidden_states"]
+            cosine = sine = None
+            if layer.rotary:
+                rotary = kwargs["position_embeddings"] if "position_embeddings" in kwargs else args[1]
+                cosine, sine = (part[0].detach().to(dtype) for part in rotary)
+            receive(layer, AttentionInput(read[0].detach().to(dtype), cosine, sine))
+
+        return hook
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.module.register_forward_pre_hook(hook_of(layer), with_kwargs=True).remove)
+        yield
+
+
+def project_attention(parts: AttentionParts, read: Float[Tensor, "position feature"]) -> AttentionState:
+    """Queries, keys and values of a layer before any rotation, from what its attention module reads."""
+    raw_query = affine(read, parts.query, parts.query_bias)
+    raw_key = affine(read, parts.key, parts.key_bias)
+    value = affine(read, parts.value, parts.value_bias)
+
+    def heads(raw: Float[Tensor, "position features"], norm: Norm | None) -> Float[Tensor, "head position head_dim"]:
+        normed = norm_forward(norm, by_norm_group(norm, raw))
+        return normed.reshape(len(raw), -1, parts.head_dim).transpose(0, 1)
+
+    query = heads(raw_query, parts.query_norm)
+    return AttentionState(
+        query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
+        key=heads(raw_key, parts.key_norm),
+        value=value.reshape(len(value), parts.key_heads, parts.head_dim).transpose(0, 1),
+        raw_query=raw_query,
+        raw_key=raw_key,
+    )
+
+
+def rotated(
+    state: AttentionState,
+    cosine: Float[Tensor, "position rotary"] | None,
+    sine: Float[Tensor, "position rotary"] | None,
+) -> AttentionState:
+    """The same with queries and keys turned by position; as it is where the layer has no RoPE."""
+    return replace(state, query=rotary_forward(state.query, cosine, sine), key=rotary_forward(state.key, cosine, sine))
+
+
+def query_blocks(
+    parts: AttentionParts, state: AttentionState, *, reach: int | None, block: int = BLOCK_QUERIES
+) -> Iterator[AttentionBlock]:
+    """A layer's attention weights, a block of queries at a time, last queries first.
+
+    Args:
+        parts: For the scale and the number of heads.
+        state: Queries and keys as the dot product sees them.
+        reach: Keys a query sees, its own included; None for all before it.
+        block: Most queries in a block, >= 1; long prompts take fewer, see BLOCK_ELEMENTS.
+
+    Yields:
+        Blocks that cover every query once; keys outside a block's range have weight zero for all its queries.
+    """
+    n_positions = state.key.shape[1]
+    rows = max(1, min(block, BLOCK_ELEMENTS // (parts.heads * n_positions)))
+    position = torch.arange(n_positions, device=state.key.device)
+    for start in reversed(range(0, n_positions, rows)):
+        stop = min(start + rows, n_positions)
+        first = 0 if reach is None else max(0, start - reach + 1)
+        query, key = position[start:stop, None], position[None, first:stop]
+        hidden = key > query
+        if reach is not None:
+            hidden |= key <= query - reach
+        logits = (state.query[:, :, start:stop] * parts.scale).flatten(1, 2) @ state.key[:, first:stop].transpose(1, 2)
+        logits = logits.reshape(parts.key_heads, -1, stop - start, stop - first)
+        weights = logits.masked_fill_(hidden, -torch.inf).softmax(-1)
+        yield AttentionBlock(slice(start, stop), slice(first, stop), weights)
+
+
+def affine(
+    values: Float[Tensor, "*rows in"], weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None
+) -> Float[Tensor, "*rows out"]:
+    """y = W x + b in the values' floating type, whatever the model's."""
+    dtype = values.dtype
+    return torch.nn.functional.linear(values, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
+    """The RMS norm itself; the identity where there is none."""
+    if norm is None:
+        return values
+    size = (values.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt()
+    return values * size * norm.gain.to(values.dtype)
+
+
+def rotary_forward(
+    values: Float[Tensor, "*heads position feature"],
+    cosine: Float[Tensor, "position rotary"] | None,
+    sine: Float[Tensor, "position rotary"] | None,
+) -> Float[Tensor, "*heads position feature"]:
+    """Rotate the first `rotary` features by position, half against half."""
+    if cosine is None or sine is None:
+        return values
+    rotary = cosine.shape[-1]
+    turned, rest = values[..., :rotary], values[..., rotary:]
+    first, second = turned.chunk(2, -1)
+    return torch.cat([turned * cosine + torch.cat([-second, first], -1) * sine, rest], -1)
+
+
+def by_norm_group(
+    norm: Norm | None, values: Float[Tensor, "position features"]
+) -> Float[Tensor, "position group feature"]:
+    """Split features into the groups a q/k norm works on: heads, or all of them at once."""
+    size = values.shape[-1] if norm is None else norm.gain.numel()
+    return values.reshape(len(values), -1, size)
