@@ -229,3 +229,8 @@ def test_counts_and_seeds_may_be_numpy_integers(tiny_llama):
     # In a process of its own: annotations are checked in this one, and say int.
     run = subprocess.run([sys.executable, "-c", NUMPY_INTEGERS, str(tiny_llama)], capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (0, "2\n"), run.stderr
+
+
+def test_births_that_would_share_a_prompt_are_refused(tiny_llama):
+    with pytest.raises(UsageError, match="births must be at most the 2 prompts, one prompt for each; got 7"):
+        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(births=7))

@@ -59,7 +59,7 @@ class HeadGroup:
         return logits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """What mixes positions: `depth` layers of `heads` heads, each layer T_l = (1 - m_l) I + m_l mean_h A_lh.
 

@@ -42,6 +42,8 @@ class AuditOptions:
 
     def count_births(self, n_prompts: int) -> int:
         """How many re-initialisations go with that many prompts."""
+        if self.births is not None and self.births > n_prompts:
+            raise UsageError(f"births must be at most the {n_prompts} prompts, one prompt for each; got {self.births}")
         return min(n_prompts, MOST_BIRTHS) if self.births is None else self.births
 
     def describe(self) -> dict[str, Any]:

@@ -42,10 +42,13 @@ def measured_subject(
     name: str, measurement: Measurement, theories: Mapping[str, TheoryProfile] | None = None
 ) -> Subject:
     """What was measured on one state of a model, with the theories set beside it; not compared yet."""
+    # Intervals resample normalised prompts; for an average of raw norms they would speak of another quantity.
+    each = measurement.options.averaging == "profiles"
     return Subject(
         name=name,
         measured={
-            kind: MeasuredKind(profile, measurement.per_prompt[kind]) for kind, profile in measurement.profiles.items()
+            kind: MeasuredKind(profile, measurement.per_prompt[kind] if each else None)
+            for kind, profile in measurement.profiles.items()
         },
         theories=dict(theories or {}),
         mixing=measured_mixing(measurement),
@@ -105,8 +108,11 @@ def _predictions(record: Record) -> dict[str, TheoryProfile]:
     """The run's theories, or what it measured, taken as predictions; named by subject where there are several."""
     subjects = view_of(record).subjects
     if any(subject.theories for subject in subjects):
+        # Predictions for single prompts belong to the other run's prompts: only the average is compared.
         return {
-            _named(name, subject, subjects): entry for subject in subjects for name, entry in subject.theories.items()
+            _named(name, subject, subjects): TheoryProfile(entry.profile)
+            for subject in subjects
+            for name, entry in subject.theories.items()
         }
     return {
         _named(name, subject, subjects): TheoryProfile(entry.profile)

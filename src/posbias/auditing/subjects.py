@@ -71,7 +71,9 @@ class Examiner:
         model, token_ids = unit.model(), self.prompts.token_ids[unit.prompt]
         kinds = resolve_kinds(list(self.options.kinds))
         measured = measure_prompt(model, token_ids, kinds=kinds, key=(self.options.seed, unit.prompt))
-        theories, left_out = prompt_theories(model, token_ids, mixing=measured.mixing, initialised=initialised)
+        theories, left_out = prompt_theories(
+            model, token_ids, mixing=measured.mixing, birth=unit.prompt if initialised else None
+        )
         return {
             **measured.to_arrays(),
             **{THEORY + name: influence for name, influence in theories.items()},

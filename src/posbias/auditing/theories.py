@@ -34,7 +34,7 @@ def prompt_theories(
     token_ids: Int64[np.ndarray, "n_positions"],
     *,
     mixing: Float64[np.ndarray, "layers"] | None,
-    initialised: bool,
+    birth: int | None,
 ) -> tuple[dict[str, Row], list[str]]:
     """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
 
@@ -42,13 +42,14 @@ def prompt_theories(
         model: The model in the state that is measured.
         token_ids: The prompt.
         mixing: Measured mixing of this prompt per layer (mean over tokens); None without a family description.
-        initialised: Whether the weights are as the initialiser drew them: mean field speaks of such models only.
+        birth: Number of the birth, which seeds mean field's sampled heads; None for trained weights, of which
+            mean field does not speak.
     """
     theories: dict[str, Callable[[], Row]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
     if mixing is not None:
         theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
-    if initialised:
-        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]))
+    if birth is not None:
+        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), birth)
     return _applicable(theories)
 
 
@@ -68,13 +69,13 @@ def architecture_theories(
     return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
 
 
-def _mean_field(model: Model, prompt: Prompts) -> Row:
+def _mean_field(model: Model, prompt: Prompts, seed: int) -> Row:
     """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it)."""
     spec = spec_of(model)
     level = resolve_level(spec, "auto", prompt.n_positions)
     if isinstance(level, SampledHeads):
         level = SampledHeads(heads=SAMPLED_HEADS)
-    return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence
+    return mean_field(spec, prompt.n_positions, prompts=prompt, level=level, seed=seed).profile.influence
 
 
 def _applicable(theories: dict[str, Callable[[], Row]]) -> tuple[dict[str, Row], list[str]]:

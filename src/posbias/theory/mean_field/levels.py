@@ -97,4 +97,6 @@ class SampledHeads(Level):
     def _sampler(self, attention: AttentionSpec, setting: Setting, heads: int) -> HeadSampler:
         if not setting.bins.exact:
             raise UsageError(f"sampled heads take at most {MOST_BINS} positions, got {setting.bins.n_positions}")
-        return HeadSampler(attention, setting.width, heads, setting.generator)
+        # Samples take the model's heads in turn: whole rounds, or steep ALiBi heads would count more than shallow ones.
+        rounds = -(-heads // attention.heads)
+        return HeadSampler(attention, setting.width, rounds * attention.heads, setting.generator)
