@@ -1,0 +1,1 @@
+"""Controlled experiments: many small transformers trained at once as one batched program."""
