@@ -27,12 +27,19 @@ class Squares:
     broken: tuple[int, ...] = ()
     """Units that raise RunError."""
     dies_preparing: bool = False
+    prepares: int | None = None
+    """How many workers may be prepared before all further ones die of it; None: any number."""
     seconds: float = 0.0
     description: str = "squares"
 
     def prepare(self) -> Any:
         if self.dies_preparing:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.prepares is not None:
+            (self.folder / f"preparing-{os.getpid()}").touch()
+            places = [self.folder / f"place-{index}" for index in range(self.prepares)]
+            if not any(_take(place) for place in places):
+                os.kill(os.getpid(), signal.SIGKILL)
         return "prepared"
 
     def compute(self, prepared: Any, unit: int) -> dict[str, np.ndarray]:
@@ -51,3 +58,16 @@ class Squares:
 
     def attempts(self, unit: int) -> int:
         return len((self.folder / str(unit)).read_text())
+
+    def begun(self) -> int:
+        """Workers that began to prepare."""
+        return len(list(self.folder.glob("preparing-*")))
+
+
+def _take(place: Path) -> bool:
+    """Whether this process is the first to take a place."""
+    try:
+        place.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

@@ -22,6 +22,7 @@ from posbias.records import (
     exclusive,
     load_record,
     run_directory,
+    without_paths,
 )
 from posbias.report import write_report
 from posbias.theory import Prediction
@@ -208,3 +209,30 @@ def test_a_run_killed_before_its_readable_copy_keeps_no_older_report(tmp_path):
     shutil.copy(tmp_path / "newer" / ARRAYS_FILE, tmp_path / "run" / ARRAYS_FILE)
     assert load_record(tmp_path / "run").scalars["value"] == 0.5
     assert {path.name for path in (tmp_path / "run").iterdir()} == {ARRAYS_FILE, RECORD_FILE} | OWN_FILES
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("[Errno 2] No such file: '/a/b c/model.safetensors'", "[Errno 2] No such file: 'model.safetensors'"),
+        ("cannot open /a/b.txt: broken", "cannot open b.txt: broken"),
+        ('File "/a/b/c.py", line 3', 'File "c.py", line 3'),
+        ("C:\\Users\\me\\x.bin is bad", "x.bin is bad"),
+        ("~/models/x missing, path=/y/z.bin,/q/r", "x missing, path=z.bin,r"),
+        ("(/a/b/) file:///a/u/v.gguf", "(b) v.gguf"),
+        ("see https://example.org/a/b, and/or 3 / 4 of 1/2", "see https://example.org/a/b, and/or 3 / 4 of 1/2"),
+        ("Qwen/Qwen3-0.6B at a/b/c", "Qwen/Qwen3-0.6B at a/b/c"),
+        ("it's in /a/b and /a/c's", "it's in b and c's"),
+        ("", ""),
+    ],
+)
+def test_texts_lose_the_directories_of_absolute_paths(text, kept):
+    assert without_paths(text) == kept
+
+
+def test_a_failed_record_names_no_directory(tmp_path):
+    with pytest.raises(OSError, match="lost"), run_directory(tmp_path, verb="measure", arguments={}):
+        raise OSError(5, "lost", str(tmp_path / "deep" / "model.safetensors"))
+    error = load_record(tmp_path).error
+    assert str(tmp_path) not in error
+    assert "model.safetensors" in error

@@ -12,7 +12,7 @@ from posbias.version import __version__
 if TYPE_CHECKING:
     from posbias import architecture
     from posbias.architecture import Architecture
-    from posbias.auditing import Audit, AuditOptions, audit
+    from posbias.auditing import Audit, AuditOptions, MeasurePlan, audit, measure_models
     from posbias.comparison import Comparison, compare
     from posbias.decomposition import Decomposition, DecompositionOptions, counterfactuals
     from posbias.errors import RunError, UsageError
@@ -41,6 +41,17 @@ if TYPE_CHECKING:
         sign_randomised_rollout,
         value_path_share,
     )
+    from posbias.training import (
+        Member,
+        Study,
+        Trained,
+        TrainedMember,
+        TrainingOptions,
+        TrainingRun,
+        load_study,
+        run_study,
+        train,
+    )
 
 _HOMES = {
     "Architecture": "architecture",
@@ -52,7 +63,9 @@ _HOMES = {
     "Decomposition": "decomposition",
     "DecompositionOptions": "decomposition",
     "MeasureOptions": "measurement",
+    "MeasurePlan": "auditing",
     "Measurement": "measurement",
+    "Member": "training",
     "PassOptions": "measurement",
     "Prediction": "theory",
     "Profile": "profiles",
@@ -61,6 +74,11 @@ _HOMES = {
     "Record": "records",
     "RunError": "errors",
     "RunOptions": "measurement",
+    "Study": "training",
+    "Trained": "training",
+    "TrainedMember": "training",
+    "TrainingOptions": "training",
+    "TrainingRun": "training",
     "UsageError": "errors",
     "attention_rollout": "theory.power_rollout",
     "attention_rollouts": "theory.power_rollout",
@@ -75,11 +93,15 @@ _HOMES = {
     "load_model": "models",
     "load_prompts": "prompts",
     "load_record": "records",
+    "load_study": "training",
     "measure": "measurement",
+    "measure_models": "auditing",
     "power_rollout": "theory.power_rollout",
     "predict": "theory",
     "reinitialise": "models",
+    "run_study": "training",
     "sign_randomised_rollout": "theory.power_rollout",
+    "train": "training",
     "uniform_profile": "profiles",
     "value_path_share": "theory.power_rollout",
     "write_report": "report",
@@ -96,7 +118,9 @@ __all__ = [
     "Decomposition",
     "DecompositionOptions",
     "MeasureOptions",
+    "MeasurePlan",
     "Measurement",
+    "Member",
     "PassOptions",
     "Prediction",
     "Profile",
@@ -105,6 +129,11 @@ __all__ = [
     "Record",
     "RunError",
     "RunOptions",
+    "Study",
+    "Trained",
+    "TrainedMember",
+    "TrainingOptions",
+    "TrainingRun",
     "UsageError",
     "__version__",
     "architecture",
@@ -121,11 +150,15 @@ __all__ = [
     "load_model",
     "load_prompts",
     "load_record",
+    "load_study",
     "measure",
+    "measure_models",
     "power_rollout",
     "predict",
     "reinitialise",
+    "run_study",
     "sign_randomised_rollout",
+    "train",
     "uniform_profile",
     "value_path_share",
     "write_report",

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,16 @@ LOCK_FILE = ".lock"
 REPORT_FILE = "report.html"
 PICTURE_SOFTWARE = "posbias"
 """What every picture of a report names as its software, by which an older run's pictures are known."""
+
+ABSOLUTE_PATH = re.compile(
+    r"(?P<before>^|[\s'\"`(\[<=:,])(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
+    r"[\\/](?P<last>[^\s'\"`()\[\]<>:,;/\\]+)[\\/]?"
+)
+"""A file name from the root or the home directory, with what stands before it; a URL's path belongs to no machine."""
+QUOTED_PATH = re.compile(
+    r"(?P<before>['\"`])(?:~|[A-Za-z]:)?[\\/](?:(?!(?P=before)).)*[\\/](?P<last>[^'\"`\\/]+)(?P=before)"
+)
+"""The same in quotation marks, between which spaces belong to it."""
 
 Status = Literal["done", "failed"]
 
@@ -212,10 +223,16 @@ def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping
             raise
         except Exception as error:
             if _stamp(directory / ARRAYS_FILE) == before:
-                reason = " ".join(str(error).split()) or type(error).__name__
+                reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
                 with suppress(RunError):
                     Record(verb=verb, arguments=dict(arguments), status="failed", error=reason).save(directory)
             raise
+
+
+def without_paths(text: str) -> str:
+    """The text with every absolute path cut down to its last part: other libraries' errors name files by them."""
+    quoted = QUOTED_PATH.sub(r"\g<before>\g<last>\g<before>", text)
+    return ABSOLUTE_PATH.sub(r"\g<before>\g<last>", quoted)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -260,15 +260,19 @@ def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finish
     assert block["prompts"]["per_prompt"]["value"] == pytest.approx(np.median(single), rel=1e-9)
 
 
-def test_an_average_of_raw_norms_has_intervals_by_position_and_none_of_another_quantity(tiny_llama):
+def test_an_average_of_raw_norms_has_intervals_of_that_very_average(tiny_llama):
     measured, record = other_measurement(tiny_llama, averaging="norms")
     profile = measured.profiles["probability"]
     assert np.all(profile.low <= profile.influence)
     assert np.all(profile.influence <= profile.high)
-    subject = record.scalars["subjects"]["trained"]
-    assert not subject.get("summaries")
+    first = record.scalars["subjects"]["trained"]["summaries"]["probability"]["first_token"]
+    assert first["value"] == pytest.approx(profile.influence[0], rel=1e-12)
+    assert first["low"] < first["value"] < first["high"]
+    again = view_of(record).subjects[0].measured["probability"]
+    np.testing.assert_allclose(again.sample.average, profile.influence, rtol=1e-12)
     compared = comparison_record(pb.predict(pb.Architecture(depth=2), LENGTH).record({}), record, {})
     (block,) = compared.scalars["subjects"]["comparison"]["comparisons"]
-    assert block["prompts"] is None
     expected = pb.compare(pb.predict(pb.Architecture(depth=2), LENGTH).profile, profile).wasserstein
     assert block["metrics"]["wasserstein"] == pytest.approx(expected)
+    assert block["prompts"]["distance"]["value"] == pytest.approx(expected, rel=1e-9)
+    assert block["prompts"]["n_units"] == COUNT

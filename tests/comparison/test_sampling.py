@@ -234,3 +234,47 @@ def test_infinite_draws_count_and_undefined_ones_do_not() -> None:
     everywhere = interval_of(math.inf, np.full(200, np.inf), 16)
     assert (everywhere.low, everywhere.high) == (math.inf, math.inf)
     assert interval_of(0.5, np.append(drawn, np.inf), 16).high <= 1, "one in 200 lies beyond the end"
+
+
+def test_scaled_units_are_averaged_as_raw_influences_are_and_so_is_every_draw() -> None:
+    raw = prompts_around(u_shape(), seed=2, count=9) * np.geomspace(1, 40, 9)[:, None]
+    sample = Sample.of(raw, scales=raw.sum(axis=1))
+    np.testing.assert_allclose(sample.average, raw.mean(axis=0) / raw.mean(axis=0).sum(), rtol=1e-13)
+    predicted = Profile.normalised(u_shape())
+    result = compare_with_prompts(predicted, sample, generator=generator(), draws=50)
+    drawn = draw_weights(9, generator=generator(), draws=50) @ raw
+    by_hand = [compare(predicted, Profile.normalised(row)).wasserstein for row in drawn]
+    expected = interval_of(compare(predicted, Profile(sample.average)).wasserstein, np.array(by_hand), 9)
+    assert vars(result.distance) == pytest.approx(vars(expected), rel=1e-12)
+    shares = [profile[:1].item() for profile in drawn / drawn.sum(axis=1, keepdims=True)]
+    summary = summarise(sample, generator=generator(), draws=50)["first_token"]
+    assert vars(summary) == pytest.approx(vars(interval_of(sample.average[0], np.array(shares), 9)), rel=1e-12)
+
+
+def test_equal_scales_are_none_and_prompts_with_large_totals_widen_the_interval() -> None:
+    raw = prompts_around(u_shape(), seed=3)
+    predicted = Profile.normalised(u_shape())
+
+    def distance(sample: Sample) -> tuple[float, float]:
+        interval = compare_with_prompts(predicted, sample, generator=generator()).distance
+        return interval.value, interval.high - interval.low
+
+    plain, equal = distance(Sample.of(raw)), distance(Sample.of(raw, scales=np.full(16, 3.0)))
+    assert equal == pytest.approx(plain, rel=1e-9)
+    dominated = Sample.of(raw, scales=np.array([1000.0] + [1.0] * 15))
+    assert distance(dominated)[1] > 1.5 * plain[1]
+    noise = [split_half_noise(sample, generator=generator()).mean for sample in (dominated, Sample.of(raw))]
+    assert noise[0] > noise[1]
+
+
+def test_scales_that_make_no_average() -> None:
+    raw = prompts_around(u_shape(), seed=4, count=3)
+    for scales, message in [
+        (np.ones(2), "2 scales for 3 prompts"),
+        (np.array([1.0, 0.0, 1.0]), "finite and > 0"),
+        (np.array([1.0, np.nan, 1.0]), "finite and > 0"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            Sample.of(raw, scales=scales)
+    with pytest.raises(UsageError, match="scales are for independent prompts"):
+        Sample.of(raw, groups=np.array([0, 0, 1]), scales=np.ones(3))

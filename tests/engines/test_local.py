@@ -12,6 +12,7 @@ import pytest
 import posbias as pb
 from engine_workloads import Squares
 from posbias.engines import ENGINES, Local, Ray, collect
+from posbias.engines.engine import STARTS_LOST, Starts
 from posbias.errors import RunError, UsageError
 from posbias.models.request import ModelRequest
 from posbias.models.weights import network_sha256
@@ -67,8 +68,47 @@ def test_errors_of_a_unit_stop_the_run_as_they_would_in_this_process(tmp_path):
 
 
 def test_workers_that_die_while_preparing_end_the_run(tmp_path):
-    with pytest.raises(RunError, match=r"3 workers died while preparing \(ended by signal 9\)"):
+    with pytest.raises(RunError, match=r"[34] workers died while preparing \(ended by signal 9\)"):
         list(Local(workers=2).run(Squares(tmp_path, dies_preparing=True), range(6)))
+
+
+def test_with_room_for_fewer_workers_than_asked_for_the_run_goes_on_with_those(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("posbias.engines.engine.announce", said.append)
+    work = Squares(tmp_path, prepares=1, seconds=0.2)
+    outcomes = results(Local(workers=2), work, range(40))
+    assert {unit: int(outcome.arrays["square"][0]) for unit, outcome in outcomes.items()} == {
+        unit: unit**2 for unit in range(40)
+    }
+    assert work.begun() == 1 + STARTS_LOST  # and no more are started
+    assert said == ["3 workers died while preparing (ended by signal 9): going on with 1"]
+
+
+def test_when_the_last_worker_dies_over_a_unit_another_may_take_its_place(tmp_path):
+    work = Squares(tmp_path, prepares=2, seconds=0.2, killed=(30,))
+    outcomes = results(Local(workers=3), work, range(36))
+    assert all(outcome.arrays is not None for outcome in outcomes.values())
+    assert work.attempts(30) == 2
+
+
+def test_starts_are_counted_until_a_worker_is_prepared():
+    starts = Starts(4)
+    for _ in range(2):
+        starts.failed("gone", left=2)
+    starts.succeeded()
+    for _ in range(2):
+        starts.failed("gone", left=2)
+    assert starts.wanted(2) == 4
+    starts.failed("gone", left=2)
+    starts.succeeded()  # one that was still preparing
+    assert starts.wanted(2) == 2
+    starts.make_room(1)  # a worker died over a unit: one more may be started, in its place
+    assert starts.wanted(1) == 2
+    for _ in range(3):
+        starts.failed("gone", left=1)
+    assert starts.wanted(1) == 1
+    with pytest.raises(RunError, match=r"3 workers died while preparing \(gone\); is there memory"):
+        starts.wanted(0)
 
 
 def test_an_abandoned_run_leaves_no_process(tmp_path):

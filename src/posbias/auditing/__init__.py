@@ -1,8 +1,19 @@
 """Runs that join the rooms, as records; above all the audit: one model as trained and at birth beside every theory."""
 
 from posbias.auditing.attention import attention_record
+from posbias.auditing.measuring import MeasurePlan, measure_models, measure_source
 from posbias.auditing.options import AuditOptions
 from posbias.auditing.recording import comparison_record, measurement_record
 from posbias.auditing.run import Audit, audit
 
-__all__ = ["Audit", "AuditOptions", "attention_record", "audit", "comparison_record", "measurement_record"]
+__all__ = [
+    "Audit",
+    "AuditOptions",
+    "MeasurePlan",
+    "attention_record",
+    "audit",
+    "comparison_record",
+    "measure_models",
+    "measure_source",
+    "measurement_record",
+]

@@ -21,7 +21,7 @@ def measurement_record(
     measurement: Measurement, model: Model, prompts: Prompts, arguments: Mapping[str, Any], *, command: str = ""
 ) -> Record:
     """A measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
-    described = model.describe()
+    described = measurement.model or model.describe()  # it reads all weights: once is enough
     state = "trained" if described.get("init_seed") is None else "initialised"
     record = Record(
         verb="measure",
@@ -53,13 +53,14 @@ def measured_subject(
     name: str, measurement: Measurement, theories: Mapping[str, TheoryProfile] | None = None
 ) -> Subject:
     """What was measured on one state of a model, with the theories set beside it; not compared yet."""
-    # Intervals resample normalised prompts; for an average of raw norms they would speak of another quantity.
-    each = measurement.options.averaging == "profiles"
+    # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
+    by_norm = measurement.options.averaging == "norms"
     return Subject(
         name=name,
         measured={
-            kind: MeasuredKind(profile, measurement.per_prompt[kind] if each else None)
+            kind: MeasuredKind(profile, norms, scales=norms.sum(axis=1) if by_norm else None)
             for kind, profile in measurement.profiles.items()
+            for norms in [measurement.per_prompt[kind]]
         },
         theories=dict(theories or {}),
         mixing=measured_mixing(measurement),

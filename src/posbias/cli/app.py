@@ -22,6 +22,7 @@ from posbias.cli import (
     predict,
     report,
     reproduce,
+    train,
     verify,
 )
 from posbias.errors import RunError, UsageError
@@ -49,6 +50,7 @@ app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
 app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("reproduce", epilog=reproduce.EXAMPLE)(reproduce.reproduce)
+app.command("train", epilog=train.EXAMPLE)(train.train)
 app.command("report", epilog=report.EXAMPLE)(report.report)
 app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)
 app.add_typer(models.app, name="models")

@@ -38,7 +38,11 @@ def attention(
         bool, typer.Option("--kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
     ] = False,
     max_memory: Annotated[
-        str | None, typer.Option(help="Most that it may take in all, e.g. 6GB.", show_default="what is free")
+        str | None,
+        typer.Option(
+            help="Most that it may take in all, e.g. 6GB; also the bound on the kept matrices.",
+            show_default="what is free, 4 GB of it for kept matrices",
+        ),
     ] = None,
     init_seed: options.InitSeed = None,
     dtype: options.Dtype = "float32",

@@ -1,22 +1,31 @@
-"""`posbias measure`: influence and mixing of one model, without theories."""
+"""`posbias measure`: influence and mixing of one model or of several, without theories."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
+from posbias.records import REPORT_FILE
+
+if TYPE_CHECKING:
+    from posbias.auditing import MeasurePlan
 
 EXAMPLE = (
     "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at birth: `--init-seed 0` · "
     "more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "
-    "\"target(text=' Paris')\"` · layer by layer: `--depth-profiles all`"
+    "\"target(text=' Paris')\"` · layer by layer: `--depth-profiles all` · "
+    "several models: `posbias measure A B C --out DIR`"
 )
 
 
 def measure(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Hub ids, directories, file.gguf, 'demo' or 'config:PATH_OR_ID'."),
+    ],
     prompts: options.PromptSource = "default",
     windows: options.Windows = "random",
     shuffle: options.Shuffle = False,
@@ -44,17 +53,13 @@ def measure(
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Measure how much every input position influences the last one, and how strongly each layer mixes."""
-    from dataclasses import replace
+    """Measure how much every input position influences the last one, and how strongly each layer mixes.
 
-    from posbias.auditing import measurement_record
-    from posbias.cli.output import finish
-    from posbias.measurement import MeasureOptions, PassOptions, RunOptions, preflight, resolve_kinds
-    from posbias.measurement import measure as measure_model
-    from posbias.models import load_model
-    from posbias.parts import clear_parts
-    from posbias.prompts import PromptSource, load_prompts
-    from posbias.records import run_directory
+    Several models are measured one after another, each into a directory of its own under --out.
+    """
+    from posbias.auditing import MeasurePlan
+    from posbias.measurement import MeasureOptions, PassOptions, RunOptions, resolve_kinds
+    from posbias.prompts import PromptSource
 
     passes = PassOptions(
         checkpointing=checkpointing or device == "auto",
@@ -62,20 +67,66 @@ def measure(
         layers=options.layers_of(depth_profiles),
         precision_prompts=precision_prompts,
     )
-    settings = MeasureOptions(averaging=averaging, keep=keep, passes=passes)
     run = RunOptions(options.engine_of(engine, workers=workers, threads=threads, address=ray_address), resume=resume)
-    source = PromptSource(prompts, windows, shuffle)
-    allowed = options.bytes_of(max_memory)
-    wanted = resolve_kinds(options.split_literals(kinds))
-    arguments = passed_arguments(context)
+    plan = MeasurePlan(
+        source=PromptSource(prompts, windows, shuffle),
+        n_positions=length,
+        count=count,
+        kinds=resolve_kinds(options.split_literals(kinds)),
+        seed=seed,
+        options=MeasureOptions(averaging=averaging, keep=keep, passes=passes, run=run),
+        init_seed=init_seed,
+        dtype=dtype,
+        device=device,
+        max_memory=options.bytes_of(max_memory),
+    )
+    if len(models) == 1:
+        _measure_one(context, models[0], plan, out=out, as_json=json)
+    else:
+        _measure_several(context, models, plan, out=out, as_json=json)
+
+
+def _measure_one(context: typer.Context, model: str, plan: "MeasurePlan", *, out: Path | None, as_json: bool) -> None:
+    """One model, in the directory itself."""
+    from posbias.auditing import measure_source
+    from posbias.cli.output import finish
+    from posbias.parts import clear_parts
+    from posbias.records import run_directory
+
+    arguments = {"model": model, **_shared(context)}
     with run_directory(out, verb="measure", arguments=arguments) as directory:
-        loaded = load_model(model, init_seed=init_seed, dtype=dtype, device=device, max_memory=allowed)
-        drawn = load_prompts(source, loaded, n_positions=length, count=count, seed=seed)
-        settings = replace(settings, run=replace(run, directory=directory))
-        cost = preflight(loaded, drawn, kinds=wanted, options=settings, max_memory=allowed)
-        measurement = measure_model(loaded, drawn, kinds=wanted, seed=seed, options=settings)
-        record = measurement_record(measurement, loaded, drawn, arguments, command=command_line(context))
-        record.scalars["cost"] = cost
-        finish(record, out=directory, as_json=json)
+        record = measure_source(model, plan, directory=directory, arguments=arguments, command=command_line(context))
+        finish(record, out=directory, as_json=as_json)
         if directory is not None:
             clear_parts(directory)
+
+
+def _measure_several(
+    context: typer.Context, models: list[str], plan: "MeasurePlan", *, out: Path | None, as_json: bool
+) -> None:
+    """Several models, each in a directory of its own; one that fails does not keep the next from being measured."""
+    from posbias.auditing import measure_models
+    from posbias.cli.output import print_json, print_summary, record_document
+    from posbias.errors import RunError
+
+    documents, failed = {}, {}
+    for name, record in measure_models(
+        models, plan, out=out, arguments=_shared(context), command=command_line(context)
+    ):
+        if record.status == "failed":
+            failed[name] = record.error
+        elif not as_json:
+            print_summary(record)
+        documents[name] = record_document(record) if as_json else {}
+    if as_json:
+        print_json({"models": documents})
+    elif out is not None and len(failed) < len(documents):
+        typer.echo(f"report: {out / REPORT_FILE}")
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise RunError(f"{len(failed)} of {len(documents)} models failed, first {name}: {reason}")
+
+
+def _shared(context: typer.Context) -> dict[str, Any]:
+    """The arguments but for the models."""
+    return {name: value for name, value in passed_arguments(context).items() if name != "models"}

@@ -35,7 +35,7 @@ def finish(
         record.save(out)
         page = (write or _write_profiles)(record, out)
     if as_json:
-        print_json({**record.as_json(), "arrays": {name: plain(array) for name, array in record.arrays.items()}})
+        print_json(record_document(record))
         return
     if show is None:
         print_summary(record)
@@ -45,6 +45,11 @@ def finish(
         show(record, Console())
     if page is not None:
         typer.echo(f"report: {page}")
+
+
+def record_document(record: Record) -> dict[str, Any]:
+    """A record with its arrays, as one JSON document."""
+    return {**record.as_json(), "arrays": {name: plain(array) for name, array in record.arrays.items()}}
 
 
 def _write_profiles(record: Record, out: Path) -> Path:

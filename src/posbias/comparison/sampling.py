@@ -1,8 +1,8 @@
 """Distances and statistics with intervals: the prompts (or seeds) are resampled, never the positions.
 
-Each unit is normalised, then averaged; a bootstrap draw reweights the units, so a thousand draws are one matrix
-product. A distance cannot be negative and noise only adds to it, hence its draws lie a little high; claims rest on
-the paired difference to the flat line, where that works against the theory, never for it.
+Each unit is normalised, then averaged, by its scale where it has one; a bootstrap draw reweights the units, so a
+thousand draws are one matrix product. A distance cannot be negative and noise only adds to it, hence its draws lie a
+little high; claims rest on the paired difference to the flat line, where that works against the theory, never for it.
 """
 
 from dataclasses import dataclass
@@ -42,13 +42,22 @@ class Sample:
     """One profile per unit; rows sum to 1."""
     groups: Int64[np.ndarray, "n_units"] | None = None
     """What each unit was drawn with (its initialisation seed) where several units share it; None: all independent."""
+    scales: Float64[np.ndarray, "n_units"] | None = None
+    """How much each unit counts in an average, > 0: its raw total, where raw influences are averaged and normalised
+    once, a ratio that is formed anew on every draw. None: all count the same."""
 
     @classmethod
-    def of(cls, values: Units, groups: Int64[np.ndarray, "n_labels"] | None = None) -> "Sample":
+    def of(
+        cls,
+        values: Units,
+        groups: Int64[np.ndarray, "n_labels"] | None = None,
+        scales: Float64[np.ndarray, "n_scales"] | None = None,
+    ) -> "Sample":
         """Normalise raw influence per unit to profiles.
 
         Raises:
-            UsageError: a unit is negative, not finite or all zero, or `groups` has another length.
+            UsageError: a unit is negative, not finite or all zero, `groups` or `scales` has another length, a scale is
+                not a positive number, or both are given.
         """
         totals = values.sum(axis=-1)
         bad = np.flatnonzero(~(np.isfinite(totals) & (totals > 0)) | (values.min(axis=-1) < 0))
@@ -56,13 +65,25 @@ class Sample:
             raise UsageError(f"prompt {bad[0]} has no profile: its influence must be finite, >= 0 and not all zero")
         if groups is not None and len(groups) != len(values):
             raise UsageError(f"{len(groups)} group labels for {len(values)} prompts; one is needed for each")
-        return cls(values / totals[:, None], groups)
+        if scales is not None:
+            _check_scales(scales, count=len(values), grouped=groups is not None)
+        return cls(values / totals[:, None], groups, scales)
 
     @property
     def average(self) -> Float64[np.ndarray, "n_positions"]:
         """The profile of the sample: the mean over its independent units."""
-        mean: np.ndarray = self.independent.mean(axis=0)
-        return mean
+        units = self.independent
+        if self.scales is None:
+            mean: np.ndarray = units.mean(axis=0)
+            return mean
+        return np.asarray(self.scaled(np.full((1, len(units)), 1 / len(units)))[0] @ units)
+
+    def scaled(self, weights: Float64[np.ndarray, "rows n_independent"]) -> Float64[np.ndarray, "rows n_independent"]:
+        """Weights of the independent units in an average, times their scales; rows that sum to 1 still do."""
+        if self.scales is None:
+            return weights
+        rows = weights * (self.scales / self.scales.max())
+        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
     @property
     def independent(self) -> Float64[np.ndarray, "n_independent n_positions"]:
@@ -138,7 +159,7 @@ def compare_with_prompts(
     weights = draw_weights(len(observed), generator=generator, draws=draws)
 
     def distances(rows: Weights) -> Float64[np.ndarray, "two draws"]:
-        averages = rows @ observed
+        averages = sample.scaled(rows) @ observed
         predictions = rows @ paired if len(paired) > 1 else np.broadcast_to(paired, averages.shape)
         return _gaps(averages, predictions, flat)
 
@@ -163,7 +184,8 @@ def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings
     order = generator.permuted(np.tile(np.arange(len(units)), (halvings, 1)), axis=1)
     in_first = (np.argsort(order, axis=1) < len(units) // 2).astype(np.float64)
     n_first = len(units) // 2
-    contrast = in_first / n_first - (1 - in_first) / (len(units) - n_first)
+    halves = in_first / n_first, (1 - in_first) / (len(units) - n_first)
+    contrast = sample.scaled(halves[0]) - sample.scaled(halves[1])
     zero = np.zeros((1, units.shape[1]))
     values = np.concatenate([wasserstein(rows @ units, zero) for rows in blocks(contrast, units.shape[1])])
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -173,7 +195,7 @@ def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings
 def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> dict[str, Interval]:
     """Every registered statistic of the average profile, with its interval over the independent units."""
     units = sample.independent
-    weights = draw_weights(len(units), generator=generator, draws=draws)
+    weights = sample.scaled(draw_weights(len(units), generator=generator, draws=draws))
     points = sample.average
     drawn = _statistics_of_draws(units, weights)
     return {name: interval_of(float(STATISTICS[name](points)), drawn[name], len(units)) for name in STATISTICS}
@@ -211,8 +233,8 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
         raise UsageError(f"cannot contrast profiles of {units.shape[1]} and {others.shape[1]} positions")
     n_units = min(len(units), len(others))
     draws = draws if n_units > 1 else 0
-    weights = draw_weights(len(units), generator=generator, draws=draws)
-    other_weights = draw_weights(len(others), generator=generator, draws=draws)
+    weights = first.scaled(draw_weights(len(units), generator=generator, draws=draws))
+    other_weights = second.scaled(draw_weights(len(others), generator=generator, draws=draws))
     flat = uniform_profile(units.shape[1]).influence
     parts = zip(blocks(weights, 2 * len(flat)), blocks(other_weights, 2 * len(flat)), strict=True)
     drawn = np.concatenate([_gaps(rows @ units, rest @ others, flat) for rows, rest in parts], axis=1)
@@ -226,6 +248,15 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
         difference=interval_of(gap - flat_gap, drawn[0] - drawn[1], n_units),
         n_units=n_units,
     )
+
+
+def _check_scales(scales: Float64[np.ndarray, "n_scales"], *, count: int, grouped: bool) -> None:
+    if grouped:
+        raise UsageError("prompts that share seeds are averaged as profiles; scales are for independent prompts")
+    if len(scales) != count:
+        raise UsageError(f"{len(scales)} scales for {count} prompts; one is needed for each")
+    if not np.all(np.isfinite(scales) & (scales > 0)):
+        raise UsageError(f"scales must be finite and > 0, got {scales.min()} to {scales.max()}")
 
 
 def _decided(difference: Interval, n_units: int) -> int:

@@ -27,6 +27,8 @@ class MeasuredKind:
     """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
     groups: Int64[np.ndarray, "n_units"] | None = None
     """Label of the initialisation seed of each unit, where several units share one; None: units are independent."""
+    scales: Float64[np.ndarray, "n_units"] | None = None
+    """How much each unit counts in `profile`: its raw total, where raw influences were averaged; None: all the same."""
 
     @classmethod
     def of_prompts(
@@ -46,7 +48,7 @@ class MeasuredKind:
     @property
     def sample(self) -> Sample | None:
         """The units as normalised profiles."""
-        return None if self.per_prompt is None else Sample.of(self.per_prompt, self.groups)
+        return None if self.per_prompt is None else Sample.of(self.per_prompt, self.groups, self.scales)
 
     @property
     def n_independent(self) -> int:

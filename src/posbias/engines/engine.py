@@ -13,11 +13,16 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from posbias.engines.threads import usual_threads
+from posbias.errors import RunError
+from posbias.progress import announce
 from posbias.registry import Registry, check_whole
 
 ENGINES: Registry["Engine"] = Registry("engine")
 
 Arrays = dict[str, np.ndarray]
+
+STARTS_LOST = 3
+"""Workers that may die before they are prepared, one after another; then no more are started."""
 
 
 @runtime_checkable
@@ -128,3 +133,41 @@ class Queue:
             self._waiting.appendleft(unit)
             return None
         return Outcome(unit, None, f"lost its worker {self._lost[unit]} times ({reason})")
+
+
+@dataclass
+class Starts:
+    """How many workers to have: fewer than asked for once several have died while preparing, as for want of memory."""
+
+    workers: int
+    """Asked for, >= 1."""
+    _lost: int = 0
+    _reason: str = ""
+
+    def wanted(self, alive: int) -> int:
+        """Workers to have while so many are alive.
+
+        Raises:
+            RunError: no more can be started, and none is left.
+        """
+        if self._lost < STARTS_LOST:
+            return self.workers
+        if alive == 0:
+            raise RunError(f"{self._lost} workers died while preparing ({self._reason}); is there memory for them?")
+        return alive
+
+    def succeeded(self) -> None:
+        """A worker is prepared: those lost before it do not count, unless they were enough to stop."""
+        if self._lost < STARTS_LOST:
+            self._lost = 0
+
+    def failed(self, reason: str, *, left: int) -> None:
+        """A worker died while preparing; so many are left."""
+        self._lost, self._reason = self._lost + 1, reason
+        if self._lost == STARTS_LOST and left:
+            announce(f"{self._lost} workers died while preparing ({reason}): going on with {left}")
+
+    def make_room(self, left: int) -> None:
+        """A worker died over a unit; where no more were started, one may be in its place, with what it held."""
+        if self._lost >= STARTS_LOST:
+            self.workers, self._lost = left + 1, 0

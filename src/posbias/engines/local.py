@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Workload
+from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload
 from posbias.engines.threads import library_environment, pinned
 from posbias.engines.worker import unpack
-from posbias.errors import RunError
 from posbias.registry import check_whole
 
 GRACE_SECONDS = 5.0
 """How long a process whose pipe is closed may take to end."""
-STARTS_LOST = 3
-"""Workers that may die before they are prepared, one after another, until the run is given up."""
 
 
 @ENGINES.register("local")
@@ -43,7 +40,8 @@ class Local(Engine):
         if self.workers == 1:
             yield from self._here(workload, units, prepared)
         elif units:
-            yield from _Crew(workload, Queue(units, self.retries), self.pinned_threads).run(self.workers)
+            queue = Queue(units, self.retries)
+            yield from _Crew(workload, queue, Starts(self.workers), threads=self.pinned_threads).run()
 
     @property
     def processes_here(self) -> int:
@@ -81,18 +79,20 @@ class _Worker:
 class _Crew:
     """Worker processes at work on one queue."""
 
-    def __init__(self, workload: Workload, queue: Queue, threads: int) -> None:
+    def __init__(self, workload: Workload, queue: Queue, starts: Starts, *, threads: int) -> None:
         self._packed = pickle.dumps(workload)
         self._queue = queue
+        self._starts = starts
         self._threads = threads
         self._workers: list[_Worker] = []
-        self._starts_lost = 0
 
-    def run(self, workers: int) -> Iterator[Outcome]:
+    def run(self) -> Iterator[Outcome]:
         """All outcomes; every process is gone afterwards, however this ends."""
         try:
             while self._queue or self._workers:
-                while len(self._workers) < min(workers, len(self._queue) + self._busy()):
+                while len(self._workers) < min(
+                    self._starts.wanted(len(self._workers)), len(self._queue) + self._busy()
+                ):
                     self._workers.append(_start(self._packed, self._threads))
                 ready = wait([worker.pipe for worker in self._workers])
                 for worker in [worker for worker in self._workers if worker.pipe in ready]:
@@ -112,7 +112,8 @@ class _Crew:
             content = unpack(worker.pipe.recv())
         except (EOFError, OSError):
             return self._lose(worker)
-        self._starts_lost = 0
+        if worker.unit is None:
+            self._starts.succeeded()
         outcome = None if worker.unit is None else Outcome(worker.unit, content)
         worker.unit = None
         if self._queue:
@@ -129,10 +130,9 @@ class _Crew:
         self._workers.remove(worker)
         reason = _end(worker, gone=True)
         if worker.unit is not None:
+            self._starts.make_room(len(self._workers))
             return self._queue.lose(worker.unit, reason)
-        self._starts_lost += 1
-        if self._starts_lost >= STARTS_LOST:
-            raise RunError(f"{self._starts_lost} workers died while preparing ({reason}); is there memory for them?")
+        self._starts.failed(reason, left=len(self._workers))
         return None
 
 

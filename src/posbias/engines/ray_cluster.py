@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Workload
-from posbias.engines.local import STARTS_LOST
+from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload
 from posbias.engines.threads import library_environment, pinned
 from posbias.engines.worker import answer, complain, unpack
 from posbias.errors import RunError, UsageError
@@ -86,7 +85,8 @@ class _Actors:
     def __init__(self, ray: Any, workload: Workload, queue: Queue, engine: Ray) -> None:
         self._ray = ray
         self._queue = queue
-        self._wanted, cpus = _places(ray, engine)
+        places, cpus = _places(ray, engine)
+        self._starts = Starts(places)
         self._remote = ray.remote(_Served).options(
             num_cpus=cpus,
             num_gpus=engine.gpus,
@@ -98,13 +98,12 @@ class _Actors:
         self._packed = ray.put(pickle.dumps(workload))
         self._calls: dict[Any, tuple[Any, int | None]] = {}
         """By the answer that is waited for: the actor, and its unit (None while it prepares)."""
-        self._starts_lost = 0
 
     def run(self) -> Iterator[Outcome]:
         """All outcomes; every actor is gone afterwards, however this ends."""
         try:
             while self._queue or self._busy():
-                while len(self._calls) < min(self._wanted, len(self._queue) + self._busy()):
+                while len(self._calls) < min(self._starts.wanted(len(self._calls)), len(self._queue) + self._busy()):
                     actor = self._remote.remote(self._packed, self._threads)
                     self._calls[actor.prepare.remote()] = (actor, None)
                 patience = None if self._busy() else PLACE_SECONDS
@@ -133,7 +132,8 @@ class _Actors:
         except BaseException:
             self._ray.kill(actor)
             raise
-        self._starts_lost = 0
+        if unit is None:
+            self._starts.succeeded()
         if self._queue:
             following = self._queue.take()
             self._calls[actor.compute.remote(following)] = (actor, following)
@@ -149,10 +149,9 @@ class _Actors:
         self._ray.kill(actor)
         reason = type(error).__name__
         if unit is not None:
+            self._starts.make_room(len(self._calls))
             return self._queue.lose(unit, reason)
-        self._starts_lost += 1
-        if self._starts_lost >= STARTS_LOST:
-            raise RunError(f"{self._starts_lost} workers died while preparing ({reason}); is there memory for them?")
+        self._starts.failed(reason, left=len(self._calls))
         return None
 
 

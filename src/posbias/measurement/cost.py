@@ -7,10 +7,11 @@ outside the embedding table, and is scaled from the longest of the short runs.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 
 from posbias.engines.threads import pinned
@@ -36,6 +37,10 @@ LATER_PROMPT = 1 << 20
 """A number that no prompt of a run's beginning has."""
 HEADROOM = 1.25
 """Process memory over tensor memory: kernels' own buffers and what the allocator holds back."""
+CHECKPOINTED_HEADROOM = 2.75
+"""The same with checkpointing on a CPU: blocks run again leave holes between the streams that are kept, which the C
+library's allocator holds; 2.1 to 2.8 on the demo model at 256 to 1024 positions, and 0.9 where it hands all back."""
+CPU = torch.device("cpu")
 
 Work = Callable[[Int64[np.ndarray, "n"]], object]
 """Something done with the token ids of one prompt."""
@@ -52,6 +57,10 @@ class CostEstimate:
     """Bytes of one prompt's passes: a polynomial in the length, constant first."""
     seconds: float
     """Of one prompt."""
+    headroom: float = HEADROOM
+    """Memory taken over bytes of tensors."""
+    device: torch.device = CPU
+    """Whose memory it is."""
 
     @property
     def passes_bytes(self) -> int:
@@ -88,13 +97,13 @@ class CostEstimate:
 
         Args:
             workers: Processes on this machine that measure.
-            max_memory: Bytes allowed; None: what is free now, the weights in place taken as given.
+            max_memory: Bytes allowed; None: what is free now on the device, the weights in place taken as given.
             advice: What would take less, for the message.
 
         Raises:
             UsageError: it does not fit; the message says what would.
         """
-        free = available_bytes()
+        free = free_bytes(self.device)
         allowed = max_memory if max_memory is not None else None if free is None else free + self.weights_bytes
         if allowed is None or self.needed(workers) <= allowed:
             return
@@ -118,7 +127,7 @@ class CostEstimate:
 
     def _bytes_at(self, n_positions: int) -> int:
         tensors = sum(value * n_positions**power for power, value in enumerate(self.coefficients))
-        return int(HEADROOM * max(tensors, 0.0))
+        return int(self.headroom * max(tensors, 0.0))
 
 
 def estimate_cost(
@@ -126,15 +135,26 @@ def estimate_cost(
 ) -> CostEstimate | None:
     """What `measure_prompt` will take at a length, from a few runs at up to 128 positions.
 
+    An output that lies beyond the short runs is taken as the last position's, whose passes are as large.
+
     Returns:
         The estimate; None where the short runs fail, which the run itself will report.
     """
+    passes = passes or PassOptions()
 
-    def measured(prompt: int) -> Work:
-        return lambda ids: measure_prompt(model, ids, kinds=kinds, key=(0, prompt), options=passes)
+    def estimated(options: PassOptions) -> CostEstimate | None:
+        def measured(prompt: int) -> Work:
+            return lambda ids: measure_prompt(model, ids, kinds=kinds, key=(0, prompt), options=options)
 
-    # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
-    return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT))
+        # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
+        return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT))
+
+    found = estimated(passes)
+    if found is None and passes.output != "last":
+        found = estimated(replace(passes, output="last"))
+    if found is None or not passes.checkpointing or model.device.type != "cpu":
+        return found
+    return replace(found, headroom=CHECKPOINTED_HEADROOM)
 
 
 def preflight(
@@ -164,6 +184,7 @@ def preflight(
     with pinned(engine.pinned_threads):
         estimate = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options.passes)
     if estimate is None:
+        announce(f"no estimate of the cost: runs on up to {SHORT_LENGTHS[-1]} positions fail")
         return {}
     workers = engine.processes_here
     announce(estimate.line(prompts.count, workers=workers))
@@ -212,7 +233,7 @@ def calibrate(model: Model, n_positions: int, run: Work, *, usual: Work | None =
     """
     usual = usual or run
     scale = min(1.0, n_positions / (2 * SHORT_LENGTHS[-1]))
-    lengths = sorted({max(2, int(length * scale)) for length in SHORT_LENGTHS})
+    lengths = sorted({min(n_positions, max(2, round(length * scale))) for length in SHORT_LENGTHS})
     try:
         # The first run sets up what is set up once, which belongs to no count.
         times = [_seconds(usual, _tokens(model, lengths[0]))]
@@ -226,13 +247,36 @@ def calibrate(model: Model, n_positions: int, run: Work, *, usual: Work | None =
         weights_bytes=weights_in_place(model),
         coefficients=tuple(float(value) for value in coefficients),
         seconds=_extrapolate(model, (lengths[0], lengths[-1]), times, n_positions),
+        device=model.device,
     )
 
 
+def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:
+    """What this process could still take of a device's memory; None where it is not known.
+
+    Args:
+        device: The CPU, whose memory and limits the system tells, or a CUDA device.
+        cuda: Where the readings of CUDA devices come from.
+    """
+    if device.type == "cpu":
+        return available_bytes()
+    if device.type != "cuda":
+        return None
+    free, _ = cuda.mem_get_info(device)
+    # What PyTorch has taken from the device and holds no tensor in is there for the next tensors.
+    return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))
+
+
 def weights_in_place(model: Model) -> int:
-    """Bytes of the weights and buffers that are in memory, not those put away to disk."""
+    """Bytes of the weights and buffers that are in the memory of the model's device, not those put away elsewhere."""
     tensors = [*model.network.parameters(), *model.network.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)
+    here = [tensor for tensor in tensors if _lies_on(tensor.device, model.device)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in here)
+
+
+def _lies_on(place: torch.device, device: torch.device) -> bool:
+    """Whether one is the other; a device without a number is any of its type."""
+    return place.type == device.type and (device.index is None or place.index in (None, device.index))
 
 
 def _extrapolate(model: Model, lengths: Sequence[int], times: Sequence[float], n_positions: int) -> float:

@@ -1,6 +1,7 @@
 """`measure`: influence profiles and mixing of a model over many prompts, one prompt at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, check_seed, combine
@@ -47,4 +48,5 @@ def measure(
     for kind in resolved:
         kind.check_output(options.passes.read_output)
     measured = measure_prompts(model, prompts, kinds=resolved, seed=seed, options=options)
-    return combine(measured, kinds=resolved, seed=seed, options=options)
+    measurement = combine(measured.prompts, kinds=resolved, seed=seed, options=options)
+    return replace(measurement, model=measured.model)

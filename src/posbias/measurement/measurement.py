@@ -91,6 +91,8 @@ class Measurement:
     depth: DepthProfiles | None = None
     precision: dict[str, PrecisionLoss] = field(default_factory=dict)
     """By kind, for models below float32: the profiles of the first prompts against those of a float32 copy."""
+    model: dict[str, Any] | None = None
+    """What `Model.describe` said before the first prompt, where prompts were kept in a directory; None elsewhere."""
 
     @property
     def count(self) -> int:

@@ -14,7 +14,7 @@ from posbias.measurement.passes import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.model import Model
 from posbias.models.request import ModelRequest
-from posbias.models.weights import network_sha256
+from posbias.models.weights import joined_sha256, network_sha256
 from posbias.parts import PartStore, made_by
 from posbias.prompts.prompts import Prompts
 
@@ -58,9 +58,18 @@ class PromptWork:
         return measured.to_arrays()
 
 
+@dataclass(frozen=True)
+class MeasuredPrompts:
+    """Every prompt of a measurement, in order."""
+
+    prompts: list[PromptMeasurement]
+    model: dict[str, Any] | None
+    """What `Model.describe` said, where it was asked (it reads all weights): for finished prompts in a directory."""
+
+
 def measure_prompts(
     model: Model, prompts: Prompts, *, kinds: Sequence[Kind], seed: int, options: "MeasureOptions"
-) -> list[PromptMeasurement]:
+) -> MeasuredPrompts:
     """Every prompt measured, in order.
 
     Raises:
@@ -68,9 +77,10 @@ def measure_prompts(
         RunError: a gradient is not finite, or a prompt lost its worker time and again.
     """
     run = options.run
+    described = None if run.directory is None else model.describe()
     work = PromptWork(
         request=model.reload_request,
-        network_sha256=None if run.engine.in_process else network_sha256(model.network),
+        network_sha256=None if run.engine.in_process else _network_hash(model, described),
         token_ids=prompts.token_ids,
         kinds=tuple(kinds),
         seed=seed,
@@ -79,7 +89,7 @@ def measure_prompts(
     settings: Mapping[str, Any] = {}
     if run.directory is not None:
         settings = {
-            "model": model.describe(),
+            "model": described,
             "prompts": prompts.describe(),
             "kinds": [str(kind) for kind in kinds],
             "seed": seed,
@@ -90,4 +100,12 @@ def measure_prompts(
     store = PartStore(run.directory, settings, resume=run.resume)
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
     pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
-    return [PromptMeasurement.from_arrays(piece) for piece in pieces]
+    return MeasuredPrompts([PromptMeasurement.from_arrays(piece) for piece in pieces], described)
+
+
+def _network_hash(model: Model, described: Mapping[str, Any] | None) -> str:
+    """The network's fingerprint, from those of its description where it has them: weights are read once."""
+    told = described or {}
+    if "weights_sha256" in told and "config_sha256" in told:
+        return joined_sha256(told["weights_sha256"], told["config_sha256"])
+    return network_sha256(model.network)

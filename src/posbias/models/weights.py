@@ -83,7 +83,12 @@ def config_sha256(network: nn.Module) -> str:
 
 def network_sha256(network: nn.Module) -> str:
     """Weights and configuration together: what two processes must agree on to compute the same."""
-    return hashlib.sha256(f"{weights_sha256(network)} {config_sha256(network)}".encode()).hexdigest()
+    return joined_sha256(weights_sha256(network), config_sha256(network))
+
+
+def joined_sha256(weights: str, config: str) -> str:
+    """`network_sha256` from its two parts."""
+    return hashlib.sha256(f"{weights} {config}".encode()).hexdigest()
 
 
 def _sums(weight: Shaped[Tensor, "..."]) -> tuple[int, int]:

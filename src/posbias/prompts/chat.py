@@ -79,14 +79,11 @@ def chat_groups(
     if not conversations:
         raise UsageError("no conversation given; give at least 1")
     tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise UsageError("the model has no tokenizer, so it cannot render a conversation; give token ids")
-    if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(
-            "the model's tokenizer has no chat template (a base model?); write the prompts as text, or set "
-            "tokenizer.chat_template"
-        )
-    rendered = [_render(tokenizer, messages, index, generation_prompt) for index, messages in enumerate(conversations)]
+    check_template(tokenizer)
+    rendered = [
+        render_conversation(tokenizer, messages, index=index, generation_prompt=generation_prompt)
+        for index, messages in enumerate(conversations)
+    ]
     encoded = tokenise(rendered, tokenizer)
     members: dict[int, list[int]] = {}
     for index, token_ids in enumerate(encoded):
@@ -107,8 +104,35 @@ def chat_groups(
     }
 
 
-def _render(tokenizer: Any, messages: Conversation, index: int, generation_prompt: bool) -> str:
-    """One conversation as the text that the model reads."""
+def check_template(tokenizer: Any) -> None:
+    """Refuse a tokenizer that cannot render conversations.
+
+    Raises:
+        UsageError: there is no tokenizer, or it has no chat template.
+    """
+    if tokenizer is None:
+        raise UsageError("the model has no tokenizer, so it cannot render a conversation; give token ids")
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageError(
+            "the model's tokenizer has no chat template (a base model?); write the prompts as text, or set "
+            "tokenizer.chat_template"
+        )
+
+
+def render_conversation(
+    tokenizer: Any, messages: Conversation, *, index: int = 0, generation_prompt: bool = True
+) -> str:
+    """One conversation as the text that the model reads, special tokens included.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        messages: Each with a `role` and a `content`.
+        index: Number of the conversation, for messages of errors.
+        generation_prompt: End with the opening of the assistant's answer.
+
+    Raises:
+        UsageError: no messages, one without role and content, or the template refuses them.
+    """
     if isinstance(messages, str | Mapping) or not messages:
         raise UsageError(f"conversation {index} must be a list of messages with role and content, got {messages!r}")
     for message in messages:

@@ -1,10 +1,12 @@
 """The record layout that reports read: how subjects go into a `Record`, and how any record becomes a `RunView`.
 
-Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `groups` only where they exist):
+Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `groups`, `scales` only where
+they exist):
 
     SUBJECT/measured/KIND/{influence,low,high}     [n_positions]
     SUBJECT/measured/KIND/per_prompt               [n_units n_positions]
     SUBJECT/measured/KIND/groups                   [n_units] int64: the seed each unit was drawn with
+    SUBJECT/measured/KIND/scales                   [n_units] how much each unit counts, where not all the same
     SUBJECT/theories/NAME/{influence,low,high}     [n_positions]             SUBJECT/theories/NAME/per_prompt
     SUBJECT/mixing/DEFINITION/{value,low,high}     [n_layers]
     SUBJECT/depth/jacobian/layers                  [n_layers] int64          SUBJECT/depth/jacobian/{influence,low,high}
@@ -140,8 +142,8 @@ def _subject_arrays(subject: Subject) -> dict[str, np.ndarray]:
 
 
 def _profile_arrays(entry: MeasuredKind | TheoryProfile) -> dict[str, np.ndarray | None]:
-    groups = entry.groups if isinstance(entry, MeasuredKind) else None
-    return {**vars(entry.profile), "per_prompt": entry.per_prompt, "groups": groups}
+    units = {"groups": entry.groups, "scales": entry.scales} if isinstance(entry, MeasuredKind) else {}
+    return {**vars(entry.profile), "per_prompt": entry.per_prompt, **units}
 
 
 def _subject_scalars(subject: Subject) -> dict[str, Any]:
@@ -258,7 +260,8 @@ def _profile(record: Record, stem: str) -> Profile:
 
 def _measured(record: Record, stem: str) -> MeasuredKind:
     arrays = record.arrays
-    return MeasuredKind(_profile(record, stem), arrays.get(f"{stem}/per_prompt"), arrays.get(f"{stem}/groups"))
+    units = {name: arrays.get(f"{stem}/{name}") for name in ("per_prompt", "groups", "scales")}
+    return MeasuredKind(_profile(record, stem), **units)
 
 
 def _theory(record: Record, stem: str) -> TheoryProfile:

@@ -1,1 +1,40 @@
-"""Tasks whose data are drawn in batches on the device, to train small models on; one file each."""
+"""Synthetic tasks for controlled training: in-context retrieval, position copy, free recall and running span.
+
+A task is a frozen variant whose fields are its parameters; a stack draws the data of many members at once, each the
+same bits as if it were drawn alone. What the tasks mean is in each module; how draws are seeded in `draws`.
+"""
+
+from posbias.tasks.synthetic.attention_sinks import sink_scores
+from posbias.tasks.synthetic.base import (
+    IGNORED,
+    SYNTHETIC_TASKS,
+    Batch,
+    SyntheticTask,
+    TaskStack,
+    cross_entropy,
+    stack_tasks,
+)
+from posbias.tasks.synthetic.copying import PositionCopy
+from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.tasks.synthetic.recall import FreeRecall, RecallAndSpan, RunningSpan
+from posbias.tasks.synthetic.retrieval import InContextRetrieval
+from posbias.tasks.synthetic.retrieval_evaluation import CONTRASTS, PAIRS
+
+__all__ = [
+    "CONTRASTS",
+    "IGNORED",
+    "PAIRS",
+    "SYNTHETIC_TASKS",
+    "Batch",
+    "FreeRecall",
+    "InContextRetrieval",
+    "PositionCopy",
+    "RecallAndSpan",
+    "RunningSpan",
+    "SyntheticTask",
+    "TaskStack",
+    "cross_entropy",
+    "partial_information_losses",
+    "sink_scores",
+    "stack_tasks",
+]

@@ -1,0 +1,220 @@
+"""Training many small models as one program, against training one at a time; the cost of a model against their number.
+
+Run `python benchmarks/train/run.py` (`--device cuda` on a GPU). Two layers of single-head attention, d = 64, N = 17,
+batch 128, in-context retrieval, AdamW. Before anything is timed, both ways are given the same weights and batches and
+must report the same losses. A model-step is one update of one model, its data drawn. The floor is the matrix products
+of the mathematics as the stacked program arranges it (or, for the peer, as it is usually written) at the measured peak
+of this machine. Times are medians over rounds in which the ways alternate, so that a busy machine hurts them alike;
+processor seconds are given beside wall seconds, because other processes do not count in them.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+import torch
+from peer import PlainTraining, Transformer
+
+from posbias.architecture import Architecture
+from posbias.models.reference import ReferenceConfig, draw_parameters
+from posbias.tasks.synthetic import InContextRetrieval
+from posbias.training import AdamW, Member
+from posbias.training.course import CPU_CHUNK
+from posbias.training.stack import Stack
+
+DEPTH, WIDTH, BATCH, POSITIONS, LABELS = 2, 64, 128, 17, 32
+TASK = InContextRetrieval()
+MEMBERS = 32
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+LOSS_TOLERANCE = 1e-4
+"""Relative, over 20 steps in float32: the two ways round differently in every product."""
+ROW = "{:<46} {:>12} {:>12} {:>12} {:>12}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one model-step: by the clock, and of all processors together."""
+
+    wall: float
+    processor: float
+
+
+def member(seed: int) -> Member:
+    config = ReferenceConfig(
+        Architecture(DEPTH),
+        width=WIDTH,
+        vocabulary_size=None,
+        outputs=LABELS,
+        attention="content",
+        values="gaussian",
+        output_map=False,
+        residual="none",
+        readout="mlp",
+        initialisation="linear",
+        dtype="float32",
+    )
+    return Member(f"seed {seed}", config, TASK, seed, AdamW(learning_rate=1e-3, weight_decay=1e-6))
+
+
+def stack_of(count: int, device: torch.device, chunk: int) -> Stack:
+    return Stack([member(seed) for seed in range(count)], device=device, chunk=chunk)
+
+
+def plain(seed: int, device: torch.device) -> PlainTraining:
+    model = Transformer(DEPTH, WIDTH, readout=(WIDTH, 3), outputs=LABELS)
+    example = member(seed)
+    model.take(draw_parameters(example.config, example.generator()))
+    return PlainTraining(model, TASK, batch=BATCH, device=device)
+
+
+def same_losses(device: torch.device, steps: int = 20) -> float:
+    """The largest relative difference of losses between the two ways, given equal weights and batches.
+
+    The plain way sees what the stack draws for member 1 of 3.
+    """
+    stack, peer = stack_of(3, device, chunk=3), plain(1, device)
+    worst = 0.0
+    for step in range(steps):
+        drawn = stack._data.batch(step, BATCH)
+        alone = peer.step(drawn.inputs[1], drawn.targets[1, :, 0])
+        together = stack.step(step, BATCH)[1]
+        worst = max(worst, float(abs(alone - together) / alone))
+    assert worst < LOSS_TOLERANCE, f"the two ways differ by {worst:.1e}"
+    return worst
+
+
+def timed(run: Callable[[int], object], *, steps: int, models: int, device: torch.device) -> Cost:
+    """The cost of one model-step over some steps."""
+    wall, processor = time.perf_counter(), time.process_time()
+    for step in range(steps):
+        run(step)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    count = steps * models
+    return Cost((time.perf_counter() - wall) / count, (time.process_time() - processor) / count)
+
+
+def median(costs: list[Cost]) -> Cost:
+    return Cost(statistics.median(c.wall for c in costs), statistics.median(c.processor for c in costs))
+
+
+def peak_flops(device: torch.device) -> float:
+    """Flops per second of a large float32 matrix product: the best of several."""
+    square = torch.ones(2048, 2048, device=device)
+    runs = [timed(lambda _: square @ square, steps=1, models=1, device=device).wall for _ in range(8)]
+    return 2 * 2048**3 / min(runs)
+
+
+def stacked_flops() -> int:
+    """Matrix products of one model-step as the stacked program arranges them, forward and backward.
+
+    The first layer projects x (W_q W_k^T) and x W_v at every position and needs no gradient of its input; the last
+    one only asks for the last row: its maps are applied to one vector per sequence.
+    """
+    projections = 2 * (2 * BATCH * POSITIONS * WIDTH * WIDTH)
+    attention = 2 * (2 * BATCH * POSITIONS * POSITIONS * WIDTH)
+    last = 2 * (2 * BATCH * WIDTH * WIDTH) + 2 * (2 * BATCH * POSITIONS * WIDTH)
+    readout = 2 * BATCH * WIDTH * (3 * WIDTH + LABELS)
+    return 2 * projections + 3 * (attention + last + readout)
+
+
+def plain_flops() -> int:
+    """Matrix products of one model-step as usually written: q, k, v and attention at every position of every layer."""
+    projections = 3 * (2 * BATCH * POSITIONS * WIDTH * WIDTH)
+    attention = 2 * (2 * BATCH * POSITIONS * POSITIONS * WIDTH)
+    readout = 2 * BATCH * WIDTH * (3 * WIDTH + LABELS)
+    return 2 * projections + 3 * (projections + 2 * attention + readout)
+
+
+def compare(arguments: argparse.Namespace, device: torch.device, chunk: int) -> None:
+    """One model at a time against 32, in alternation."""
+    stack, peer = stack_of(MEMBERS, device, chunk), plain(0, device)
+    given = stack._data.batch(0, BATCH)
+    inputs, targets = given.inputs[0], given.targets[0, :, 0]
+    ways: dict[str, tuple[Callable[[int], object], int, int]] = {
+        "plain loop, per-sample dataset": (lambda _: peer.step(), 1, plain_flops()),
+        "plain loop, data given": (lambda _: peer.step(inputs, targets), 1, plain_flops()),
+        f"stacked, M = {MEMBERS}": (lambda step: stack.step(step, BATCH), MEMBERS, stacked_flops()),
+        f"of which data, M = {MEMBERS}": (lambda step: stack._data.batch(step, BATCH), MEMBERS, 0),
+    }
+    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    for round_number in range(arguments.rounds + 1):
+        for name, (run, models, _) in ways.items():
+            steps = max(1, arguments.steps // (1 if models == 1 else 4))
+            cost = timed(run, steps=steps, models=models, device=device)
+            if round_number:  # the first round warms up
+                costs[name].append(cost)
+    peak = peak_flops(device)
+    print(f"measured peak {peak / 1e9:.0f} Gflop/s (float32), {torch.get_num_threads()} threads, {device}")
+    print(ROW.format("model-step", "wall ms", "CPU ms", "floor ms", "wall/floor"))
+    for name, (_, _, flops) in ways.items():
+        cost, floor = median(costs[name]), flops / peak
+        ratio = f"{cost.wall / floor:.1f}" if flops else ""
+        print(ROW.format(name, f"{1e3 * cost.wall:.3f}", f"{1e3 * cost.processor:.3f}", f"{1e3 * floor:.3f}", ratio))
+    ours = costs[f"stacked, M = {MEMBERS}"]
+    for name in ("plain loop, per-sample dataset", "plain loop, data given"):
+        wall = [a.wall / b.wall for a, b in zip(costs[name], ours, strict=True)]
+        processor = [a.processor / b.processor for a, b in zip(costs[name], ours, strict=True)]
+        print(
+            f"stacked against {name}: {statistics.median(wall):.1f} times the model-steps per second "
+            f"(rounds {min(wall):.1f} ... {max(wall):.1f}), {statistics.median(processor):.1f} times per CPU second"
+        )
+    print(f"model-steps per second: {1 / median(ours).wall:,.0f} stacked")
+
+
+def sweep(arguments: argparse.Namespace, device: torch.device, chunk: int) -> dict[int, Cost]:
+    """The cost of a model-step against the number of members."""
+    stacks = {count: stack_of(count, device, chunk) for count in SIZES}
+    costs: dict[int, list[Cost]] = {count: [] for count in SIZES}
+    for round_number in range(arguments.rounds + 1):
+        for count, stack in stacks.items():
+            steps = max(2, arguments.steps // count)
+            cost = timed(lambda step, s=stack: s.step(step, BATCH), steps=steps, models=count, device=device)
+            if round_number:
+                costs[count].append(cost)
+    print("\n" + ROW.format("members M", "wall ms", "CPU ms", "", ""))
+    found = {count: median(each) for count, each in costs.items()}
+    for count, cost in found.items():
+        print(ROW.format(str(count), f"{1e3 * cost.wall:.3f}", f"{1e3 * cost.processor:.3f}", "", ""))
+    return found
+
+
+def draw(costs: dict[int, Cost], path: str, device: torch.device) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    counts = list(costs)
+    axes.loglog(counts, [1e3 * costs[count].wall for count in counts], "o-", label="wall")
+    axes.loglog(counts, [1e3 * costs[count].processor for count in counts], "s--", label="all processors")
+    axes.set(xlabel="members M", ylabel="ms per model-step", title=f"Cost of one model-step ({device}, {date.today()})")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds; medians count")
+    parser.add_argument("--steps", type=int, default=16, help="model-steps of a round, about")
+    parser.add_argument("--chunk", type=int, help="members that go through together")
+    parser.add_argument("--plot", help="a PNG of cost against M")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    chunk = arguments.chunk or (CPU_CHUNK if device.type == "cpu" else max(SIZES))
+    np.set_printoptions(precision=3)
+    print(f"{date.today()}: losses agree to {same_losses(device):.1e} over 20 steps")
+    compare(arguments, device, chunk)
+    found = sweep(arguments, device, chunk)
+    if arguments.plot:
+        draw(found, arguments.plot, device)
+
+
+if __name__ == "__main__":
+    main()

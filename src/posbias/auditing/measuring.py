@@ -1,0 +1,230 @@
+"""`measure_models`: one measurement of several models, each a record in a directory of its own.
+
+Models follow one another, their prompts go through the engine; a finished model is known again by its record, an
+unfinished one continues from its finished prompts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from posbias.auditing.recording import measurement_record
+from posbias.errors import RunError, UsageError
+from posbias.measurement import DEFAULT_KINDS, Kind, MeasureOptions, measure, preflight, resolve_kinds
+from posbias.models import Model, load_model
+from posbias.parts import clear_parts, made_by
+from posbias.prompts import Prompts, PromptSource, load_prompts
+from posbias.records import LOCK_FILE, Record, check_writable, exclusive, load_record, plain, run_directory
+from posbias.report import write_report
+
+WITHOUT_EFFECT = ("model", "out", "engine", "workers", "ray_address", "max_memory")
+"""Arguments that may differ between a finished record and the run that takes it over; the model is compared itself."""
+
+
+@dataclass(frozen=True)
+class MeasurePlan:
+    """What is measured of a model; the same for all models of a run."""
+
+    source: PromptSource = field(default_factory=PromptSource)
+    n_positions: int = 512
+    """Context length N in positions, >= 1."""
+    count: int = 16
+    """Prompts, >= 1."""
+    kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
+    seed: int = 0
+    """Of prompts, probes and the bootstrap, >= 0."""
+    options: MeasureOptions = field(default_factory=MeasureOptions)
+    """Averaging, passes, engine and whether to resume; each model has a directory of its own."""
+    init_seed: int | None = None
+    """Measure the models re-initialised at random with this seed; None: as they are."""
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_memory: int | None = None
+    """Bytes allowed; None: what is free."""
+
+    def load(self, source: str) -> Model:
+        """The model."""
+        return load_model(
+            source, init_seed=self.init_seed, dtype=self.dtype, device=self.device, max_memory=self.max_memory
+        )
+
+    def prompts(self, model: Model) -> Prompts:
+        """What it is measured on: the same text for all models, in each one's own tokens."""
+        return load_prompts(self.source, model, n_positions=self.n_positions, count=self.count, seed=self.seed)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {
+            "prompts": plain(vars(self.source)),
+            "length": self.n_positions,
+            "count": self.count,
+            "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
+            "seed": self.seed,
+            "averaging": self.options.averaging,
+            "keep": self.options.keep,
+            "passes": plain(vars(self.options.passes)),
+            "threads": self.options.run.engine.pinned_threads,
+            "init_seed": self.init_seed,
+            "dtype": self.dtype,
+            "device": self.device,
+        }
+
+
+def measure_source(
+    source: str, plan: MeasurePlan, *, directory: Path | None, arguments: Mapping[str, Any], command: str = ""
+) -> Record:
+    """Load one model, say what its measurement will cost, measure it.
+
+    Args:
+        source: As `load_model` takes it.
+        plan: What is measured.
+        directory: Where finished prompts are kept until the caller has saved the record; None: nowhere.
+        arguments: What the user passed, for the record.
+        command: What repeats the run in a shell.
+
+    Raises:
+        UsageError: wrong input, or a run that cannot fit.
+        RunError: the run failed.
+    """
+    model = plan.load(source)
+    prompts = plan.prompts(model)
+    options = replace(plan.options, run=replace(plan.options.run, directory=directory))
+    kinds = resolve_kinds(list(plan.kinds))
+    cost = preflight(model, prompts, kinds=kinds, options=options, max_memory=plan.max_memory)
+    measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=options)
+    record = measurement_record(measurement, model, prompts, arguments, command=command)
+    record.scalars["cost"] = cost
+    return record
+
+
+def measure_models(
+    sources: Sequence[str],
+    plan: MeasurePlan | None = None,
+    *,
+    out: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    command: str = "",
+) -> Iterator[tuple[str, Record]]:
+    """Measure several models one after another, the prompts of each through the engine.
+
+    Args:
+        sources: As `load_model` takes them, each once.
+        plan: What is measured of each; its engine serves all of them.
+        out: Directory for all: one run directory per model, and a report with all models side by side. With
+            `options.run.resume` finished models are taken from there, and an unfinished one goes on.
+        arguments: What goes into the records beside the model; the plan by default.
+        command: What repeats the run in a shell.
+
+    Yields:
+        Name and record of each model as it is done. A model that fails has a record with status "failed" that says why,
+        and the next one follows.
+
+    Raises:
+        UsageError: no models, one of them twice, wrong options, a directory that is in use, or a first model that
+            cannot be measured at all (what is wrong with it is usually wrong with all).
+    """
+    plan = plan or MeasurePlan()
+    names = directory_names(sources)
+    resolve_kinds(list(plan.kinds))
+    shared = plan.describe() if arguments is None else dict(arguments)
+    records: list[Record] = []
+    with _held(out) as directory:
+        for name, source in names.items():
+            each = {"model": source, **shared}
+
+            def run(path: Path | None, source: str = source, each: dict[str, Any] = each) -> Record:
+                return measure_source(source, plan, directory=path, arguments=each, command=command)
+
+            record = None if directory is None else _finished(directory / name, source, plan, each)
+            if record is None:
+                try:
+                    record = _measured(None if directory is None else directory / name, each, run)
+                except (RunError, UsageError) as error:
+                    if isinstance(error, UsageError) and not records:
+                        raise
+                    record = Record(verb="measure", arguments=each, status="failed", error=str(error))
+            records.append(record)
+            yield name, record
+        done = [record for record in records if record.status == "done"]
+        if directory is not None and done:
+            write_report(done, directory)
+
+
+def directory_names(sources: Sequence[str]) -> dict[str, str]:
+    """A directory name for every model: the last part of its name, with as many before it as tell all apart.
+
+    Returns:
+        {name: source}, in order.
+
+    Raises:
+        UsageError: no model, or one twice.
+    """
+    if not sources:
+        raise UsageError("no model to measure; give at least 1")
+    parts = {source: _parts(source) for source in sources}
+    for taken in range(1, max(map(len, parts.values())) + 1):
+        names = {"-".join(own[-taken:]): source for source, own in parts.items()}
+        if len(names) == len(sources):
+            return names
+    raise UsageError(f"the models {', '.join(sources)} cannot be told apart by their names; give each of them once")
+
+
+def _parts(source: str) -> list[str]:
+    """The parts of a name or path, each fit to name a directory."""
+    path = Path(source.removeprefix("config:")).expanduser()
+    parts = (path.resolve() if path.exists() else path).parts
+    clean = ["".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in part).strip(".") for part in parts]
+    return [part for part in clean if part.strip("_")] or ["model"]
+
+
+@contextmanager
+def _held(out: str | Path | None) -> Iterator[Path | None]:
+    """The directory of all models, held against other runs; one that was made for nothing goes again."""
+    if out is None:
+        yield None
+        return
+    was_there = Path(out).exists()
+    directory = check_writable(out)
+    try:
+        with exclusive(directory):
+            yield directory
+    finally:
+        if not was_there and all(path.name == LOCK_FILE for path in directory.iterdir()):
+            (directory / LOCK_FILE).unlink(missing_ok=True)
+            directory.rmdir()
+
+
+def _measured(path: Path | None, arguments: Mapping[str, Any], run: Callable[[Path | None], Record]) -> Record:
+    """The record of one model, saved with its report where there is a directory."""
+    with nullcontext() if path is None else run_directory(path, verb="measure", arguments=arguments):
+        record = run(path)
+        if path is not None:
+            record.save(path)
+            write_report([record], path)
+            clear_parts(path)
+        return record
+
+
+def _finished(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str, Any]) -> Record | None:
+    """The record of the same measurement of the same model, made by the same software; None where there is none."""
+    if not plan.options.run.resume:
+        return None
+    try:
+        record = load_record(path)
+    except UsageError:
+        return None
+
+    def told(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: plain(value) for name, value in given.items() if name not in WITHOUT_EFFECT}
+
+    wanted = {"arguments": told(arguments), "made_by": plain(made_by())}
+    environment = {name: record.environment.get(name) for name in wanted["made_by"] if name != "parts_format"}
+    same = record.status == "done" and told(record.arguments) == wanted["arguments"]
+    if not same or any(environment[name] != wanted["made_by"][name] for name in environment):
+        return None
+    model = plan.load(source)
+    described = {"model": plain(model.describe()), "prompts": plain(plan.prompts(model).describe())}
+    threads = record.resolved["measurement"]["engine"]["threads"] == plan.options.run.engine.pinned_threads
+    return record if threads and all(record.resolved[part] == described[part] for part in described) else None

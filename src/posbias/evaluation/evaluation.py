@@ -1,0 +1,196 @@
+"""`evaluate`: how well a model answers, by where the answer stands in its context.
+
+Every content is asked once per position. Scores go into score[content, position] and from there into curves with
+paired statistics; finished contents are kept, so that a killed run or one whose server went away goes on from there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbias.errors import UsageError
+from posbias.evaluation.asking import Asking, Content, Pieces, ask, contents_of, read_texts
+from posbias.evaluation.curve import CurveOptions, PositionCurve, position_curve
+from posbias.evaluation.responders.base import Responder
+from posbias.evaluation.statistics import Scores
+from posbias.measurement.measurement import check_seed
+from posbias.parts import PartStore, made_by
+from posbias.progress import track
+from posbias.registry import check_whole
+from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
+
+CHANGING = ("tokens_processed", "tokens_plain", "reuse", "usage", "batch")
+"""What a responder's description says of the work done so far: no part of what a piece depends on."""
+SPREAD_POSITIONS = 9
+"""Positions that are asked by default: enough to see a bend, few enough to be quick."""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What is asked, and where finished contents are kept."""
+
+    count: int = 50
+    """Contents, each asked at every position, >= 1."""
+    positions: Sequence[int] | None = None
+    """Places of the moved item; None: at most SPREAD_POSITIONS, evenly spread, both ends among them."""
+    seed: int = 0
+    """Of contents and bootstrap, >= 0."""
+    generate: bool = True
+    """Whether answers are generated and judged by the task's published rule."""
+    score: bool = True
+    """Whether the right answer is scored by teacher forcing, which also ranks models too weak to generate it."""
+    max_tokens: int | None = None
+    """Generated at most, >= 1; None: the task's own."""
+    together: int = 8
+    """Contents asked at a time, >= 1: what an interruption costs at most."""
+    directory: Path | None = None
+    """Run directory in which finished contents are kept until the record is saved; None keeps nothing."""
+    resume: bool = False
+    """Whether to continue from the contents that are there."""
+
+    def __post_init__(self) -> None:
+        check_whole("evaluate", "count", self.count, least=1)
+        check_whole("evaluate", "together", self.together, least=1)
+        check_seed(self.seed)
+        if self.max_tokens is not None:
+            check_whole("evaluate", "max_tokens", self.max_tokens, least=1)
+        if not (self.generate or self.score):
+            raise UsageError("nothing to do: neither answers are generated nor the right one scored; allow one of both")
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a model did with one task."""
+
+    task: LanguageTask
+    positions: tuple[int, ...]
+    """Places of the moved item, ascending: the columns of every table."""
+    tables: Mapping[str, Scores]
+    """score[content, position]: `correct` (1 or 0), `found`, `logprob` (nats, of the whole answer), `answer_tokens`,
+    `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
+    `too_long` (1 where skipped); NaN where there is none."""
+    outputs: tuple[Mapping[str, Any], ...]
+    """Every generated text with its content, position and answers."""
+    options: EvaluateOptions
+    responder: Mapping[str, Any]
+    """Who answered, plain; never a key."""
+    reused: int
+    """Contents found finished."""
+
+    @property
+    def n_items(self) -> int:
+        """Places that the moved item can take."""
+        return self.task.n_items
+
+    @property
+    def skipped(self) -> dict[int, int]:
+        """Examples that were too long, by position; only positions that lost some."""
+        lost = self.tables["too_long"].sum(axis=0)
+        return {place: int(count) for place, count in zip(self.positions, lost, strict=True) if count}
+
+    @cached_property
+    def measures(self) -> dict[str, Scores]:
+        """What curves are drawn of: tables that hold anything, in units in which more is better."""
+        tables = self.tables
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = {
+                "accuracy": tables["correct"],
+                "values_found": tables["found"],
+                "logprob": tables["logprob"] / tables["answer_tokens"],
+                "reciprocal_rank": 1 / tables["first_rank"],
+            }
+        return {name: table for name, table in found.items() if not np.isnan(table).all()}
+
+    @cached_property
+    def curves(self) -> dict[str, PositionCurve]:
+        """A curve with its statistics for every measure: accuracy, log-probability per token, 1 / rank."""
+        places = self.tables["gold_token"]
+        gold = places.mean(axis=0).tolist() if not np.isnan(places).any() else None
+        options = CurveOptions(seed=self.options.seed)
+        return {
+            name: position_curve(table, positions=self.positions, gold_tokens=gold, options=options)
+            for name, table in self.measures.items()
+        }
+
+
+def evaluate(task: str | LanguageTask, responder: Responder, *, options: EvaluateOptions | None = None) -> Evaluation:
+    """Ask one model every content at every position, and judge its answers.
+
+    Args:
+        task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
+        responder: A local model or a server; with its own tokenizer, lengths and places are exact.
+        options: Count, positions, seed, and where an interrupted run continues.
+
+    Returns:
+        Tables over contents and positions, and curves with paired statistics.
+
+    Raises:
+        UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, or a
+            conversation for a model without a chat template.
+        RunError: the model fails, or its server cannot be reached; finished contents are kept in the directory.
+    """
+    options = options or EvaluateOptions()
+    asked = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    asking = Asking(
+        task=asked,
+        places=spread_positions(asked) if options.positions is None else asked.positions(list(options.positions)),
+        max_tokens=options.max_tokens or asked.max_tokens,
+        generate=options.generate,
+        score=options.score,
+    )
+    contents = list(contents_of(asking, responder.tokenizer, count=options.count, seed=options.seed))
+    store = PartStore(options.directory, _settings(asking, responder), resume=options.resume)
+    pieces = _collect(contents, asking, responder, store, together=options.together)
+    names = [name for name in pieces[0] if name != "texts"]
+    return Evaluation(
+        task=asked,
+        positions=asking.places,
+        tables={name: np.stack([piece[name] for piece in pieces]) for name in names},
+        outputs=tuple(row for piece in pieces for row in read_texts(piece)),
+        options=replace(options, max_tokens=asking.max_tokens),
+        responder=responder.describe(),
+        reused=store.reused,
+    )
+
+
+def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[int, ...]:
+    """At most so many places, evenly spread, the first and the last among them.
+
+    Raises:
+        UsageError: fewer than 1 place asked.
+    """
+    check_whole("positions", "spread", most, least=1)
+    places = np.linspace(0, task.n_items - 1, min(most, task.n_items))
+    return tuple(sorted({int(place) for place in np.rint(places)}))
+
+
+def _collect(
+    contents: Sequence[Content], asking: Asking, responder: Responder, store: PartStore, *, together: int
+) -> list[Pieces]:
+    """The pieces of all contents in order: found finished, or asked a few contents at a time."""
+    finished = {content.piece: store.find(content.piece) for content in contents}
+    waiting = [content for content in contents if finished[content.piece] is None]
+    chunks = [waiting[start : start + together] for start in range(0, len(waiting), together)]
+    for chunk in track(chunks, f"asking {asking.task}"):
+        for content, piece in zip(chunk, ask(chunk, asking, responder), strict=True):
+            finished[content.piece] = store.keep(content.piece, piece)
+    return [piece for content in contents if (piece := finished[content.piece]) is not None]
+
+
+def _settings(asking: Asking, responder: Responder) -> dict[str, Any]:
+    """Everything a piece depends on beside its own prompts, which its name stands for."""
+    described = {name: value for name, value in responder.describe().items() if name not in CHANGING}
+    return {
+        "verb": "evaluate",
+        "task": str(asking.task),
+        "places": list(asking.places),
+        "max_tokens": asking.max_tokens,
+        "generate": asking.generate,
+        "score": asking.score,
+        "responder": described,
+        "made_by": made_by(),
+    }

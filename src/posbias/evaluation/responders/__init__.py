@@ -1,0 +1,15 @@
+"""Who answers: local models with shared prefixes, and OpenAI-compatible servers with an answer cache."""
+
+from posbias.evaluation.responders.base import AnswerScore, Messages, Reply, Request, Responder, Response
+from posbias.evaluation.responders.local import LocalOptions, LocalResponder
+
+__all__ = [
+    "AnswerScore",
+    "LocalOptions",
+    "LocalResponder",
+    "Messages",
+    "Reply",
+    "Request",
+    "Responder",
+    "Response",
+]

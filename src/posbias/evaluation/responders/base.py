@@ -1,0 +1,144 @@
+"""What is asked of a model by position, and what comes back: requests, generated texts, teacher-forced scores.
+
+A `Responder` answers: a local model (`local.py`) or any OpenAI-compatible server (`server.py`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posbias.errors import UsageError
+
+Messages = Sequence[Mapping[str, str]]
+"""A conversation: messages in order, each with a `role` and a `content`."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt, what its answer should be, and how much may be generated."""
+
+    prompt: str | Messages
+    """Text that the model continues, or a conversation that it answers."""
+    answer: str | None = None
+    """What is scored by teacher forcing, as it would follow the prompt (a leading space included); None: nothing."""
+    max_tokens: int = 32
+    """Generated at most (tokens, >= 1)."""
+    group: str = ""
+    """Requests of one group say the same in another order: they share beginnings, and are best sent together."""
+    stop: tuple[str, ...] = ()
+    """Generation ends where one of these texts begins; the text before it is the answer."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+            raise UsageError(f"max_tokens must be a whole number of at least 1 token, got {self.max_tokens!r}")
+        if isinstance(self.prompt, Mapping) or not self.prompt:
+            raise UsageError(f"a prompt must be a text or a list of messages and not empty, got {self.prompt!r}")
+        if self.answer is not None and not self.answer:
+            raise UsageError("an answer to score must not be empty; None is allowed: nothing is scored then")
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise UsageError(f"stop must be a tuple of texts that are not empty, got {self.stop!r}")
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a model generated, greedily, or why it was not asked."""
+
+    text: str
+    """Without the prompt and without special tokens; cut where a stop text begins."""
+    finish: str
+    """"stop" (an end token or a stop text), "length" (`max_tokens` reached), "skipped", or a server's own word."""
+    prompt_tokens: int | None = None
+    """Tokens of the prompt as the model read it; None where a server does not say."""
+    tokens: int | None = None
+    """Generated tokens, an end token included; None where a server does not say."""
+    skipped: str | None = None
+    """Why nothing was generated: the request does not fit into the context. Nothing is ever truncated."""
+    token_ids: tuple[int, ...] | None = None
+    """The generated tokens, local models only."""
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """How probable an answer is, given the prompt and the answer's own earlier tokens."""
+
+    logprobs: tuple[float, ...]
+    """Natural log-probability of each answer token, <= 0."""
+    ranks: tuple[int | None, ...]
+    """1 + how many tokens are more probable, per answer token; None where a server lists too few of them."""
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole answer: the sum over its tokens."""
+        return sum(self.logprobs)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the answer, >= 1."""
+        return len(self.logprobs)
+
+    @property
+    def first_logprob(self) -> float:
+        """Of the first answer token."""
+        return self.logprobs[0]
+
+    @property
+    def first_rank(self) -> int | None:
+        """Of the first answer token; 1 is the model's own choice."""
+        return self.ranks[0]
+
+    @property
+    def greedy(self) -> bool | None:
+        """Whether greedy decoding gives exactly this answer; None where a rank that decides it is unknown."""
+        if any(rank is not None and rank > 1 for rank in self.ranks):
+            return False
+        return None if None in self.ranks else True
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Both things that may be asked about one request."""
+
+    response: Response | None
+    """None where nothing was to be generated."""
+    score: AnswerScore | None
+    """None where nothing was to be scored, the request was skipped, or the server cannot."""
+
+
+class Responder(ABC):
+    """A model that answers requests. The order of what comes back is that of the requests."""
+
+    tokenizer: Any = None
+    """The model's own, or None where it is on a server."""
+    max_positions: int | None = None
+    """Longest context in tokens, the answer included; None where unknown or unbounded."""
+
+    @abstractmethod
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """Generated texts, scores of the answers, or both, with as little work as both together need.
+
+        Args:
+            requests: Any number, of any groups.
+            generate: Whether texts are generated.
+            score: Whether answers are scored; requests without one are not.
+
+        Raises:
+            UsageError: a request that this responder cannot put to its model.
+            RunError: the model fails or cannot be reached; what was finished before is kept where it can be.
+        """
+
+    def generate(self, requests: Sequence[Request]) -> list[Response]:
+        """Greedy continuations."""
+        replies = self.respond(requests, generate=True, score=False)
+        return [reply.response for reply in replies if reply.response is not None]
+
+    def score(self, requests: Sequence[Request]) -> list[AnswerScore | None]:
+        """Teacher-forced scores; None where the request has no answer, does not fit, or the server cannot."""
+        return [reply.score for reply in self.respond(requests, generate=False, score=True)]
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record: the model, how it was asked, and what that took so far. Never a key."""
+
+    def close(self) -> None:
+        """Give back connections; a closed responder is not used again."""

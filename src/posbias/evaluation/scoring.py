@@ -1,0 +1,115 @@
+"""Whether an answer is right: the published scoring rules, and what teacher forcing says of models too weak to speak.
+
+Rules take the generated text and the accepted answers and give 1 or 0.
+"""
+
+import re
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from posbias.errors import UsageError
+from posbias.registry import Registry
+
+SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation and English articles, white space collapsed to single spaces.
+
+    Source: the SQuAD evaluation script (Rajpurkar et al. 2016).
+    """
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+@SCORERS.register("best_subspan_em")
+def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
+    """1 where an accepted answer occurs in the first line of the prediction, both normalised; else 0.
+
+    Only the text before the first line break counts: the answer stands in the context, so that a model which copies
+    the context on and on would otherwise be right.
+
+    Args:
+        prediction: The generated text.
+        answers: Accepted answers, at least 1.
+
+    Raises:
+        UsageError: no answer, or one that normalises to nothing and so would occur everywhere.
+
+    Source: Liu et al. 2024, section 2.2. As published but for empty answers, which there are always right.
+    """
+    first_line = normalise_answer(prediction.split("\n")[0])
+    wanted = [normalise_answer(answer) for answer in _checked(answers)]
+    empty = [answer for answer, bare in zip(answers, wanted, strict=True) if not bare]
+    if empty:
+        raise UsageError(f"answer {empty[0]!r} holds nothing but articles and punctuation, so it cannot be scored")
+    return float(any(answer in first_line for answer in wanted))
+
+
+@SCORERS.register("substring")
+def substring_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 where an accepted answer occurs anywhere in the prediction, ignoring case; else 0.
+
+    Args:
+        prediction: The generated text.
+        answers: Accepted answers, at least 1, none empty.
+
+    Raises:
+        UsageError: no answer, or an empty one.
+
+    Source: Liu et al. 2024, section 3.1, key-value retrieval.
+    """
+    return float(any(answer.lower() in prediction.lower() for answer in _checked(answers)))
+
+
+def share_found(prediction: str, values: Sequence[str]) -> float:
+    """Share of several asked values that occur in the prediction, ignoring case, in 0 ... 1.
+
+    Raises:
+        UsageError: no value, or an empty one.
+    """
+    found = [substring_match(prediction, [value]) for value in _checked(values)]
+    return sum(found) / len(found)
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """What a model thinks of an answer that is forced on it, token by token."""
+
+    logprob: float
+    """Sum of the answer tokens' log-probabilities (nats, <= 0)."""
+    n_tokens: int
+    """Tokens of the answer, >= 1."""
+    ranks: tuple[int, ...] | None = None
+    """Rank of each answer token among the vocabulary, 1 = most probable; None where a server does not tell."""
+
+    def __post_init__(self) -> None:
+        if self.n_tokens < 1:
+            raise UsageError(f"a scored answer has at least 1 token, got {self.n_tokens}")
+        if self.ranks is not None and (len(self.ranks) != self.n_tokens or min(self.ranks) < 1):
+            raise UsageError(f"ranks must be {self.n_tokens} numbers >= 1, got {self.ranks}")
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log-probability per token (nats)."""
+        return self.logprob / self.n_tokens
+
+    @property
+    def first_rank(self) -> int | None:
+        """Rank of the answer's first token, where ranks are known."""
+        return None if self.ranks is None else self.ranks[0]
+
+    @property
+    def greedy(self) -> bool | None:
+        """Whether greedy decoding would give exactly this answer: every token ranks first."""
+        return None if self.ranks is None else max(self.ranks) == 1
+
+
+def _checked(answers: Sequence[str]) -> Sequence[str]:
+    if isinstance(answers, str) or not answers or not all(answers):
+        raise UsageError(f"answers must be a list of at least 1 text, none empty, got {answers!r}")
+    return answers

@@ -1,0 +1,241 @@
+"""The tie between influence and behaviour: do the positions that weigh more also get used more?
+
+Rank correlation over positions, plainly and with position itself held fixed: both curves often are U-shaped or
+monotone for reasons of their own, and then agree without any tie. Intervals resample contents, the same ones in both
+curves; the positions are those that were chosen, and the permutation p-value speaks of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.comparison.metrics import finite
+from posbias.comparison.sampling import draw_weights, interval_of, interval_record
+from posbias.errors import UsageError
+from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, Scores
+from posbias.intervals import Interval
+
+PERMUTATIONS = 5000
+"""Random permutations of positions where there are too many to go through all."""
+EXACT_POSITIONS = 7
+"""Positions up to which all permutations are gone through (5040)."""
+ZERO_VARIANCE = 1e-12
+"""Share of a rank variance that counts as none left, far above rounding and far below one rank."""
+
+CONTROLS: Mapping[str, tuple[str, ...]] = {
+    "nothing": (),
+    "position": ("position",),
+    "ends": ("ends",),
+    "position_and_ends": ("position", "ends"),
+}
+"""What may be held fixed: the position itself, the distance to the nearer end, or both."""
+
+Ranks = Float64[np.ndarray, "draws n_positions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two quantities of one model at one length, on the same contents and positions."""
+
+    first: Scores
+    """For instance the share of influence of the item at each position; NaN where not measured."""
+    second: Scores
+    """For instance whether the answer was right."""
+    positions: tuple[int, ...]
+    """Place of each column, ascending."""
+    n_items: int
+
+    def __post_init__(self) -> None:
+        if self.first.shape != self.second.shape or self.first.shape[1] != len(self.positions):
+            raise UsageError(
+                f"a tie needs two equal tables with a column for each of {len(self.positions)} positions, got "
+                f"{self.first.shape} and {self.second.shape}"
+            )
+        if np.isinf(self.first).any() or np.isinf(self.second).any():
+            raise UsageError("a tie needs finite values, or NaN where nothing was measured; got an infinite one")
+
+    @property
+    def complete(self) -> tuple[Scores, Scores]:
+        """The contents that have both quantities at every position."""
+        there = ~(np.isnan(self.first).any(axis=1) | np.isnan(self.second).any(axis=1))
+        return self.first[there], self.second[there]
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """One rank correlation over positions."""
+
+    controlled: str
+    """What was held fixed: a key of `CONTROLS`."""
+    value: Interval
+    """In -1 ... 1; NaN where a curve is constant, or too few positions are left. Interval over contents."""
+    p: float
+    """Share of permutations of the positions that correlate at least as strongly, either sign; NaN as the value."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {"controlled": self.controlled, **interval_record(self.value), "p": finite(self.p)}
+
+
+@dataclass(frozen=True)
+class Tie:
+    """How two curves over positions hang together."""
+
+    correlations: tuple[Correlation, ...]
+    """One for each of `CONTROLS`."""
+    within: Interval
+    """Correlation over examples of what positions and contents leave: does an example whose item weighs more than
+    position and content let expect also do better? NaN where nothing varies."""
+    n_positions: int
+    n_contents: int
+    n_groups: int
+    """Models and lengths pooled; ranks are formed within each."""
+
+    def of(self, controlled: str) -> Correlation:
+        """The correlation with that held fixed."""
+        return next(entry for entry in self.correlations if entry.controlled == controlled)
+
+    def established(self, controlled: str) -> bool:
+        """Whether the interval leaves out 0, with contents enough for a claim, and permutations agree at 5 %."""
+        found = self.of(controlled)
+        return self.n_contents >= CONTENTS_FOR_CLAIM and found.value.excludes(0.0) and found.p <= 0.05
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {
+            "correlations": [
+                {**entry.as_record(), "established": self.established(entry.controlled)} for entry in self.correlations
+            ],
+            "within": interval_record(self.within),
+            "n_positions": self.n_positions,
+            "n_contents": self.n_contents,
+            "n_groups": self.n_groups,
+        }
+
+
+def tie(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Tie:
+    """Rank correlations over positions of one model, or pooled over several models and lengths.
+
+    Ranks of the mean curves are formed within each model and length, then cleared of the ranks of what is held fixed
+    (partial rank correlation), then correlated over all positions together.
+
+    Args:
+        pairs: One per model and length; contents with a gap are left out.
+        seed: Of resamples and permutations, >= 0.
+
+    Raises:
+        UsageError: nothing given, or no content that has both quantities at every position.
+    """
+    groups = [pairs] if isinstance(pairs, Pair) else list(pairs)
+    if not groups:
+        raise UsageError("no pair of curves to tie; give at least 1")
+    tables = [group.complete for group in groups]
+    if not all(len(first) for first, _ in tables):
+        raise UsageError("no content has both quantities at every position, so nothing can be tied")
+    generator = np.random.default_rng(seed)
+    weights = [_weights(len(first), generator) for first, _ in tables]
+    weights = [rows[: min(map(len, weights))] for rows in weights]  # a single content gives no draws
+    correlations = [_correlation(name, groups, tables, weights, generator) for name in CONTROLS]
+    n_contents = min(len(first) for first, _ in tables)
+    within = _within(tables, weights)
+    return Tie(
+        correlations=tuple(correlations),
+        within=interval_of(float(within[0]), within[1:], n_contents) if len(within) > 1 else _unbounded(within[0]),
+        n_positions=sum(len(group.positions) for group in groups),
+        n_contents=n_contents,
+        n_groups=len(groups),
+    )
+
+
+def _correlation(
+    name: str,
+    groups: Sequence[Pair],
+    tables: Sequence[tuple[Scores, Scores]],
+    weights: Sequence[Float64[np.ndarray, "draws _"]],
+    generator: np.random.Generator,
+) -> Correlation:
+    fixed = [
+        np.array([_control(held, group) for held in CONTROLS[name]]).reshape(-1, len(group.positions))
+        for group in groups
+    ]
+    left = [_cleared(rows @ first, held) for rows, (first, _), held in zip(weights, tables, fixed, strict=True)]
+    right = [_cleared(rows @ second, held) for rows, (_, second), held in zip(weights, tables, fixed, strict=True)]
+    freedom = sum(len(group.positions) - 1 - len(held) for group, held in zip(groups, fixed, strict=True))
+    found = _pooled(left, right, freedom)
+    n_contents = min(len(first) for first, _ in tables)
+    value = interval_of(float(found[0]), found[1:], n_contents) if len(found) > 1 else _unbounded(found[0])
+    p_value = float("nan")
+    if not np.isnan(found[0]):
+        shuffled = _permuted([rows[:1] for rows in right], generator)
+        moved = _pooled([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in left], shuffled, freedom)
+        p_value = float(np.mean(np.abs(moved) >= abs(found[0]) - ZERO_VARIANCE))
+    return Correlation(name, value, p_value)
+
+
+def _control(name: str, group: Pair) -> Float64[np.ndarray, "n_positions"]:
+    """What is held fixed, per position."""
+    places = np.array(group.positions, dtype=np.float64)
+    return places if name == "position" else np.minimum(places, group.n_items - 1 - places)
+
+
+def _cleared(curves: Ranks, fixed: Float64[np.ndarray, "n_fixed n_positions"]) -> Ranks:
+    """Ranks of each row, 0 ... 1, less what a linear function of the ranks of `fixed` explains of them."""
+    from scipy.stats import rankdata
+
+    n_positions = curves.shape[1]
+    # Rounding must not decide a rank between equal means.
+    ranks = rankdata(np.round(curves, 12), axis=1) / n_positions
+    design = np.column_stack([np.ones(n_positions), *(rankdata(row) for row in fixed)])
+    cleared: np.ndarray = ranks - ranks @ (design @ np.linalg.pinv(design))
+    return cleared
+
+
+def _pooled(left: Sequence[Ranks], right: Sequence[Ranks], freedom: int) -> Float64[np.ndarray, "draws"]:
+    """Correlation of all columns of all groups together; NaN where a side has no variance or no freedom is left."""
+    first, second = np.concatenate(left, axis=1), np.concatenate(right, axis=1)
+    product = (first * second).sum(axis=1)
+    squares = np.square(first).sum(axis=1), np.square(second).sum(axis=1)
+    defined = (squares[0] > ZERO_VARIANCE) & (squares[1] > ZERO_VARIANCE) & (freedom >= 2)
+    scale = np.sqrt(np.where(defined, squares[0] * squares[1], 1.0))
+    return np.where(defined, np.clip(product / scale, -1, 1), np.nan)
+
+
+def _permuted(rows: Sequence[Ranks], generator: np.random.Generator) -> list[Ranks]:
+    """The columns of each group in other orders; all orders of a single short group."""
+    if len(rows) == 1 and rows[0].shape[1] <= EXACT_POSITIONS:
+        return [rows[0][0][np.array(list(permutations(range(rows[0].shape[1]))))]]
+    moved = [generator.permuted(np.repeat(row, PERMUTATIONS, axis=0), axis=1) for row in rows]
+    return [np.concatenate([row, others]) for row, others in zip(rows, moved, strict=True)]
+
+
+def _within(
+    tables: Sequence[tuple[Scores, Scores]], weights: Sequence[Float64[np.ndarray, "draws _"]]
+) -> Float64[np.ndarray, "draws"]:
+    """Correlation over examples after contents' and positions' means are taken out, groups pooled."""
+    product, squares, other = 0.0, 0.0, 0.0
+    for (first, second), rows in zip(tables, weights, strict=True):
+        left, right = (table - table.mean(axis=1, keepdims=True) for table in (first, second))
+        # Each group counts alike, whatever the units of its quantities.
+        left, right = left / max(float(left.std()), ZERO_VARIANCE), right / max(float(right.std()), ZERO_VARIANCE)
+        centre, other_centre = rows @ left, rows @ right
+        product = product + (rows @ (left * right) - centre * other_centre).sum(axis=1)
+        squares = squares + (rows @ np.square(left) - np.square(centre)).sum(axis=1)
+        other = other + (rows @ np.square(right) - np.square(other_centre)).sum(axis=1)
+    defined = (np.asarray(squares) > ZERO_VARIANCE) & (np.asarray(other) > ZERO_VARIANCE)
+    scale = np.sqrt(np.where(defined, squares * other, 1.0))
+    return np.where(defined, np.clip(product / scale, -1, 1), np.nan)
+
+
+def _weights(n_contents: int, generator: np.random.Generator) -> Float64[np.ndarray, "draws n_contents"]:
+    """The plain mean first, then bootstrap draws."""
+    drawn = draw_weights(n_contents, generator=generator)
+    return np.concatenate([np.full((1, n_contents), 1 / n_contents), drawn])
+
+
+def _unbounded(value: float) -> Interval:
+    return Interval(float(value), -math.inf, math.inf)

@@ -1,0 +1,30 @@
+"""Our own small transformer, built from an `Architecture`: the exact model that theory describes, to measure and train.
+
+Its attention matrices come densely from the architecture's head groups and share no code with the kernels in `theory`.
+With the default configuration a layer is x <- (1 - m) x + m mean_h A_h x in float64, so the Jacobian norms of the last
+position are the rollout; content attention, norms, values and MLPs are switched on one by one.
+"""
+
+from posbias.models.reference.config import CHOICES, NORM_EPSILON, ReferenceConfig, ReferenceShape, shape_of
+from posbias.models.reference.constants import constants_of, stacked
+from posbias.models.reference.forward import attention_maps, forward, hidden_states
+from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
+from posbias.models.reference.parameters import draw_parameters, random_orthogonal
+
+__all__ = [
+    "CHOICES",
+    "NORM_EPSILON",
+    "ReferenceBlock",
+    "ReferenceConfig",
+    "ReferenceNetwork",
+    "ReferenceShape",
+    "ReferenceTransformer",
+    "attention_maps",
+    "constants_of",
+    "draw_parameters",
+    "forward",
+    "hidden_states",
+    "random_orthogonal",
+    "shape_of",
+    "stacked",
+]

@@ -1,0 +1,143 @@
+"""Attention of a reference transformer on stacked weights, for all positions or only the wanted rows.
+
+Where nothing stands between two maps their product may be formed first: q.k = x (W_Q W_K^T) x'^T when heads are not
+rotary, and sum_j a_j (x_j W_V) = (sum_j a_j x_j) W_V. For one row of the last layer this leaves almost no work. A key's
+bias shifts all logits of a row alike and drops out of the softmax; a value's bias passes through, as rows sum to 1.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posbias.models.reference.config import ReferenceShape
+from posbias.models.reference.layers import Weights, linear, rows_of
+
+Stream = Float[Tensor, "member batch position feature"]
+Maps = Float[Tensor, "member #batch head row position"]
+
+
+def branch(
+    shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps
+) -> Float[Tensor, "member batch row feature"]:
+    """What attention adds to the stream: mean_h A_h x, mean_h A_h x W, sum_h A_h x V_h O_h, or A_h x V_h joined."""
+    if shape.values != "gaussian":
+        mean = maps.mean(dim=2) @ inputs
+        return linear(mean, weights["value"]) if shape.values == "orthogonal" else mean
+    carried = _carried(shape, weights, inputs, maps)
+    if not shape.output_map:
+        return carried.flatten(3)
+    return linear(carried.flatten(3), weights["output"].flatten(1, 2), weights.get("output_bias"))
+
+
+def _carried(
+    shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps
+) -> Float[Tensor, "member batch row head head_feature"]:
+    """The values that each head brings to each row."""
+    bias = weights.get("value_bias")
+    if not _merges_values(shape, n_rows=maps.shape[3]):
+        values = _shared(shape, _heads(inputs, weights["value"], bias))
+        return (maps @ values).transpose(2, 3)
+    # [member, head, batch * row, feature], so that each head's map is one product.
+    members, batch, heads, rows, _ = maps.shape
+    mixed = (maps.flatten(2, 3) @ inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
+    carried = (mixed.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1)
+    if bias is not None:
+        carried = carried + bias[:, :, None, None]
+    return carried.permute(0, 2, 3, 1, 4)
+
+
+def attention(
+    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
+) -> Float[Tensor, "member #batch head row position"]:
+    """Row-stochastic matrices A_h; one for the whole batch where content plays no part.
+
+    Args:
+        shape: Of the models.
+        weights: Of the layer.
+        constants: Of the layer.
+        inputs: What the branch reads.
+        rows: Query positions wanted; None: all.
+    """
+    bias = constants["bias"][:, None]
+    if rows is not None:
+        bias = rows_of(bias, rows, dim=3)
+    if shape.attention == "content":
+        bias = bias + content_logits(shape, weights, constants, inputs, rows=rows)
+    return torch.softmax(bias, dim=-1)
+
+
+def content_logits(
+    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
+) -> Float[Tensor, "member batch head row position"]:
+    """q.k / sqrt(head_dim), queries and keys turned in the heads whose encoding is rotary."""
+    asking = inputs if rows is None else rows_of(inputs, rows, dim=2)
+    if _merges_queries(shape, n_rows=asking.shape[2]):
+        query = _merged_queries(shape, weights, asking)
+        return (query.flatten(2, 3) @ inputs.transpose(2, 3)).reshape(*query.shape[:4], -1)
+    query = _heads(asking, weights["query"], weights.get("query_bias"))
+    key = _shared(shape, _heads(inputs, weights["key"], weights.get("key_bias")))
+    if shape.rotary:
+        cosine, sine = constants["cosine"][:, None], constants["sine"][:, None]
+        key = turned(key, cosine, sine)
+        if rows is not None:
+            cosine, sine = rows_of(cosine, rows, dim=3), rows_of(sine, rows, dim=3)
+        query = turned(query, cosine, sine)
+    return query @ key.transpose(-1, -2) / math.sqrt(shape.head_dim)
+
+
+def _merged_queries(
+    shape: ReferenceShape, weights: Weights, asking: Float[Tensor, "member batch row feature"]
+) -> Float[Tensor, "member batch head row feature"]:
+    """(x W_Q + b) W_K^T / sqrt(head_dim), as wide as the stream."""
+    back = weights["key"].transpose(2, 3) / math.sqrt(shape.head_dim)
+    both = weights["query"] @ back
+    bias = weights.get("query_bias")
+    return _heads(asking, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
+
+
+def _heads(
+    inputs: Float[Tensor, "member batch position feature"],
+    weight: Float[Tensor, "member head feature head_feature"],
+    bias: Float[Tensor, "member head head_feature"] | None,
+) -> Float[Tensor, "member batch head position head_feature"]:
+    """x W + b for each head, all heads in one product."""
+    heads = weight.shape[1]
+    joined = linear(inputs, weight.transpose(1, 2).flatten(2), None if bias is None else bias.flatten(1))
+    return joined.view(*inputs.shape[:3], heads, -1).transpose(2, 3)
+
+
+def _shared(
+    shape: ReferenceShape, vectors: Float[Tensor, "member batch shared position head_feature"]
+) -> Float[Tensor, "member batch head position head_feature"]:
+    """Keys or values spread over the heads that share them."""
+    if shape.key_value_heads == shape.heads:
+        return vectors
+    return vectors.repeat_interleave(shape.heads // shape.key_value_heads, dim=2)
+
+
+def turned(
+    vectors: Float[Tensor, "member batch head position feature"],
+    cosine: Float[Tensor, "member one head position pair"],
+    sine: Float[Tensor, "member one head position pair"],
+) -> Float[Tensor, "member batch head position feature"]:
+    """Rotary positions: feature pair (k, k + half) of each position turned by its angle."""
+    first, second = vectors.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def _merges_queries(shape: ReferenceShape, *, n_rows: int) -> bool:
+    """Whether x (W_Q W_K^T) x'^T takes fewer products than (x W_Q) (x' W_K)^T."""
+    n, d, e = shape.n_positions, shape.width, shape.head_dim
+    if not shape.merges or shape.rotary or shape.key_value_heads != shape.heads:
+        return False
+    return n_rows * d * d + n_rows * n * d < (n_rows + n) * d * e + n_rows * n * e
+
+
+def _merges_values(shape: ReferenceShape, *, n_rows: int) -> bool:
+    """Whether (A x) W_V takes fewer products than A (x W_V)."""
+    n, d, e = shape.n_positions, shape.width, shape.head_dim
+    if not shape.merges or shape.key_value_heads != shape.heads:
+        return False
+    return n_rows * (n * d + d * e) < n * d * e + n_rows * n * e

@@ -1,0 +1,277 @@
+"""`ReferenceConfig`: what a reference transformer consists of, one screen of choices; what fixes how it is computed.
+
+The architecture says what mixes positions; everything else in a layer is chosen here. `ReferenceShape` is the part that
+decides which tensors exist and which operations run: models of one shape compute together, stacked.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from posbias.architecture import Architecture
+from posbias.architecture.absolute import AbsoluteEncoding
+from posbias.architecture.encodings import Rope
+from posbias.errors import UsageError
+
+CHOICES = {
+    "attention": ("positional", "content"),
+    "values": ("identity", "orthogonal", "gaussian"),
+    "residual": ("mixed", "added", "none"),
+    "norm": ("none", "pre", "post"),
+    "dtype": ("float32", "float64"),
+    "normalisation": ("rms", "layer"),
+    "activation": ("gelu", "gelu_tanh", "relu", "silu"),
+    "absolute": ("logits", "added"),
+    "readout": ("linear", "mlp"),
+    "initialisation": ("gaussian", "linear", "normal"),
+}
+COUNTS = ("width", "vocabulary_size", "outputs", "head_width", "key_value_heads", "mlp_width", "learned_positions")
+COUNTS_OF_READOUT = ("readout_width", "readout_layers")
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class ReferenceConfig:
+    """A reference transformer: what mixes positions, and what else is in a layer."""
+
+    architecture: Architecture
+    width: int = 16
+    """Features d (>= 1); a multiple of the number of heads where heads have features of their own."""
+    vocabulary_size: int | None = 64
+    """Rows of the embedding (>= 1); None: no embedding, inputs are vectors of `width` features."""
+    attention: str = "positional"
+    """`positional`: logits from encoding and content offset alone; `content`: q.k / sqrt(head_dim) added, and rotary
+    encodings turn q and k."""
+    values: str = "identity"
+    """What heads carry: x itself (`identity`), x times one `orthogonal` matrix per layer, or x through value and output
+    maps of each head (`gaussian`)."""
+    residual: str = "mixed"
+    """`mixed`: (1 - m) x + m a with the architecture's mixing; `added`: s x + a; `none`: a alone."""
+    norm: str = "none"
+    """`none`; `pre`: norm of each branch's input and at the end; `post`: of the stream after each addition."""
+    mlp: bool = False
+    """Add an MLP to each layer."""
+    rotate_stream: bool = False
+    """Multiply the stream after each layer by an orthogonal matrix, which changes no norm."""
+    seed: int = 0
+    dtype: str = "float64"
+    """Of weights and computation: `float32` or `float64`."""
+    outputs: int | None = None
+    """Classes of the readout (>= 1); None: as many as the vocabulary has tokens."""
+    head_width: int | None = None
+    """Features of one head (>= 1); None: width / heads."""
+    key_value_heads: int | None = None
+    """Heads that keys and values are shared between, a divisor of heads; None: as many as heads."""
+    output_map: bool = True
+    """Whether heads with values of their own (`gaussian`) have output maps; without, their features are joined."""
+    biases: bool = False
+    """Whether the linear maps of attention and MLP have biases."""
+    normalisation: str = "rms"
+    """`rms`: gain * x / sqrt(mean x^2 + epsilon); `layer`: mean taken off first, and a shift added."""
+    norm_epsilon: float = NORM_EPSILON
+    embedding_norm: bool = False
+    """Normalise the embedded tokens, before positions are added."""
+    mlp_width: int | None = None
+    """Hidden features of each MLP (>= 1); None: 4 d."""
+    activation: str = "gelu"
+    """Of the MLPs: `gelu` (exact), `gelu_tanh`, `relu` or `silu`."""
+    gated_mlp: bool = False
+    """Multiply the MLP's hidden features: activation(x gate) * (x up)."""
+    residual_scale: float = 1.0
+    """The s of `added`, for attention and MLP; any finite number."""
+    absolute: str = "logits"
+    """What an absolute encoding of the architecture does: its constant-content `logits`, or its vectors are `added` to
+    the input of the first layer."""
+    learned_positions: int | None = None
+    """Rows of a trained table of vectors added to the input (>= 1, the longest context); None: no table."""
+    readout: str = "linear"
+    """From the stream to the outputs: one `linear` map without bias, or an `mlp` of ReLU layers with biases."""
+    readout_width: int | None = None
+    """Hidden features of the readout MLP (>= 1); None: d."""
+    readout_layers: int = 3
+    """Hidden layers of the readout MLP (>= 1), each followed by a ReLU; a linear map to the outputs comes after."""
+    initialisation: str = "gaussian"
+    """Of the linear maps: `gaussian` with variance 1 / inputs and biases 0; `linear`, uniform within 1 / sqrt(inputs)
+    as PyTorch's linear layer; `normal` with deviation `initial_deviation` and biases 0."""
+    initial_deviation: float = 0.02
+    """Of `normal`, embeddings included (> 0)."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"reference {name} {getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
+        self._check_counts()
+        self._check_heads()
+        self._check_positions()
+
+    @property
+    def per_head(self) -> bool:
+        """Whether heads have features of their own."""
+        return self.attention == "content" or self.values == "gaussian"
+
+    @property
+    def head_dim(self) -> int:
+        """Features of one head."""
+        return self.width // self.architecture.heads if self.head_width is None else self.head_width
+
+    @property
+    def n_key_value_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.architecture.heads if self.key_value_heads is None else self.key_value_heads
+
+    @property
+    def n_outputs(self) -> int:
+        """Classes of the readout."""
+        chosen = self.vocabulary_size if self.outputs is None else self.outputs
+        assert chosen is not None  # checked when the configuration was made
+        return chosen
+
+    @property
+    def hidden_width(self) -> int:
+        """Hidden features of each MLP."""
+        return 4 * self.width if self.mlp_width is None else self.mlp_width
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as PyTorch's."""
+        chosen: torch.dtype = getattr(torch, self.dtype)
+        return chosen
+
+    @property
+    def input_encoding(self) -> AbsoluteEncoding | None:
+        """The absolute encoding whose vectors are added to the input, or None."""
+        if self.absolute != "added":
+            return None
+        groups = [group for layer in self.architecture.head_groups for group in layer]
+        found = {group.encoding for group in groups if isinstance(group.encoding, AbsoluteEncoding)}
+        if len(found) > 1:
+            raise UsageError(f"reference: {len(found)} absolute encodings cannot all be added to the input; give one")
+        return found.pop() if found else None
+
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys of some head are turned."""
+        groups = [group for layer in self.architecture.head_groups for group in layer]
+        return self.attention == "content" and any(isinstance(group.encoding, Rope) for group in groups)
+
+    def _check_counts(self) -> None:
+        for name in (*COUNTS, *COUNTS_OF_READOUT):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"reference {name} must be at least 1, got {value!r}")
+        if self.vocabulary_size is None and self.outputs is None:
+            raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
+        for name in ("norm_epsilon", "initial_deviation"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"reference {name} must be a finite number > 0, got {getattr(self, name)}")
+        if not abs(self.residual_scale) < float("inf"):
+            raise UsageError(f"reference residual_scale must be finite, got {self.residual_scale}")
+
+    def _check_heads(self) -> None:
+        heads = self.architecture.heads
+        if self.per_head and self.head_width is None and self.width % heads:
+            raise UsageError(f"reference width {self.width} is not a multiple of {heads} heads")
+        if heads % self.n_key_value_heads:
+            raise UsageError(f"reference key_value_heads {self.key_value_heads} is not a divisor of {heads} heads")
+        joined = self.values == "gaussian" and not self.output_map
+        if joined and heads * self.head_dim != self.width:
+            raise UsageError(
+                f"reference without output maps needs heads * head_dim = width, got {heads} * {self.head_dim} for "
+                f"width {self.width}"
+            )
+
+    def _check_positions(self) -> None:
+        if self.rotary and self.head_dim % 2:
+            raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
+        added = self.input_encoding
+        if added is not None and added.width != self.width:
+            raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
+
+
+@dataclass(frozen=True)
+class ReferenceShape:
+    """What must be equal for models to be computed together: sizes, and which operations run.
+
+    Masks, encodings (given that both or neither are rotary, both or neither add vectors), content offsets and residual
+    scales are not part of it: they are data.
+    """
+
+    n_positions: int
+    depth: int
+    heads: int
+    width: int
+    head_dim: int
+    key_value_heads: int
+    vocabulary_size: int | None
+    n_outputs: int
+    dtype: torch.dtype
+    attention: str
+    values: str
+    output_map: bool
+    biases: bool
+    residual: str
+    """`none`, `added` (scale 1) or `scaled` (by the constants)."""
+    norm: str
+    normalisation: str
+    norm_epsilon: float
+    embedding_norm: bool
+    mlp_width: int
+    """Hidden features; 0: no MLP."""
+    activation: str
+    gated_mlp: bool
+    rotate_stream: bool
+    rotary: bool
+    adds_positions: bool
+    learned_positions: int | None
+    readout: str
+    readout_width: int
+    readout_layers: int
+    merges: bool = True
+    """Whether products of weights may be formed where that saves work; the same numbers up to rounding."""
+
+
+def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
+    """The shape of a configuration at a context length.
+
+    Args:
+        config: The model.
+        n_positions: Context length N (>= 1).
+
+    Raises:
+        UsageError: n_positions below 1, or beyond the table of learned positions.
+    """
+    if isinstance(n_positions, bool) or not isinstance(n_positions, int) or n_positions < 1:
+        raise UsageError(f"reference n_positions must be a whole number >= 1, got {n_positions!r}")
+    if config.learned_positions is not None and n_positions > config.learned_positions:
+        raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} asked")
+    scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)
+    return ReferenceShape(
+        n_positions=n_positions,
+        depth=config.architecture.depth,
+        heads=config.architecture.heads,
+        width=config.width,
+        head_dim=config.head_dim,
+        key_value_heads=config.n_key_value_heads,
+        vocabulary_size=config.vocabulary_size,
+        n_outputs=config.n_outputs,
+        dtype=config.torch_dtype,
+        attention=config.attention,
+        values=config.values,
+        output_map=config.output_map,
+        biases=config.biases,
+        residual="scaled" if scaled else config.residual,
+        norm=config.norm,
+        normalisation=config.normalisation,
+        norm_epsilon=config.norm_epsilon,
+        embedding_norm=config.embedding_norm,
+        mlp_width=config.hidden_width if config.mlp else 0,
+        activation=config.activation,
+        gated_mlp=config.gated_mlp,
+        rotate_stream=config.rotate_stream,
+        rotary=config.rotary,
+        adds_positions=config.input_encoding is not None,
+        learned_positions=config.learned_positions,
+        readout=config.readout,
+        readout_width=config.width if config.readout_width is None else config.readout_width,
+        readout_layers=config.readout_layers,
+    )

@@ -1,0 +1,173 @@
+"""The reference transformer as a `Model`: frozen weights behind the interface that measurement and theory ask for.
+
+Its forward is the stack's, for one member and without products of weights formed ahead.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posbias.architecture import Architecture
+from posbias.models.model import BranchNorms, Model, Outputs
+from posbias.models.reference.attention import content_logits
+from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
+from posbias.models.reference.constants import constants_of
+from posbias.models.reference.forward import entrance, layer_output, of_constants, split
+from posbias.models.reference.layers import normalise, read_out
+from posbias.models.reference.parameters import draw_parameters
+
+
+class ReferenceBlock(nn.Module):
+    """One layer's weights, and what it does with them. Trainable like any module."""
+
+    query: nn.Parameter
+    key: nn.Parameter
+    value: nn.Parameter
+    output: nn.Parameter
+    up: nn.Parameter
+    down: nn.Parameter
+    attention_gain: nn.Parameter
+    mlp_gain: nn.Parameter
+
+    def __init__(self, config: ReferenceConfig, layer: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer = layer
+        self.groups = config.architecture.head_groups[layer]
+        self.mixing = float(config.architecture.layer_mixing[layer])
+
+    def forward(self, stream: Float[Tensor, "batch position feature"]) -> Float[Tensor, "batch position feature"]:
+        """The layer's output."""
+        return layer_output(self._shape(stream), self._weights(), self._constants(stream), stream[None], rows=None)[0]
+
+    def split(
+        self, stream: Float[Tensor, "batch position feature"]
+    ) -> tuple[Float[Tensor, "batch position feature"], Float[Tensor, "batch position feature"]]:
+        """What the residual keeps of the stream, and what attention adds to it."""
+        parts = split(self._shape(stream), self._weights(), self._constants(stream), stream[None], rows=None)
+        kept, added = parts
+        return (torch.zeros_like(stream) if kept is None else kept[0]), added[0]
+
+    def content_logits(
+        self, inputs: Float[Tensor, "batch position feature"]
+    ) -> Float[Tensor, "batch head position position"]:
+        """q.k / sqrt(head_dim), queries and keys turned in the heads whose encoding is rotary."""
+        shape, weights = self._shape(inputs), self._weights()
+        return content_logits(shape, weights, self._constants(inputs), inputs[None], rows=None)[0]
+
+    def _shape(self, stream: Float[Tensor, "batch position feature"]) -> ReferenceShape:
+        return replace(shape_of(self.config, stream.shape[1]), merges=False)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value[None] for name, value in self.named_parameters()}
+
+    def _constants(self, stream: Float[Tensor, "batch position feature"]) -> dict[str, Tensor]:
+        constants = constants_of(self.config, stream.shape[1])
+        return of_constants({name: value[None].to(stream.device) for name, value in constants.items()}, self.layer)
+
+
+class ReferenceNetwork(nn.Module):
+    """Embedding, blocks, optional final norm, readout; drawn from `config.seed` unless weights are given."""
+
+    embedding: nn.Parameter
+    final_gain: nn.Parameter
+
+    def __init__(self, config: ReferenceConfig, parameters: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.config = config
+        if parameters is None:
+            parameters = draw_parameters(config, torch.Generator().manual_seed(config.seed))
+        layers = range(config.architecture.depth)
+        self.blocks = nn.ModuleList([ReferenceBlock(config, layer) for layer in layers])
+        for name, value in parameters.items():
+            _place(self, name, nn.Parameter(value.detach().clone()))
+
+    def forward(
+        self, embeddings: Float[Tensor, "batch position feature"]
+    ) -> tuple[Float[Tensor, "batch position feature"], Float[Tensor, "batch position output"]]:
+        """Hidden states after the final norm, and logits, at every position."""
+        n_positions = embeddings.shape[1]
+        shape = replace(shape_of(self.config, n_positions), merges=False)
+        weights = {name: value[None] for name, value in self.named_parameters() if not name.startswith("blocks.")}
+        constants = constants_of(self.config, n_positions) if shape.adds_positions else {}
+        fixed = {name: value[None].to(embeddings.device) for name, value in constants.items()}
+        stream = entrance(shape, weights, fixed, embeddings[None])[0]
+        for block in self.blocks:
+            stream = block(stream)
+        hidden = normalise(shape, weights, "final", stream[None]) if shape.norm == "pre" else stream[None]
+        return hidden[0], read_out(shape, weights, hidden)[0]
+
+
+def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Register a parameter under its dotted name."""
+    *path, last = name.split(".")
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, nn.Module())
+        module = module.get_submodule(part)
+    module.register_parameter(last, parameter)
+
+
+class ReferenceTransformer(Model):
+    """The reference network as a `Model`: frozen, in evaluation mode, without a tokenizer.
+
+    Args:
+        config: The network, or just an `Architecture` for the linear attention-only one.
+        parameters: Trained weights, named as `draw_parameters` names them; None: drawn from the configuration's seed.
+    """
+
+    network: ReferenceNetwork
+
+    def __init__(self, config: ReferenceConfig | Architecture, parameters: Mapping[str, Tensor] | None = None) -> None:
+        self.config = ReferenceConfig(config) if isinstance(config, Architecture) else config
+        self.network = ReferenceNetwork(self.config, parameters)
+        self.network.eval().requires_grad_(False)
+        self.tokenizer = None
+        self.width = self.config.width
+        self.vocabulary_size = self.config.vocabulary_size or 0
+        self.max_positions = self.config.learned_positions
+        self.dtype = self.config.torch_dtype
+        self.device = torch.device("cpu")
+
+    def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
+        """Rows of the embedding."""
+        return self.network.embedding[token_ids]
+
+    def outputs(self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int]) -> Outputs:
+        """Hidden states and logits of some positions, differentiably."""
+        hidden, logits = self.network(embeddings)
+        rows = list(positions)
+        return Outputs(hidden=hidden[:, rows], logits=logits[:, rows])
+
+    @torch.no_grad()
+    def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
+        """Norms of what each layer keeps of the stream and of what attention adds to it."""
+        stream = self.embed(token_ids)
+        kept, added = [], []
+        for block in self.network.blocks:
+            assert isinstance(block, ReferenceBlock)
+            keep, branch = block.split(stream)
+            kept.append(keep.norm(dim=-1))
+            added.append(branch.norm(dim=-1))
+            stream = block(stream)
+        return BranchNorms(stream=torch.stack(kept), branch=torch.stack(added))
+
+    def architecture_traits(self) -> dict[str, Any]:
+        """Those of the architecture it was built from."""
+        architecture = self.config.architecture
+        return {name: getattr(architecture, name) for name in ("depth", "heads", "mask", "encoding")}
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        plain = {name: value for name, value in vars(self.config).items() if name != "architecture"}
+        return {
+            "source": "reference",
+            "model_type": "reference",
+            "described": True,
+            **plain,
+            "architecture": self.config.architecture.describe(),
+        }

@@ -1,0 +1,274 @@
+"""What Wu et al. report of depth, encodings and training data, each statement with its test on trained members."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from posbias.reproduce.findings import NOT_RUN, Finding, tested
+from posbias.reproduce.icl_cells import ENCODINGS, FIRST_LAST, FIRST_MIDDLE, MIDDLE_LAST, Cells, slope
+from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
+
+RELATIVE = ("none", "decay", "rope")
+"""Encodings of the study of depth."""
+ABSOLUTE = ("sinusoidal", "rope")
+"""Encodings that, by the source, can place a bias anywhere."""
+ENDS = "first_and_last"
+NAMED = ("first", "middle", "last")
+SINK_WINDOWS = (5, 9, 13)
+SINK_PREFIXES = (2, 4, 6)
+
+
+def retrieval_findings(cells: Cells, figures: "Figures", generator: np.random.Generator) -> list[Finding]:
+    """Every statement, for one variant of the task.
+
+    Args:
+        cells: The members of that variant.
+        figures: What the source calls its figures for it.
+        generator: Source of the resamples.
+    """
+    statements: tuple[Callable[[Cells, Figures, np.random.Generator], Finding], ...] = (
+        _depth_amplifies,
+        _end_gap_is_small,
+        _encodings_reduce_primacy,
+        _decay_is_stronger,
+        _residual,
+        _deep_rope_u,
+        _mask_alone_favours_first,
+        _mask_alone_misses_last,
+        _both_ends,
+        _first_above_last,
+        _mask_alone_everywhere,
+        _trained_place,
+        _u_only_from_ends,
+        _causal_sink,
+        _window_sink,
+        _prefix_sink,
+    )
+    return [statement(cells, figures, generator) for statement in statements]
+
+
+class Figures:
+    """Numbers of the source's figures for a variant of the task."""
+
+    def __init__(self, items: str) -> None:
+        mixture = items == "mixture"
+        self.fixed = not mixture
+        self.depth = "Figures 2 and 4" if mixture else "Figure 9"
+        self.residual = "Figures 2 and 5" if mixture else "Figure 10"
+        self.ends = "Figure 3" if mixture else "Figure 11a"
+        self.places = "Figure 6" if mixture else "Figures 11b-d"
+        self.sinks = "Figure 8" if mixture else "Figure 13"
+
+
+def _depth_amplifies(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    for encoding in RELATIVE:
+        depths = cells.depths(encoding=encoding)
+        if len(depths) > 1:
+            rows = cells.gaps(*({"encoding": encoding, "depth": depth} for depth in depths))
+            tests[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths, generator)
+    reported = "without residual connections more layers mean more bias to the first place, whatever the encoding."
+    return tested(figures.depth, reported, tests, found="Change of the gap first vs last per layer:")
+
+
+def _end_gap_is_small(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    for encoding in RELATIVE:
+        depths = cells.depths(encoding=encoding)
+        if depths:
+            gaps = np.abs(cells.gaps({"encoding": encoding, "depth": depths[-1]})[0])
+            smaller = (gaps[:, FIRST_MIDDLE] + gaps[:, FIRST_LAST]) / 2 - gaps[:, MIDDLE_LAST]
+            tests[f"{ENCODINGS[encoding]}, {depths[-1]} layers"] = difference(smaller, generator=generator)
+    reported = "the gap between middle and last is notably smaller than those with the first place."
+    return tested(figures.depth, reported, tests, found="Mean size of the gaps with the first place minus it:")
+
+
+def _encodings_reduce_primacy(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {
+        f"{ENCODINGS[encoding]}, {depth} layers": _less(cells, "none", encoding, depth, generator)
+        for encoding in ("decay", "rope")
+        for depth in cells.depths(encoding=encoding)
+        if cells.has({"encoding": "none", "depth": depth}, {"encoding": encoding, "depth": depth})
+    }
+    reported = "decay and RoPE reduce the bias to the first place that the causal mask brings."
+    return tested(figures.depth, reported, tests, found="Gap first vs last without encoding minus with it:")
+
+
+def _decay_is_stronger(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {
+        f"{depth} layers": _less(cells, "rope", "decay", depth, generator)
+        for depth in cells.depths(encoding="decay")
+        if cells.has({"encoding": "rope", "depth": depth}, {"encoding": "decay", "depth": depth})
+    }
+    reported = "decay does so more than RoPE."
+    return tested(figures.depth, reported, tests, found="Gap first vs last with RoPE minus with decay:")
+
+
+def _less(cells: Cells, more: str, less: str, depth: int, generator: np.random.Generator) -> Difference:
+    """Gap first vs last of one encoding minus that of another, seed by seed."""
+    first, second = cells.gaps({"encoding": more, "depth": depth}, {"encoding": less, "depth": depth})
+    return difference(first[:, FIRST_LAST] - second[:, FIRST_LAST], generator=generator)
+
+
+def _residual(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    """Mixture: not monotone in depth for some encoding; fixed vocabulary: depth amplifies."""
+    tests, steps = {}, {}
+    for encoding in RELATIVE:
+        depths = cells.depths(encoding=encoding, residual=True)
+        if len(depths) < 2:
+            continue
+        rows = cells.gaps(*({"encoding": encoding, "depth": depth, "residual": True} for depth in depths))
+        tests[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths, generator)
+        for before, after, low, high in zip(rows, rows[1:], depths, depths[1:], strict=False):
+            name = f"{ENCODINGS[encoding]}, {low} to {high} layers"
+            steps[name] = difference(after[:, FIRST_LAST] - before[:, FIRST_LAST], generator=generator)
+    if figures.fixed:
+        reported = "even with residual connections more layers mean more bias to the first place."
+        return tested(figures.residual, reported, tests, found="Change of the gap first vs last per layer:")
+    reported = "with residual connections the effect of depth is not monotone and depends on the encoding."
+    if not steps:
+        return Finding(figures.residual, reported, "no member for it in this study.", NOT_RUN)
+    found = "Change of the gap first vs last: " + "; ".join(f"{name} {step}" for name, step in steps.items()) + "."
+    signs = {step.supports(1) for step in steps.values()} - {UNDECIDED}
+    verdict = REPRODUCED if len(signs) == 2 else NOT_REPRODUCED if signs and len(steps) > 2 else UNDECIDED
+    return Finding(figures.residual, reported, found, verdict, steps)
+
+
+def _deep_rope_u(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    depths = cells.depths(encoding="rope", residual=True)
+    tests = {}
+    if depths:
+        gaps = cells.gaps({"encoding": "rope", "depth": depths[-1], "residual": True})[0]
+        tests = _ends(f"{depths[-1]} layers", gaps, generator)
+    reported = "deep RoPE with residual connections is lost in the middle without any bias in the data."
+    return tested(figures.residual, reported, tests)
+
+
+def _ends(case: str, gaps: np.ndarray, generator: np.random.Generator) -> dict[str, Difference]:
+    """A U: first above middle, last above middle."""
+    return {
+        f"{case}: first vs middle": difference(gaps[:, FIRST_MIDDLE], generator=generator),
+        f"{case}: last vs middle": difference(-gaps[:, MIDDLE_LAST], generator=generator),
+    }
+
+
+def _biased(answers: str, mask: str, encoding: str) -> dict[str, object]:
+    """A cell of the studies of biased data: two layers with residual connections."""
+    return {"answers": answers, "mask": mask, "encoding": encoding, "residual": True}
+
+
+def _mask_alone_favours_first(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    causal, full = _biased(ENDS, "causal", "none"), _biased(ENDS, "full", "none")
+    if cells.has(causal, full):
+        first, second = cells.gaps(causal, full)
+        tests["causal"] = difference(first[:, FIRST_LAST], generator=generator)
+        tests["causal minus no mask"] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST], generator=generator)
+    reported = "trained on first and last, the causal mask without encoding favours the first place, no mask does not."
+    return tested(figures.ends, reported, tests, found="Gap first vs last:")
+
+
+def _mask_alone_misses_last(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    cell = _biased(ENDS, "causal", "none")
+    if cells.has(cell):
+        gaps = cells.gaps(cell)[0]
+        tests["first vs middle"] = difference(gaps[:, FIRST_MIDDLE], generator=generator)
+        tests["middle vs last"] = difference(gaps[:, MIDDLE_LAST], generator=generator)
+    reported = "the causal mask without encoding captures the bias at the first place and not at the last."
+    return tested(figures.ends, reported, tests)
+
+
+def _both_ends(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests: dict[str, Difference] = {}
+    for mask in ("full", "causal"):
+        for encoding in ABSOLUTE:
+            cell = _biased(ENDS, mask, encoding)
+            if cells.has(cell):
+                tests.update(_ends(f"{ENCODINGS[encoding]}, {mask}", cells.gaps(cell)[0], generator))
+    reported = "sin and RoPE capture both ends under either mask: lost in the middle."
+    return tested(figures.ends, reported, tests)
+
+
+def _first_above_last(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    for encoding in ABSOLUTE:
+        cell = _biased(ENDS, "causal", encoding)
+        if cells.has(cell):
+            tests[ENCODINGS[encoding]] = difference(cells.gaps(cell)[0][:, FIRST_LAST], generator=generator)
+    reported = "and the first place does slightly better than the last."
+    return tested(figures.ends, reported, tests, found="Gap first vs last, causal:")
+
+
+def _mask_alone_everywhere(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    for answers in NAMED:
+        cell = _biased(answers, "causal", "none")
+        if cells.has(cell):
+            tests[f"trained on {answers}"] = difference(cells.gaps(cell)[0][:, FIRST_LAST], generator=generator)
+    reported = "the causal mask without encoding favours the beginning wherever the answers stood in training."
+    return tested(figures.places, reported, tests, found="Gap first vs last:")
+
+
+def _trained_place(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    for answers in NAMED:
+        for encoding in ABSOLUTE:
+            cell = _biased(answers, "causal", encoding)
+            if cells.has(cell):
+                gaps = cells.gaps(cell)[0]
+                first, middle, last = gaps[:, FIRST_MIDDLE], gaps[:, MIDDLE_LAST], -gaps[:, FIRST_LAST]
+                ahead = {
+                    "first": first + gaps[:, FIRST_LAST],
+                    "middle": middle - first,
+                    "last": last - gaps[:, MIDDLE_LAST],
+                }[answers]
+                tests[f"{ENCODINGS[encoding]}, {answers}"] = difference(ahead / 2, generator=generator)
+    reported = "sin and RoPE let the model favour the trained place, wherever it is."
+    return tested(figures.places, reported, tests, found="Mean gap of the trained place against the two others:")
+
+
+def _u_only_from_ends(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    for answers in NAMED:
+        for encoding in ABSOLUTE:
+            cell = _biased(answers, "causal", encoding)
+            if cells.has(cell):
+                gaps = cells.gaps(cell)[0]
+                lower = np.minimum(gaps[:, FIRST_MIDDLE], -gaps[:, MIDDLE_LAST])
+                tests[f"{ENCODINGS[encoding]}, {answers}"] = difference(lower, generator=generator)
+    reported = "no lost-in-the-middle from data biased to one place only."
+    return tested(figures.places, reported, tests, sign=-1, found="Lower of first vs middle and last vs middle:")
+
+
+def _causal_sink(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    if cells.has({}):
+        tests["causal"] = difference(_lead(cells.values("sinks", {})[0], 1), generator=generator)
+    reported = "under the causal mask the attention sink is the first token."
+    return tested(figures.sinks, reported, tests, found="Sink score of the first token minus the largest other:")
+
+
+def _window_sink(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    windows = [{"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS]
+    if cells.has(*windows):
+        rows = [values[:, 0] for values in cells.values("sinks", *windows)]
+        tests["per token of window"] = slope(rows, SINK_WINDOWS, generator)
+    reported = "the larger the window, the more the first token is the sink."
+    return tested(figures.sinks, reported, tests, found="Change of the first token's sink score:")
+
+
+def _prefix_sink(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
+    tests = {}
+    for length in SINK_PREFIXES:
+        cell = {"mask": f"prefix(length={length})"}
+        if cells.has(cell):
+            tests[f"K = {length}"] = difference(_lead(cells.values("sinks", cell)[0], length), generator=generator)
+    reported = "under a prefix mask all K prefix tokens are sinks, not the first alone."
+    return tested(figures.sinks, reported, tests, found="Least sink score of the prefix minus the largest other:")
+
+
+def _lead(sinks: np.ndarray, count: int) -> np.ndarray:
+    """Least score of the first `count` tokens minus the largest of the others."""
+    return np.asarray(sinks[:, :count].min(axis=1) - sinks[:, count:].max(axis=1))

@@ -1,0 +1,78 @@
+"""Trained members as a table: factors, seed, status and arrays, so that analysis knows nothing of the trainer.
+
+Rows are selected by factors and stacked over seeds; members that failed or diverged are counted, never averaged in.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.errors import RunError
+
+FINISHED = ("done", "stopped_early")
+"""Statuses of members whose numbers count."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One trained model."""
+
+    factors: Mapping[str, Any]
+    """What sets it apart from other members, the seed excluded: mask, encoding, depth, ..."""
+    seed: int
+    status: str
+    arrays: Mapping[str, np.ndarray]
+    """Evaluations and profiles by name, float64; all members of equal factors have equal shapes."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its numbers count."""
+        return self.status in FINISHED
+
+    def has(self, factors: Mapping[str, Any]) -> bool:
+        """Whether it has all these factors."""
+        return all(name in self.factors and self.factors[name] == value for name, value in factors.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Members of one or several studies."""
+
+    members: Sequence[Outcome]
+
+    def seeds(self, **factors: Any) -> list[int]:
+        """Seeds of the finished members with these factors, in order."""
+        return sorted({member.seed for member in self.members if member.finished and member.has(factors)})
+
+    def values(self, name: str, factors: Mapping[str, Any], seeds: Sequence[int]) -> Float64[np.ndarray, "n_seeds ..."]:
+        """One array of the member with these factors and each seed, stacked.
+
+        Raises:
+            RunError: no such finished member, or several.
+        """
+        rows = []
+        for seed in seeds:
+            found = [member for member in self.members if member.finished and member.seed == seed and member.has(factors)]
+            if len(found) != 1 or name not in found[0].arrays:
+                raise RunError(f"{len(found)} finished members with {dict(factors)}, seed {seed} and {name!r}; need 1")
+            rows.append(np.asarray(found[0].arrays[name], dtype=np.float64))
+        return np.stack(rows)
+
+    def common_seeds(self, *cells: Mapping[str, Any]) -> list[int]:
+        """Seeds for which every cell has a finished member."""
+        return sorted(set.intersection(*(set(self.seeds(**cell)) for cell in cells))) if cells else []
+
+    def levels(self, name: str, **factors: Any) -> list[Any]:
+        """Values a factor takes among members with the given ones, in order of appearance."""
+        return list(dict.fromkeys(m.factors[name] for m in self.members if name in m.factors and m.has(factors)))
+
+    def lost(self) -> list[str]:
+        """A line per member that did not finish: what it was, and how it ended."""
+        return [
+            f"{', '.join(f'{name} {value}' for name, value in member.factors.items())}, seed {member.seed}: {member.status}"
+            for member in self.members
+            if not member.finished
+        ]

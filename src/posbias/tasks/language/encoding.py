@@ -1,0 +1,90 @@
+"""From a prompt to the token ids a model reads, and from characters of the prompt to tokens.
+
+A text is opened by the special tokens the tokenizer puts before one (BOS); a conversation is rendered by the chat
+template, which writes its own. The place of an item is read off the tokenizer's character offsets, never guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posbias.errors import UsageError
+from posbias.prompts.chat import check_template, render_conversation
+from posbias.prompts.tokens import opening
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as a model reads it."""
+
+    text: str
+    """The text that was tokenised: the prompt itself, or the rendered conversation."""
+    token_ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...] | None
+    """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where an item stands in a tokenised prompt; None where that is not known."""
+
+    first: int | None = None
+    end: int | None = None
+    n_tokens: int | None = None
+
+
+def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encoded:
+    """The token ids of a prompt, with their places in its text.
+
+    Args:
+        prompt: Text, or the messages of a conversation, rendered up to the opening of the assistant's answer.
+        tokenizer: A Hugging Face tokenizer.
+
+    Raises:
+        UsageError: a conversation for a tokenizer without chat template.
+    """
+    if isinstance(prompt, str):
+        text, before = prompt, opening(tokenizer)
+    else:
+        check_template(tokenizer)
+        text, before = render_conversation(tokenizer, prompt), ()
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    found = tokenizer(
+        text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=fast, verbose=False
+    )
+    offsets = None
+    if fast:
+        offsets = tuple((0, 0) for _ in before) + tuple(
+            (int(begin), int(end)) for begin, end in found["offset_mapping"]
+        )
+    return Encoded(text, before + tuple(int(token) for token in found["input_ids"]), offsets)
+
+
+def locate(prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | None, tokenizer: Any) -> Located:
+    """The tokens of the characters `gold` of a prompt's (last message's) text.
+
+    Args:
+        prompt: Text, or messages; `gold` counts characters of the text, or of the last message's content.
+        gold: Begin and end in characters; None: only the length is wanted.
+        tokenizer: A Hugging Face tokenizer, or None.
+
+    Returns:
+        The first token that reaches beyond the begin, and one past the last that begins before the end: a token that
+        straddles a border counts as part of the item.
+
+    Raises:
+        UsageError: no chat template, or one that changes the message so that the item cannot be found in it.
+    """
+    if tokenizer is None:
+        return Located()
+    encoded = encode(prompt, tokenizer)
+    if gold is None or encoded.offsets is None:
+        return Located(n_tokens=len(encoded.token_ids))
+    begin, end = gold
+    if not isinstance(prompt, str):
+        shift = encoded.text.rfind(prompt[-1]["content"])
+        if shift < 0:
+            raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
+        begin, end = begin + shift, end + shift
+    touching = [index for index, (low, high) in enumerate(encoded.offsets) if high > begin and low < end]
+    return Located(touching[0], touching[-1] + 1, len(encoded.token_ids))

@@ -1,0 +1,99 @@
+"""Key-value retrieval: a JSON object of random UUID pairs, one key is asked for, its pair is moved (Liu et al. 2024).
+
+Generated, or read from the published files (`ordered_kv_records`, `key`, `value`); the wording is theirs.
+"""
+
+import random
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from posbias.errors import UsageError
+from posbias.registry import check_whole
+from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
+from posbias.tasks.language.published import list_field, published_lines, text_field
+
+INSTRUCTION = "Extract the value corresponding to the specified key in the JSON object below."
+
+Pair = tuple[str, str]
+
+
+@LANGUAGE_TASKS.register("key_value")
+@dataclass(frozen=True)
+class KeyValue(LanguageTask):
+    """Find the value of one key among many; the asked pair moves, all others keep their order.
+
+    Source: Liu et al. 2024, "Lost in the middle", section 3; 75, 140 and 300 pairs, 500 examples each.
+    """
+
+    pairs: int = 75
+    """Pairs in the object, >= 2; each is a place for the asked one."""
+    file: str | None = None
+    """A published .jsonl or .jsonl.gz file; None: generated pairs. Its lines must have exactly `pairs` pairs."""
+    query: str = "after"
+    """Where the key stands: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
+
+    scoring: ClassVar[str] = "substring"
+    max_tokens: ClassVar[int] = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self.name, "pairs", self.pairs, least=2)
+        check_choice(self.name, "query", self.query, QUERIES)
+
+    @property
+    def n_items(self) -> int:
+        """One place per pair."""
+        return self.pairs
+
+    def drafts(self, tokenizer: Any, *, count: int, positions: Sequence[int], seed: int) -> Iterator[list[Draft]]:
+        """One content is a set of pairs with the asked one; see `LanguageTask.drafts`."""
+        contents: Iterator[tuple[Pair, list[Pair]]]
+        if self.file is None:
+            contents = (drawn_pairs(self.pairs, seed, index) for index in range(count))
+        else:
+            contents = iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
+        return ([self._draft(gold, others, place) for place in positions] for gold, others in contents)
+
+    def _pairs_of(self, record: dict[str, Any], where: str) -> tuple[Pair, list[Pair]]:
+        """The asked pair and the others of a published line."""
+        records = list_field(record, "ordered_kv_records", where)
+        key, value = text_field(record, "key", where), text_field(record, "value", where)
+        for entry in records:
+            if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
+                raise UsageError(
+                    f"{where}: an entry of 'ordered_kv_records' must be a [key, value] pair, got {entry!r}"
+                )
+        if len(records) != self.pairs:
+            raise UsageError(f"{where} has {len(records)} pairs; {self.name}(pairs={self.pairs}) was asked")
+        if len({entry[0] for entry in records}) < len(records):
+            raise UsageError(f"{where}: a key occurs twice")
+        if [key, value] not in records:
+            raise UsageError(f"{where}: no gold: the asked key {key!r} with its value is not among the pairs")
+        return (key, value), [(entry[0], entry[1]) for entry in records if entry[0] != key]
+
+    def _draft(self, gold: Pair, others: list[Pair], place: int) -> Draft:
+        pairs = [*others[:place], gold, *others[place:]]
+        entries = [f'"{key}": "{value}"' for key, value in pairs]
+        asked = f'Key: "{gold[0]}"\n'
+        head = f"{INSTRUCTION}\n\n{asked if self.query != 'after' else ''}" + ("\n" if self.query != "after" else "")
+        head += "JSON data:\n{"
+        tail = "}\n\n" + (asked if self.query != "before" else "") + "Corresponding value:"
+        begin = len(head) + sum(len(entry) + len(",\n ") for entry in entries[:place])
+        text = head + ",\n ".join(entries) + tail
+        return Draft(text, (gold[1],), (begin, begin + len(entries[place])))
+
+
+def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
+    """The asked pair and the other ones of a generated content: version-4 UUIDs, keys all different."""
+    source = random.Random(f"key_value {seed} {index}")
+    drawn: dict[str, str] = {}
+    while len(drawn) < pairs:
+        drawn[_uuid(source)] = _uuid(source)
+    gold, *others = drawn.items()
+    return gold, others
+
+
+def _uuid(source: random.Random) -> str:
+    return str(uuid.UUID(int=source.getrandbits(128), version=4))

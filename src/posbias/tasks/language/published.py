@@ -1,0 +1,77 @@
+"""Files of published examples: one JSON object per line, plain or gzip, read as they are.
+
+Every complaint names the file and the line. Only the lines that are asked for are read.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from posbias.errors import UsageError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The first `count` records of a file, each with the name of its line for messages.
+
+    Blank lines are passed over.
+
+    Raises:
+        UsageError: the file is missing, unreadable, shorter than asked, or a line is not a JSON object.
+    """
+    found = 0
+    try:
+        with open(path, "rb") as probe:
+            packed = probe.read(2) == GZIP_MAGIC
+        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                where = f"{Path(path).name}, line {number}"
+                yield where, _record(line, where)
+                found += 1
+                if found == count:
+                    return
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UsageError(f"{path!r} is a broken gzip file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
+    raise UsageError(f"{path!r} holds {found} examples; {count} asked")
+
+
+def text_field(record: dict[str, Any], name: str, where: str) -> str:
+    """A field that must be text and not empty.
+
+    Raises:
+        UsageError: it is missing, empty or not text.
+    """
+    value = record.get(name)
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{where}: field {name!r} must be text, got {value!r:.80}")
+    return value
+
+
+def list_field(record: dict[str, Any], name: str, where: str) -> list[Any]:
+    """A field that must be a list with at least one entry.
+
+    Raises:
+        UsageError: it is missing, empty or not a list.
+    """
+    value = record.get(name)
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{where}: field {name!r} must be a list with entries, got {value!r:.80}")
+    return value
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise UsageError(f"{where} must be a JSON object, got {type(record).__name__}")
+    return record

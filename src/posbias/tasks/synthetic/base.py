@@ -1,0 +1,159 @@
+"""What every synthetic task offers: shapes, a stack that draws batches for many members at once, and an evaluation.
+
+Members of different parameters stack where their `stack_key` is equal. A batch is a pure function of a member's task,
+its seed, the step and the size: the same bits alone or among others.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from posbias.errors import UsageError
+from posbias.registry import Registry
+
+SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task")
+IGNORED = -100
+"""Target of a row that is not scored (torch's own convention in cross_entropy)."""
+EVALUATION_BATCH = 500
+"""Sequences per member drawn and predicted at a time in an evaluation; the last batch may be smaller."""
+
+Inputs = Float[Tensor, "member batch position feature"] | Int64[Tensor, "member batch position"]
+Logits = Float[Tensor, "member batch row output"]
+Predict = Callable[[Any], Any]
+"""Inputs of the whole stack -> Logits at the task's rows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a stack of members is trained on in one step."""
+
+    inputs: Inputs
+    """Vectors, or token numbers."""
+    targets: Int64[Tensor, "member batch row"]
+    """The right output at each scored row, or `IGNORED`."""
+
+
+class SyntheticTask(ABC):
+    """A task whose data are drawn, not read; the fields of a variant are its parameters."""
+
+    name: ClassVar[str]
+    needs_causal: ClassVar[bool] = False
+    """Whether later inputs hold the answers, so that a mask that looks forwards would give them away."""
+
+    @property
+    @abstractmethod
+    def n_positions(self) -> int:
+        """Length of an input in positions."""
+
+    @property
+    @abstractmethod
+    def n_outputs(self) -> int:
+        """Classes or tokens that an output tells apart."""
+
+    @property
+    @abstractmethod
+    def vocabulary_size(self) -> int | None:
+        """Token numbers an input may hold; None where inputs are vectors."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int | None:
+        """Features of an input vector; None where inputs are tokens."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> tuple[int, ...]:
+        """Positions whose outputs are scored."""
+
+    @property
+    @abstractmethod
+    def stack_key(self) -> Hashable:
+        """Tasks of equal key are drawn together."""
+
+    @abstractmethod
+    def stack(self, tasks: Sequence[Any], seeds: Sequence[int], device: torch.device) -> "TaskStack":
+        """The stack of `tasks`, all of this task's key; called by `stack_tasks`."""
+
+    def __str__(self) -> str:
+        return SYNTHETIC_TASKS.spell(self)
+
+
+class TaskStack(ABC):
+    """The data of several members that do tasks of one key."""
+
+    @abstractmethod
+    def batch(self, step: int, size: int) -> Batch:
+        """The `size` sequences that every member sees at `step` (>= 0)."""
+
+    @abstractmethod
+    def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
+        """Scores per member (axis 0) on seeded data of their own, disjoint from every training step.
+
+        Args:
+            predict: Logits at the task's rows for inputs of the whole stack.
+            examples: Sequences per member and evaluation set, >= 1.
+
+        Returns:
+            Named scores; NaN for a member whose logits are not finite.
+        """
+
+
+def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: torch.device | str = "cpu") -> TaskStack:
+    """Draw the data of several members together.
+
+    Args:
+        tasks: One per member, all of one `stack_key`.
+        seeds: One per member, whole numbers >= 0; members of one task name and one seed see paired data.
+        device: Where batches are drawn; the bits depend on the kind of device, not on the stack.
+
+    Raises:
+        UsageError: no tasks, as many seeds as tasks are needed, a seed is not a whole number, or keys differ.
+    """
+    if not tasks:
+        raise UsageError("a stack needs at least 1 task, got none")
+    if len(seeds) != len(tasks):
+        raise UsageError(f"{len(seeds)} seeds for {len(tasks)} tasks; one is needed for each")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise UsageError(f"a seed must be a whole number >= 0, got {seed!r}")
+    for task in tasks:
+        if task.stack_key != tasks[0].stack_key:
+            raise UsageError(f"{task} and {tasks[0]} cannot be drawn in one stack: their shapes differ")
+    return tasks[0].stack(tasks, seeds, torch.device(device))
+
+
+def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) -> Float[Tensor, "member"]:
+    """Mean loss of every member over its scored rows, in nats."""
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 2), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    per_member = losses.view(len(targets), -1).sum(-1)
+    return per_member / (targets != IGNORED).view(len(targets), -1).sum(-1)
+
+
+def evaluation_sizes(examples: int) -> list[int]:
+    """Sizes of the batches of an evaluation.
+
+    Raises:
+        UsageError: not a whole number of at least 1.
+    """
+    if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
+        raise UsageError(f"an evaluation needs a whole number of examples >= 1, got {examples!r}")
+    full, rest = divmod(examples, EVALUATION_BATCH)
+    return [EVALUATION_BATCH] * full + ([rest] if rest else [])
+
+
+def check_step(step: int, size: int) -> None:
+    """Refuse a step below 0 or a batch below 1.
+
+    Raises:
+        UsageError: it is.
+    """
+    if step < 0 or size < 1:
+        raise UsageError(f"a batch needs a step >= 0 and a size >= 1, got step {step} and size {size}")

@@ -1,0 +1,120 @@
+"""Position copy: random tokens, and the model is to name the k-th of them from the last position.
+
+Without position encodings, whether a position can be named at all is a matter of mask and depth. Beside the losses
+stand what partial information would reach: `copying_baselines`.
+
+Source: Ziming Liu, "Sparse attention 7", 2026 (V = 10, C = 10, one model per k).
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from posbias.errors import UsageError
+from posbias.registry import check_whole
+from posbias.tasks.synthetic.base import (
+    SYNTHETIC_TASKS,
+    Batch,
+    Predict,
+    SyntheticTask,
+    TaskStack,
+    check_step,
+    cross_entropy,
+    evaluation_sizes,
+)
+from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.tasks.synthetic.draws import Draws, Purpose
+
+
+@SYNTHETIC_TASKS.register("position_copy")
+@dataclass(frozen=True)
+class PositionCopy(SyntheticTask):
+    """Name the token at one position of a context of independent uniform tokens."""
+
+    target: int
+    """Position to name (0 ... context - 1; the last position is its own)."""
+    context: int = 10
+    """Tokens in the context (>= 1)."""
+    vocabulary: int = 10
+    """Different tokens (>= 2)."""
+
+    def __post_init__(self) -> None:
+        check_whole("position_copy", "context", self.context, least=1)
+        check_whole("position_copy", "vocabulary", self.vocabulary, least=2)
+        check_whole("position_copy", "target", self.target, least=0)
+        if self.target >= self.context:
+            raise UsageError(
+                f"position_copy: target must lie in the context, 0 ... {self.context - 1}, got {self.target}"
+            )
+
+    @property
+    def n_positions(self) -> int:
+        """The context."""
+        return self.context
+
+    @property
+    def n_outputs(self) -> int:
+        """The vocabulary."""
+        return self.vocabulary
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """The vocabulary."""
+        return self.vocabulary
+
+    @property
+    def width(self) -> int | None:
+        """Inputs are tokens."""
+        return None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The last position answers."""
+        return (self.context - 1,)
+
+    @property
+    def stack_key(self) -> Hashable:
+        """Any targets go together."""
+        return (self.name, self.context, self.vocabulary)
+
+    def baselines(self) -> dict[str, float]:
+        """Losses that partial information reaches, for targets before the last place (contexts of 2 or more)."""
+        return partial_information_losses(self.context, self.vocabulary)
+
+    def stack(self, tasks: Sequence["PositionCopy"], seeds: Sequence[int], device: torch.device) -> TaskStack:
+        """Members may differ in their target."""
+        return _CopyStack(tuple(tasks), Draws.of(self.name, seeds, device))
+
+
+@dataclass(frozen=True)
+class _CopyStack(TaskStack):
+    """Contexts of every member; members of one seed share them whatever their target."""
+
+    tasks: tuple[PositionCopy, ...]
+    draws: Draws
+
+    def batch(self, step: int, size: int) -> Batch:
+        """Contexts of independent uniform tokens."""
+        check_step(step, size)
+        return self._drawn(Purpose.TRAINING, step, size)
+
+    def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
+        """`loss` (nats) and `accuracy`, one per member."""
+        loss = torch.zeros(len(self.tasks), dtype=torch.float64, device=self.draws.device)
+        accuracy = torch.zeros_like(loss)
+        for index, size in enumerate(evaluation_sizes(examples)):
+            batch = self._drawn(Purpose.EVALUATION, index, size)
+            logits = predict(batch.inputs)
+            loss += cross_entropy(logits.double(), batch.targets) * size
+            accuracy += (logits.argmax(-1) == batch.targets).double().sum((1, 2))
+        finite = torch.where(loss.isfinite(), accuracy / examples, torch.nan)
+        return {"loss": (loss / examples).cpu().numpy(), "accuracy": finite.cpu().numpy()}
+
+    def _drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
+        first = self.tasks[0]
+        tokens = self.draws.integers(purpose, index, (size, first.context)) % first.vocabulary
+        positions = torch.tensor([task.target for task in self.tasks], device=self.draws.device)
+        places = positions[:, None, None].expand(-1, size, 1)
+        return Batch(tokens, tokens.gather(2, places))

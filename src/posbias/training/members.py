@@ -1,0 +1,104 @@
+"""What is trained: `Member` (a model, a task, an optimiser, a seed) and what became of it: `TrainedMember`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from posbias.errors import UsageError
+from posbias.models.reference import ReferenceConfig, constants_of, shape_of
+from posbias.registry import check_whole
+from posbias.tasks.synthetic import SyntheticTask
+from posbias.training.optimisers import AdamW, Optimiser
+
+MemberStatus = Literal["done", "stopped_early", "diverged", "failed"]
+STATUSES: tuple[str, ...] = get_args(MemberStatus)
+
+INITIALISATION = 0
+"""Distinguishes the draw of the initial parameters from other draws of the same seed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One model to train."""
+
+    name: str
+    """Unique in a study."""
+    config: ReferenceConfig
+    task: SyntheticTask
+    seed: int = 0
+    """Of the initial parameters and of the data, >= 0."""
+    optimiser: Optimiser = field(default_factory=AdamW)
+    coordinates: Mapping[str, Any] = field(default_factory=dict)
+    """Where it stands in its study's grid: plain values by the grid's axes."""
+
+    def __post_init__(self) -> None:
+        check_whole(f"member {self.name!r}", "seed", self.seed, least=0)
+
+    @property
+    def stack_key(self) -> tuple[Any, ...]:
+        """Members with equal keys are trained as one program.
+
+        Raises:
+            UsageError: the model does not fit the task, or its parts do not fit each other.
+        """
+        shape = shape_of(self.config, self.task.n_positions)
+        return shape, self.task.stack_key, self.task.rows, self.optimiser.name
+
+    def check(self) -> None:
+        """Refuse a model that cannot do its task, before anything is trained.
+
+        Raises:
+            UsageError: vocabulary, width or outputs differ, or the architecture's parts do not fit each other.
+        """
+        for field_name, ours, theirs in (
+            ("vocabulary_size", self.config.vocabulary_size, self.task.vocabulary_size),
+            ("width", self.config.width, self.task.width if self.task.width is not None else self.config.width),
+            ("outputs", self.config.n_outputs, self.task.n_outputs),
+        ):
+            if ours != theirs:
+                raise UsageError(
+                    f"member {self.name!r}: the model's {field_name} is {ours}, its task {self.task} needs {theirs}"
+                )
+        constants_of(self.config, self.task.n_positions)
+
+    def generator(self) -> torch.Generator:
+        """What its initial parameters are drawn from; on the CPU, so that they are the same on every device."""
+        state = np.random.SeedSequence([INITIALISATION, self.seed]).generate_state(1, np.uint64)[0]
+        return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+
+    def describe(self) -> dict[str, Any]:
+        """Everything its result depends on, as plain values."""
+        model = {**vars(self.config), "architecture": self.config.architecture.describe()}
+        return {
+            "name": self.name,
+            "model": model,
+            "task": str(self.task),
+            "optimiser": str(self.optimiser),
+            "seed": self.seed,
+            "coordinates": dict(self.coordinates),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedMember:
+    """One member after training, or after it failed."""
+
+    member: Member
+    status: MemberStatus
+    reason: str
+    """Why it ended before all steps; empty when done."""
+    steps: int
+    """Updates made."""
+    losses: Float32[np.ndarray, "window"]
+    """Mean training loss (nats) over successive windows of steps; NaN or huge where it diverged."""
+    parameters: dict[str, Tensor] | None
+    """On the CPU; None where it diverged or failed."""
+    evaluation_steps: Int64[np.ndarray, "evaluation"]
+    """After how many updates it was evaluated."""
+    evaluations: dict[str, np.ndarray]
+    """By the task's name of the quantity: values with a leading axis of evaluations; empty where there were none."""

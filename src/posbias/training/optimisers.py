@@ -1,0 +1,170 @@
+"""Optimisers for many models at once: one flat buffer holds every member's parameters, one update serves all of them.
+
+Settings are per member, so that a grid may vary the learning rate within one stack. All operations are elementwise, so
+a member's update does not depend on who else is in the stack.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from posbias.errors import UsageError
+from posbias.registry import Registry
+
+OPTIMISERS: Registry["Optimiser"] = Registry("optimiser")
+
+Flat = Float[Tensor, "member value"]
+State = dict[str, Tensor]
+Settings = dict[str, Tensor]
+"""Of every member, shape [member, 1], by the name of the optimiser's field."""
+
+
+@dataclass(frozen=True)
+class Optimiser(ABC):
+    """How parameters follow their gradients; members of one stack share the kind, not the settings."""
+
+    name: ClassVar[str]
+    moments: ClassVar[tuple[str, ...]] = ()
+    """Buffers as large as the parameters that the update carries from step to step."""
+    learning_rate: float = 1e-3
+    """Size of a step, > 0."""
+
+    def __post_init__(self) -> None:
+        _check(self, "learning_rate", above=0)
+
+    @classmethod
+    @abstractmethod
+    def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
+        """Change `values` and the moments in `state` in place; `gradients` may be overwritten.
+
+        `state["step"]` [member, 1] counts from 1.
+        """
+
+    def __str__(self) -> str:
+        return OPTIMISERS.spell(self)
+
+
+@dataclass(frozen=True)
+class _Adaptive(Optimiser):
+    """What Adam and AdamW share."""
+
+    moments: ClassVar[tuple[str, ...]] = ("mean", "square")
+    beta1: float = 0.9
+    """Decay of the running mean of gradients, in [0, 1)."""
+    beta2: float = 0.999
+    """Decay of the running mean of squared gradients, in [0, 1)."""
+    epsilon: float = 1e-8
+    """Added to the root of the squares, > 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            _check(self, name, least=0, below=1)
+        _check(self, "epsilon", above=0)
+
+    @classmethod
+    def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
+        """Adam: x -= rate * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon).
+
+        Source: Kingma and Ba 2015, with the decoupled decay of Loshchilov and Hutter 2019 in `AdamW`; as in PyTorch.
+        """
+        beta1, beta2 = settings["beta1"], settings["beta2"]
+        state["mean"].lerp_(gradients, 1 - beta1)
+        state["square"].lerp_(gradients.square_(), 1 - beta2)
+        rate = settings["learning_rate"] / (1 - beta1 ** state["step"])
+        root = (1 - beta2 ** state["step"]).sqrt()
+        # The gradients' memory serves for the denominator: nothing is allocated.
+        torch.sqrt(state["square"], out=gradients)
+        gradients.mul_(1 / root).add_(settings["epsilon"])
+        torch.div(state["mean"], gradients, out=gradients)
+        values.sub_(gradients.mul_(rate))
+
+
+@OPTIMISERS.register("adam")
+@dataclass(frozen=True)
+class Adam(_Adaptive):
+    """Adam without weight decay."""
+
+
+@OPTIMISERS.register("adamw")
+@dataclass(frozen=True)
+class AdamW(_Adaptive):
+    """Adam with weight decay that does not pass through the moments."""
+
+    weight_decay: float = 1e-2
+    """Share of a parameter lost per step is learning rate times this, >= 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, "weight_decay", least=0)
+
+    @classmethod
+    def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
+        """Decay first, then Adam, as PyTorch does."""
+        values.mul_(1 - settings["learning_rate"] * settings["weight_decay"])
+        super().update(values, gradients, state, settings)
+
+
+@OPTIMISERS.register("sgd")
+@dataclass(frozen=True)
+class SGD(Optimiser):
+    """Gradient descent with momentum: u <- momentum * u + g, x -= rate * u."""
+
+    moments: ClassVar[tuple[str, ...]] = ("velocity",)
+    momentum: float = 0.0
+    """In [0, 1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, "momentum", least=0, below=1)
+
+    @classmethod
+    def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
+        """One step of gradient descent."""
+        state["velocity"].mul_(settings["momentum"]).add_(gradients)
+        values.sub_(torch.mul(state["velocity"], settings["learning_rate"], out=gradients))
+
+
+def settings_of(optimisers: Sequence[Optimiser], *, dtype: torch.dtype, device: torch.device) -> Settings:
+    """The members' settings as tensors [member, 1].
+
+    Args:
+        optimisers: One per member, all of one kind.
+        dtype: Of the parameters.
+        device: Where they are.
+    """
+    names = [name for name, value in vars(optimisers[0]).items() if isinstance(value, int | float)]
+    return {
+        name: torch.tensor([[getattr(each, name)] for each in optimisers], dtype=torch.float64, device=device).to(dtype)
+        for name in names
+    }
+
+
+def fresh_state(kind: type[Optimiser], values: Flat) -> State:
+    """Moments of zero and a step count of zero, for the parameters of a stack."""
+    state = {name: torch.zeros_like(values) for name in kind.moments}
+    state["step"] = torch.zeros(len(values), 1, dtype=values.dtype, device=values.device)
+    return state
+
+
+def kept(state: State, members: Int64[Tensor, "kept"]) -> State:
+    """The state of some members, when others leave the stack."""
+    return {name: values[members].contiguous() for name, values in state.items()}
+
+
+def _check(
+    optimiser: Optimiser, name: str, *, least: float | None = None, above: float | None = None, below: float = math.inf
+) -> None:
+    value: Any = getattr(optimiser, name)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = number and value < below and (value > above if above is not None else value >= (least or 0))
+    if not fits:
+        limits = [f"> {above:g}" if above is not None else f">= {least or 0:g}"]
+        limits += [f"< {below:g}"] if below < math.inf else ["finite"]
+        raise UsageError(f"{optimiser.name}: {name} must be a number {' and '.join(limits)}, got {value!r}")

@@ -1,0 +1,76 @@
+"""How members are trained: steps, batch, how often they are looked at, when they end early, where the work is done."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posbias.engines import Engine, Local
+from posbias.errors import UsageError
+from posbias.registry import check_whole
+from posbias.training.stopping import Never, StoppingRule
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What decides the result of a training, beside the member itself."""
+
+    steps: int
+    """Updates, >= 1."""
+    batch: int = 128
+    """Sequences per update and member, >= 1."""
+    window: int = 10
+    """Steps per entry of the loss curve, >= 1; rules, divergence and evaluations look at the end of a window."""
+    evaluate_every: int = 0
+    """Evaluate when this many steps are done, and every as many again: a multiple of `window`. 0: only at the end."""
+    examples: int = 1000
+    """Sequences per evaluation set, >= 1; 0 evaluates nothing."""
+    stopping: StoppingRule = field(default_factory=Never)
+    diverged_above: float = 100.0
+    """A mean loss (nats) over a window that is not finite or above this ends the member as diverged."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("evaluate_every", 0), ("examples", 0)):
+            check_whole("training", name, getattr(self, name), least=least)
+        if self.evaluate_every % self.window:
+            raise UsageError(
+                f"training: evaluate_every must be a multiple of window ({self.window}), got {self.evaluate_every}"
+            )
+        if not isinstance(self.stopping, StoppingRule):
+            raise UsageError(f"training: stopping must be a rule such as below(loss=0.1), got {self.stopping!r}")
+        above = self.diverged_above
+        if isinstance(above, bool) or not isinstance(above, int | float) or not above > 0:
+            raise UsageError(f"training: diverged_above must be a number > 0, got {above!r}")
+
+    @property
+    def n_windows(self) -> int:
+        """Entries of a full loss curve; the last window is shorter where `window` does not divide `steps`."""
+        return -(-self.steps // self.window)
+
+    def describe(self) -> dict[str, object]:
+        """Plain values for a record and for the fingerprint of checkpoints."""
+        return {**vars(self), "stopping": str(self.stopping)}
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """Where members are trained and kept; nothing here changes a number, but for device and the engine's threads."""
+
+    engine: Engine = field(default_factory=Local)
+    device: str = "cpu"
+    directory: Path | None = None
+    """Where checkpoints and finished stacks are kept (in `parts/`) until `posbias.parts.clear_parts`; None: nowhere."""
+    resume: bool = False
+    """Continue from the checkpoints of the same training; otherwise older ones are removed."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
+    stack_size: int = 64
+    """Most members trained as one program, >= 1."""
+    chunk: int | None = None
+    """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and need less memory,
+    more keep a graphics processor busy. None: 4 on a CPU, all on other devices."""
+
+    def __post_init__(self) -> None:
+        check_whole("training", "stack_size", self.stack_size, least=1)
+        if self.chunk is not None:
+            check_whole("training", "chunk", self.chunk, least=1)
+        if not self.checkpoint_seconds >= 0:
+            raise UsageError(f"training: checkpoint_seconds must be a number >= 0, got {self.checkpoint_seconds!r}")

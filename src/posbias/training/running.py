@@ -1,0 +1,177 @@
+"""`run_study`: every member of a study trained, its model saved, and all of it told in one record of verb "train".
+
+Scalars: `counts` {status: members}, `members` [{name, coordinates, seed, status, reason, steps, loss, model}] with
+`model` the member's directory within the run (None where there is none). Arrays, members first, NaN where a member has
+no value: `losses` [member window], `evaluation_steps` [member evaluation] (-1 where there was none),
+`evaluations/NAME` [member evaluation ...]; a quantity whose shape differs between members is stored for each as
+`evaluations/NAME/MEMBER` [evaluation ...].
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from posbias.errors import UsageError
+from posbias.memory import show_bytes
+from posbias.models.reference import draw_parameters
+from posbias.records import Record, plain
+from posbias.training.layout import Layout
+from posbias.training.members import Member, TrainedMember
+from posbias.training.options import TrainingRun
+from posbias.training.study import Study
+from posbias.training.trainer import Trained, check_members, group, train
+
+MODELS = "models"
+"""Where a run keeps its members' models."""
+COPIES = 6
+"""Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
+that replaces it, less what is written only after these are gone."""
+
+
+@dataclass(frozen=True, eq=False)
+class StudyRun:
+    """A study and what came of it."""
+
+    study: Study
+    trained: Trained
+    models: tuple[str | None, ...]
+    """Every member's directory within the run's; None where nothing was saved."""
+
+
+def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool = False) -> StudyRun:
+    """Train all members of a study and save each that ended well as a model directory.
+
+    Args:
+        study: What to train.
+        run: Where; with a directory, models are saved under `models/` in it.
+        confirmed: Whether a study of more than 1000 members is meant.
+
+    Raises:
+        UsageError: before anything is trained: too many members, a point that makes no model, too little disk.
+        RunError: a checkpoint or a model cannot be written, or a stack lost its worker time and again.
+    """
+    run = TrainingRun() if run is None else run
+    members = study.members(confirmed=confirmed)
+    check_members(members)
+    if run.directory is not None:
+        check_disk(members, run)
+    trained = train(members, study.options, run=run)
+    models = tuple(_saved(index, member, run.directory) for index, member in enumerate(trained.members))
+    return StudyRun(study, trained, models)
+
+
+def check_disk(members: list[Member], run: TrainingRun) -> int:
+    """Refuse a training whose checkpoints and models would not fit on the disk.
+
+    Returns:
+        Bytes that may be needed at most, up to small change.
+
+    Raises:
+        UsageError: there is less.
+    """
+    assert run.directory is not None
+    needed = 0
+    for stack in group(members, stack_size=run.stack_size):
+        first = members[stack[0]]
+        parameters = draw_parameters(first.config, torch.Generator().manual_seed(0))
+        size = next(iter(parameters.values())).element_size()
+        needed += COPIES * len(stack) * Layout.of(parameters).size * size
+    there = next(path for path in (run.directory, *run.directory.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise UsageError(
+            f"{len(members)} members need up to {show_bytes(needed)} for checkpoints and models, and "
+            f"{str(run.directory)!r} has {show_bytes(free)} left; allowed: at most what is left"
+        )
+    return needed
+
+
+def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """A study's run as a record.
+
+    Args:
+        done: What `run_study` returns.
+        arguments: What the user passed.
+        command: What repeats it in a shell.
+    """
+    study, trained = done.study, done.trained
+    record = Record(
+        verb="train",
+        arguments=dict(arguments),
+        resolved={
+            "title": study.name,
+            "command": command,
+            "options": trained.options.describe(),
+            "task": plain(study.task),
+            "model": plain(study.model),
+            "optimiser": plain(study.optimiser),
+            "axes": {axis: plain([value for value, _ in points]) for axis, points in study.axes.items()},
+            "stacks": trained.n_stacks,
+            "members": [plain(each.member.describe()) for each in trained.members],
+        },
+        seeds={f"member_{seed}": seed for seed in study.seeds},
+        arrays=_arrays(trained),
+    )
+    record.scalars = {
+        "counts": trained.counts(),
+        "members": [_entry(each, model) for each, model in zip(trained.members, done.models, strict=True)],
+    }
+    return record
+
+
+def _entry(trained: TrainedMember, model: str | None) -> dict[str, Any]:
+    member = trained.member
+    return {
+        "name": member.name,
+        "coordinates": plain(dict(member.coordinates)),
+        "seed": member.seed,
+        "status": trained.status,
+        "reason": trained.reason,
+        "steps": trained.steps,
+        "loss": plain(trained.losses[-1]) if len(trained.losses) else None,
+        "model": model,
+    }
+
+
+def _saved(index: int, trained: TrainedMember, directory: Path | None) -> str | None:
+    """Save a member's model; its place within the run, or None where there is nothing to save."""
+    if directory is None or trained.parameters is None:
+        return None
+    from posbias.models.reference import save_reference
+
+    place = f"{MODELS}/{index:04d}"
+    provenance = {**plain(trained.member.describe()), "status": trained.status, "steps": trained.steps}
+    save_reference(directory / place, trained.member.config, parameters=trained.parameters, provenance=provenance)
+    return place
+
+
+def _arrays(trained: Trained) -> dict[str, np.ndarray]:
+    members = trained.members
+    arrays: dict[str, np.ndarray] = {
+        "losses": _padded([each.losses for each in members], np.nan),
+        "evaluation_steps": _padded([each.evaluation_steps for each in members], -1),
+    }
+    for name in dict.fromkeys(name for each in members for name in each.evaluations):
+        found = {index: each.evaluations[name] for index, each in enumerate(members) if name in each.evaluations}
+        shapes = {values.shape[1:] for values in found.values()}
+        if len(shapes) == 1:
+            empty = np.empty((0, *shapes.pop()))
+            arrays[f"evaluations/{name}"] = _padded([found.get(index, empty) for index in range(len(members))], np.nan)
+        else:
+            arrays |= {f"evaluations/{name}/{index:04d}": values for index, values in found.items()}
+    return arrays
+
+
+def _padded(rows: list[np.ndarray], missing: float) -> np.ndarray:
+    """Rows of different lengths as one array, the missing ends filled."""
+    longest = max(len(row) for row in rows)
+    shape = (len(rows), longest, *rows[0].shape[1:])
+    padded = np.full(shape, missing, dtype=np.result_type(*rows))
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return padded

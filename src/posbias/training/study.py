@@ -1,0 +1,255 @@
+"""`Study`: a YAML file that says which models are trained on what - a base, a grid over it, and seeds.
+
+    task: position_copy(target=0)
+    model: {depth: 2, width: 10, residual: none}
+    optimiser: adam(learning_rate=1e-2)
+    train: {steps: 2000, batch: 256}
+    grid:
+      task.target: [0, 4, 9]
+      model.depth: [1, 2]
+    seeds: 3
+
+An axis of the grid is a dotted setting with a list of values, or a name with labelled groups of dotted settings. What
+the task fixes (vocabulary, outputs, width of vectors) is not said again.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from posbias.architecture import Architecture
+from posbias.errors import UsageError
+from posbias.models.reference import ReferenceConfig
+from posbias.registry import Registry, parse_literal_call
+from posbias.tasks.synthetic import SYNTHETIC_TASKS
+from posbias.training.members import Member
+from posbias.training.optimisers import OPTIMISERS
+from posbias.training.options import TrainingOptions
+from posbias.training.stopping import STOPPING
+from posbias.training.study_files import read_yaml
+
+MANY = 1000
+"""Members beyond which a study must be confirmed."""
+MODEL_DEFAULTS: Mapping[str, Any] = {
+    "attention": "content",
+    "values": "gaussian",
+    "residual": "added",
+    "dtype": "float32",
+}
+"""Where a trained model's defaults differ from those of `ReferenceConfig`, which are theory's."""
+ARCHITECTURE_FIELDS = tuple(each.name for each in fields(Architecture))
+GIVEN_BY_TASK = ("architecture", "seed", "vocabulary_size", "outputs")
+MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
+    each.name for each in fields(ReferenceConfig) if each.name not in GIVEN_BY_TASK
+)
+TRAIN_FIELDS = tuple(each.name for each in fields(TrainingOptions))
+SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """What a study file says, with its sections as plain settings."""
+
+    name: str
+    task: Settings
+    """The task's parameters and, under "name", its name."""
+    model: Settings
+    """Fields of `Architecture` and `ReferenceConfig`."""
+    optimiser: Settings
+    """As `task`."""
+    options: TrainingOptions
+    axes: Mapping[str, Sequence[tuple[Any, Settings]]] = field(default_factory=dict)
+    """By axis: its points, each a plain value and the dotted settings it stands for."""
+    seeds: tuple[int, ...] = (0,)
+
+    @property
+    def n_members(self) -> int:
+        """Points of the grid times seeds."""
+        return math.prod(len(points) for points in self.axes.values()) * len(self.seeds)
+
+    def members(self, *, confirmed: bool = False) -> list[Member]:
+        """Every point of the grid with every seed, in the grid's order, seeds last.
+
+        Args:
+            confirmed: Whether more than 1000 are wanted.
+
+        Raises:
+            UsageError: too many, or a point that makes no model or no task.
+        """
+        if self.n_members > MANY and not confirmed:
+            raise UsageError(
+                f"study {self.name!r} has {self.n_members} members; more than {MANY} must be confirmed with --yes"
+            )
+        found = []
+        for points in itertools.product(*self.axes.values()):
+            coordinates = dict(zip(self.axes, (value for value, _ in points), strict=True))
+            settings = {key: value for _, changes in points for key, value in changes.items()}
+            found += [self._member(coordinates, settings, seed) for seed in self.seeds]
+        return found
+
+    def _member(self, coordinates: Settings, changes: Settings, seed: int) -> Member:
+        spelled = [f"{axis.rpartition('.')[2]}={_short(value)}" for axis, value in coordinates.items()]
+        name = " ".join([*spelled, f"seed={seed}"])
+        sections = {section: dict(getattr(self, section)) for section in ("task", "model", "optimiser")}
+        for key, value in changes.items():
+            section, _, setting = key.partition(".")
+            if section != "model" and setting == "name":
+                sections[section] = {}  # another task or optimiser has parameters of its own
+            sections[section][setting] = value
+        try:
+            task = _variant(SYNTHETIC_TASKS, sections["task"])
+            optimiser = _variant(OPTIMISERS, sections["optimiser"])
+            config = _config(sections["model"], task)
+            member = Member(name, config, task, seed, optimiser, coordinates)
+            member.check()
+        except UsageError as error:
+            raise UsageError(f"study {self.name!r}, member {name!r}: {error}") from None
+        return member
+
+
+def load_study(path: str | Path) -> Study:
+    """Read a study file and check all of it but the points of its grid.
+
+    Raises:
+        UsageError: no such file, not YAML, an unknown field, or a value that is not allowed.
+    """
+    document = read_yaml(path)
+    return study_of(document, name=Path(path).stem)
+
+
+def study_of(document: Any, *, name: str) -> Study:
+    """A study from plain values.
+
+    Args:
+        document: As in the file.
+        name: Unless the document has one.
+
+    Raises:
+        UsageError: an unknown field, or a value that is not allowed.
+    """
+    document = _mapping(document, "the study", SECTIONS)
+    name = str(document.get("name", name))
+    for section in ("task", "train"):
+        if section not in document:
+            raise UsageError(f"study {name!r} has no section {section!r}; sections: {', '.join(SECTIONS)}")
+    train = _mapping(document["train"], "train", TRAIN_FIELDS)
+    if "stopping" in train:
+        train["stopping"] = STOPPING.parse(str(train["stopping"]))
+    if "steps" not in train:
+        raise UsageError(f"study {name!r}: train has no steps")
+    study = Study(
+        name=name,
+        task=_settings(SYNTHETIC_TASKS, document["task"], "task"),
+        model=_mapping(document.get("model", {}), "model", MODEL_FIELDS),
+        optimiser=_settings(OPTIMISERS, document.get("optimiser", "adamw"), "optimiser"),
+        options=TrainingOptions(**train),
+        axes=_axes(document.get("grid", {})),
+        seeds=_seeds(document.get("seeds", 1)),
+    )
+    for changes in (changes for points in study.axes.values() for _, changes in points):
+        for key in changes:
+            _check_setting(key)
+    return study
+
+
+def _config(model: Settings, task: Any) -> ReferenceConfig:
+    """The configuration of a point, with what its task fixes."""
+    settings = {**MODEL_DEFAULTS, **model}
+    architecture = {key: settings.pop(key) for key in ARCHITECTURE_FIELDS if key in settings}
+    if "depth" not in architecture:
+        raise UsageError("model.depth is not given; a whole number >= 1 is needed")
+    if task.width is not None:
+        settings.setdefault("width", task.width)
+    settings |= {"vocabulary_size": task.vocabulary_size, "outputs": task.n_outputs}
+    try:
+        return ReferenceConfig(Architecture(**architecture), **settings)
+    except TypeError as error:
+        raise UsageError(f"model: a value has the wrong type ({error})") from None
+
+
+def _variant(registry: Registry[Any], settings: Settings) -> Any:
+    """The variant that settings stand for."""
+    parameters = {key: value for key, value in settings.items() if key != "name"}
+    variant = registry[settings["name"]]
+    known = [each.name for each in fields(variant)]
+    for key in parameters:
+        if key not in known:
+            raise UsageError(f"{registry.sort} {settings['name']} has no {key!r}; parameters: {', '.join(known)}")
+    try:
+        return variant(**parameters)
+    except TypeError as error:
+        raise UsageError(f"{registry.sort} {settings['name']}: {error}") from None
+
+
+def _settings(registry: Registry[Any], value: Any, section: str) -> Settings:
+    """A variant's name and parameters, from a mapping or a literal call."""
+    if isinstance(value, Mapping):
+        if not isinstance(value.get("name"), str):
+            raise UsageError(f"{section} needs a name; known: {', '.join(registry)}")
+        registry[value["name"]]
+        return dict(value)
+    if not isinstance(value, str):
+        raise UsageError(f"{section} must be a literal call or a mapping with a name, got {value!r}")
+    name, positional, keywords = parse_literal_call(value, registry.sort)
+    known = [each.name for each in fields(registry[name])]
+    if len(positional) > len(known):
+        raise UsageError(f"{section} {value!r} has more values than parameters: {', '.join(known)}")
+    return {"name": name, **dict(zip(known, positional, strict=False)), **keywords}
+
+
+def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
+    """Axes with their points."""
+    if not isinstance(grid, Mapping):
+        raise UsageError(f"grid must be a mapping of settings to lists, got {grid!r}")
+    axes: dict[str, list[tuple[Any, Settings]]] = {}
+    for axis, points in grid.items():
+        if isinstance(points, list):
+            _check_setting(axis)
+            axes[axis] = [(value, {axis: value}) for value in points]
+        elif isinstance(points, Mapping) and all(isinstance(changes, Mapping) for changes in points.values()):
+            axes[axis] = [(label, dict(changes)) for label, changes in points.items()]
+        else:
+            raise UsageError(f"grid axis {axis!r} must be a list of values, or labels with settings, got {points!r}")
+        if not axes[axis]:
+            raise UsageError(f"grid axis {axis!r} has no values; at least 1 is needed")
+    return axes
+
+
+def _check_setting(key: str) -> None:
+    """Refuse a dotted setting that there is not; a variant's parameters are checked with the variant."""
+    section, _, setting = key.partition(".")
+    if section not in ("task", "model", "optimiser") or not setting:
+        raise UsageError(f"grid setting {key!r} is unknown; allowed: model.FIELD, task.PARAMETER, optimiser.PARAMETER")
+    if section == "model" and setting not in MODEL_FIELDS:
+        raise UsageError(f"grid setting {key!r} is unknown; fields of model: {', '.join(MODEL_FIELDS)}")
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    """A count, or the seeds themselves."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and value >= 1:
+        return tuple(range(value))
+    listed = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+    if listed and value and len(set(value)) == len(value):
+        return tuple(value)
+    raise UsageError(f"seeds must be a count >= 1 or a list of different whole numbers >= 0, got {value!r}")
+
+
+def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:
+    """A section's fields, all of them known."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{section} must be a mapping of fields to values, got {value!r}")
+    for key in value:
+        if key not in known:
+            raise UsageError(f"{section} has no field {key!r}; fields: {', '.join(known)}")
+    return dict(value)
+
+
+def _short(value: Any) -> str:
+    """A value in a member's name."""
+    return str(value).replace(" ", "")

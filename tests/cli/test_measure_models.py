@@ -1,0 +1,175 @@
+"""`posbias measure A B C`: several models in one run, a record each; what fails, what is taken up again."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.auditing.measuring import directory_names, measure_models
+from posbias.errors import UsageError
+from posbias.models import weights
+
+FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def other_llama(tiny_llama, tmp_path_factory):
+    """The same architecture with other weights, in a directory of the same name."""
+    directory = tmp_path_factory.mktemp("others") / tiny_llama.name
+    shutil.copytree(tiny_llama, directory)
+    model = pb.load_model(tiny_llama, init_seed=3)
+    model.network.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def broken_llama(tiny_llama, tmp_path_factory):
+    """Weights that overflow."""
+    directory = tmp_path_factory.mktemp("others") / "broken"
+    shutil.copytree(tiny_llama, directory)
+    network = pb.load_model(tiny_llama).network
+    network.get_output_embeddings().weight.data.mul_(1e38)
+    network.model.norm.weight.data.mul_(1e30)
+    network.save_pretrained(directory)
+    return directory
+
+
+def names_of(*sources):
+    return list(directory_names([str(source) for source in sources]))
+
+
+def test_each_model_has_the_record_it_has_when_measured_alone(posbias, tiny_llama, other_llama, tmp_path):
+    out, alone = tmp_path / "both", tmp_path / "alone"
+    result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--out", out)
+    assert result.returncode == 0, result.stderr
+    names = names_of(tiny_llama, other_llama)
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == sorted(names)
+    assert (out / "report.html").is_file()
+    for name, source in zip(names, (tiny_llama, other_llama), strict=True):
+        assert posbias("measure", source, *FLAGS, "--out", alone / name).returncode == 0
+        one, among = pb.load_record(alone / name), pb.load_record(out / name)
+        assert among.arrays.keys() == one.arrays.keys()
+        for key, array in one.arrays.items():
+            np.testing.assert_array_equal(among.arrays[key], array)
+        assert among.resolved["model"] == one.resolved["model"]
+        assert among.arguments | {"out": None} == one.arguments | {"out": None}
+        assert among.arguments["model"] == str(source)
+        assert not (out / name / "parts").exists()
+        assert str(source) in among.resolved["command"]
+    first, second = (pb.load_record(out / name).resolved["model"]["weights_sha256"] for name in names)
+    assert first != second
+
+
+def test_resuming_measures_only_what_is_missing(posbias, tiny_llama, other_llama, tmp_path):
+    command = ("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)
+    assert posbias(*command).returncode == 0
+    first, second = names_of(tiny_llama, other_llama)
+    before = pb.load_record(tmp_path / first).run_id
+    shutil.rmtree(tmp_path / second)
+    assert posbias(*command, "--resume").returncode == 0
+    assert pb.load_record(tmp_path / first).run_id == before
+    assert pb.load_record(tmp_path / second).status == "done"
+    assert posbias(*command, "--resume", "--seed", "1").returncode == 0  # another measurement: done again
+    after = pb.load_record(tmp_path / first)
+    assert after.run_id != before
+    assert after.seeds == {"measure": 1}
+
+
+def test_a_changed_model_under_the_same_name_is_not_taken_for_finished(tiny_llama, other_llama, tmp_path):
+    plan = pb.MeasurePlan(
+        n_positions=16,
+        count=2,
+        kinds=("logit",),
+        options=pb.MeasureOptions(run=pb.RunOptions(resume=True)),
+    )
+    copy = tmp_path / "model"
+    shutil.copytree(tiny_llama, copy)
+    runs = [dict(measure_models([str(copy)], plan, out=tmp_path / "out"))["model"] for _ in range(2)]
+    assert runs[0].run_id == runs[1].run_id
+    shutil.copy(other_llama / "model.safetensors", copy / "model.safetensors")
+    (changed,) = dict(measure_models([str(copy)], plan, out=tmp_path / "out")).values()
+    assert changed.run_id != runs[0].run_id
+
+
+def test_a_model_that_fails_costs_its_own_record_only(posbias, tiny_llama, broken_llama, other_llama, tmp_path):
+    result = posbias("measure", tiny_llama, broken_llama, other_llama, *FLAGS, "--out", tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    names = names_of(tiny_llama, broken_llama, other_llama)
+    assert f"1 of 3 models failed, first {names[1]}: " in result.stderr
+    assert [pb.load_record(tmp_path / name).status for name in names] == ["done", "failed", "done"]
+    assert "finite" in pb.load_record(tmp_path / names[1]).error
+
+
+def test_json_is_one_document(posbias, tiny_llama, other_llama):
+    result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--json")
+    assert result.returncode == 0
+    models = json.loads(result.stdout)["models"]
+    assert list(models) == names_of(tiny_llama, other_llama)
+    assert all(
+        abs(sum(entry["arrays"]["trained/measured/probability/influence"]) - 1) < 1e-9 for entry in models.values()
+    )
+
+
+def test_wrong_requests_leave_nothing(posbias, tiny_llama, other_llama, tmp_path):
+    out = tmp_path / "out"
+    for flags, message in [
+        (("--kinds", "nonsense"), "unknown"),
+        (("--prompts", "missing.txt"), "missing.txt"),
+        (("--length", "1000"), "1000"),
+    ]:
+        result = posbias("measure", tiny_llama, other_llama, *FLAGS, *flags, "--out", out)
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr
+        assert not out.exists()
+    result = posbias("measure", tiny_llama, tiny_llama, *FLAGS, "--out", out)
+    assert result.returncode == 2
+    assert "give each of them once" in result.stderr
+
+
+def test_a_directory_in_use_is_refused(posbias, tiny_llama, other_llama, tmp_path):
+    from posbias.records import exclusive
+
+    with exclusive(tmp_path):
+        result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)
+    assert result.returncode == 2
+    assert "another run is writing" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        (["demo", "Qwen/Qwen3-0.6B"], ["demo", "Qwen3-0.6B"]),
+        (["a/base", "b/base", "b/other"], ["a-base", "b-base", "b-other"]),
+        (["config:gpt2", "x.gguf"], ["gpt2", "x.gguf"]),
+        (["../..", "a b/c:d"], None),
+    ],
+)
+def test_names_of_directories(sources, names):
+    found = directory_names(sources)
+    assert list(found.values()) == sources
+    assert names is None or list(found) == names
+    assert all("/" not in name and not name.startswith(".") for name in found)
+
+
+@pytest.mark.parametrize("sources", [[], ["demo", "demo"], ["config:demo", "demo"]])
+def test_models_that_cannot_be_told_apart(sources):
+    with pytest.raises(UsageError, match=r"no model to measure|give each of them once"):
+        directory_names(sources)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_weights_are_read_once_for_the_directory_and_the_record(tiny_llama, tmp_path, monkeypatch, workers):
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=16, count=1)
+    read = []
+    true = weights.weights_sha256
+    for module in ("posbias.models.hugging_face", "posbias.models.weights"):
+        monkeypatch.setattr(f"{module}.weights_sha256", lambda network: read.append(1) or true(network))
+    run = pb.RunOptions(pb.engines.Local(workers=workers, threads=1), directory=tmp_path)
+    measurement = pb.measure(model, prompts, kinds="logit", options=pb.MeasureOptions(run=run))
+    record = pb.auditing.measurement_record(measurement, model, prompts, {})
+    assert len(read) == 1
+    assert record.resolved["model"]["weights_sha256"] == true(model.network)

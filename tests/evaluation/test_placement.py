@@ -1,0 +1,190 @@
+"""Placing: sorting is optimal, noise is not mistaken for a curve, and a gain is only claimed on held-out contents."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from posbias.errors import UsageError
+from posbias.evaluation.placement import MeasuredUse, place
+from posbias.evaluation.placement_gain import CONTENTS_TO_CONFIRM
+from posbias.evaluation.placement_orders import REFERENCES, order_by_curve, shrink_to_flat, slot_weights
+
+U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
+RELEVANCE = [0.1, 0.5, 0.05, 0.3, 0.05]
+
+
+def drawn(curve, count, seed=0):
+    """Right and wrong answers of `count` contents with a difficulty of their own."""
+    generator = np.random.default_rng(seed)
+    ease = generator.normal(0, 0.1, (count, 1))
+    return (generator.random((count, len(curve))) < curve + ease).astype(np.float64)
+
+
+def use(curve, count, seed=0):
+    return MeasuredUse(drawn(curve, count, seed), tuple(range(len(curve))), len(curve))
+
+
+numbers = some.floats(0, 1, allow_nan=False).map(lambda value: round(value, 3))
+
+
+@given(some.lists(some.tuples(numbers, numbers), min_size=1, max_size=5))
+def test_sorting_passages_and_slots_alike_is_best_among_all_orders(pairs):
+    relevance, curve = (np.array(side) for side in zip(*pairs, strict=True))
+    falling = np.sort(relevance)[::-1]
+    slots = order_by_curve(curve[None])[0]
+    best = max(falling @ curve[list(order)] for order in itertools.permutations(range(len(curve))))
+    assert falling @ curve[slots] == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("n_slots", [1, 2, 3, 6, 7])
+def test_every_usual_order_uses_every_slot_once(name, n_slots):
+    assert sorted(REFERENCES[name](n_slots)) == list(range(n_slots))
+
+
+def test_usual_orders_are_what_their_names_say():
+    assert REFERENCES["best_first"](4).tolist() == [0, 1, 2, 3]
+    assert REFERENCES["best_last"](4).tolist() == [3, 2, 1, 0]
+    assert REFERENCES["alternating"](5).tolist() == [0, 4, 1, 3, 2]
+
+
+def test_slots_are_the_measured_positions_where_all_were_measured_and_lie_between_them_elsewhere():
+    np.testing.assert_array_equal(slot_weights(range(4), n_items=4, n_slots=4), np.eye(4))
+    curve = np.array([1.0, 0.0, 3.0])
+    np.testing.assert_allclose(curve @ slot_weights([0, 2, 4], n_items=5, n_slots=5), [1, 0.5, 0, 1.5, 3])
+    np.testing.assert_allclose(curve @ slot_weights([1, 2, 3], n_items=5, n_slots=3), [1, 0, 3])
+    np.testing.assert_allclose(slot_weights([0, 3, 9], n_items=10, n_slots=7).sum(axis=0), 1)
+    np.testing.assert_allclose(curve @ slot_weights([0, 2, 4], n_items=5, n_slots=1), [1])
+
+
+def test_f_is_that_of_a_two_way_layout_and_the_kept_share_follows_from_it():
+    scores = drawn(U_SHAPE, 30)
+    shrunk = shrink_to_flat(scores, np.ones((1, 30)))
+    rest = scores - scores.mean(axis=1, keepdims=True) - scores.mean(axis=0) + scores.mean()
+    ratio = 30 * np.square(scores.mean(axis=0) - scores.mean()).sum() / 4 / (np.square(rest).sum() / (29 * 4))
+    assert shrunk.kept[0] == pytest.approx(1 - 1 / ratio)
+    expected = scores.mean() + shrunk.kept[0] * (scores.mean(axis=0) - scores.mean())
+    np.testing.assert_allclose(shrunk.curves[0], expected)
+
+
+def test_flat_curves_are_called_flat_in_about_95_of_100_cases():
+    flat = np.full(6, 0.5)
+    kept = [shrink_to_flat(drawn(flat, 20, seed), np.ones((1, 20))).kept[0] for seed in range(400)]
+    assert 0.02 < np.mean(np.array(kept) > 0) < 0.09
+
+
+def test_contents_that_all_agree_need_no_shrinking_and_constant_scores_are_flat():
+    agreed = np.tile([1.0, 0.0, 1.0], (7, 1))
+    assert shrink_to_flat(agreed, np.ones((1, 7))).kept[0] == 1
+    for value in (0.0, 1.0, 0.1):
+        shrunk = shrink_to_flat(np.full((7, 3), value), np.ones((1, 7)))
+        assert shrunk.kept[0] == 0
+        np.testing.assert_allclose(shrunk.curves[0], value)
+
+
+def test_the_most_relevant_passages_stand_where_the_model_uses_them():
+    found = place(RELEVANCE, use(U_SHAPE, 400))
+    assert found.decided
+    assert found.order == (1, 0, 4, 2, 3) or found.order == (1, 0, 2, 4, 3)
+    assert [gain.over for gain in found.gains] == list(REFERENCES)
+    by_name = {gain.over: gain for gain in found.gains}
+    assert by_name["best_first"].order == (1, 3, 0, 2, 4)
+    shares = np.array([0.5, 0.3, 0.1, 0.05, 0.05])
+    best = shares @ np.sort(U_SHAPE)[::-1]
+    for name in ("best_first", "best_last"):
+        true = best - shares @ U_SHAPE[REFERENCES[name](5)]
+        gain = by_name[name]
+        assert gain.held_out.low <= true <= gain.held_out.high
+        assert gain.raises
+
+
+def test_noise_leaves_best_first_and_claims_nothing():
+    raised, orders = 0, 0
+    for seed in range(40):
+        found = place(RELEVANCE, use(np.full(5, 0.5), 24, seed))
+        raised += any(gain.raises for gain in found.gains)
+        orders += found.decided
+        if not found.decided:
+            assert found.order == (1, 3, 0, 2, 4)
+            assert found.gains[0].expected.value == 0
+    assert orders <= 6
+    assert raised <= 2
+
+
+def test_the_held_out_gain_does_not_share_the_luck_of_the_choice():
+    optimistic, honest = [], []
+    for seed in range(40):
+        gain = place(RELEVANCE, use(np.array([0.55, 0.5, 0.5, 0.5, 0.5]), 16, seed)).gains[1]
+        honest.append(gain.held_out.value)
+        optimistic.append(gain.expected.value)
+    assert abs(np.mean(honest) - 0.02) < 0.02
+    assert np.mean(optimistic) >= 0
+
+
+def test_equal_relevances_gain_nothing_and_keep_their_order():
+    found = place([1, 1, 1, 1, 1], use(np.linspace(0.9, 0.1, 5), 60))
+    assert found.order == (0, 1, 2, 3, 4)
+    for gain in found.gains:
+        assert gain.expected.value == pytest.approx(0, abs=1e-12)
+        assert gain.held_out.value == pytest.approx(0, abs=1e-12)
+        assert not gain.raises
+
+
+def test_other_numbers_of_passages_are_placed_by_interpolation_and_say_so():
+    found = place(np.linspace(1, 0.1, 9).tolist(), use(U_SHAPE, 200))
+    assert found.interpolated
+    assert sorted(found.order) == list(range(9))
+    assert found.order[0] == 0
+    assert found.order[-1] == 1
+    assert place([2.0], use(U_SHAPE, 50)).order == (0,)
+    assert not place(RELEVANCE, use(U_SHAPE, 50)).interpolated
+
+
+def test_few_contents_never_raise():
+    scores = np.tile([0.0, 0.0, 1.0], (CONTENTS_TO_CONFIRM - 1, 1))
+    found = place([3, 2, 1], MeasuredUse(scores, (0, 1, 2), 3))
+    assert found.order == (1, 2, 0)
+    assert not any(gain.raises for gain in found.gains)
+
+
+@pytest.mark.parametrize(
+    ("relevance", "complaint"),
+    [
+        ([], "at least 1 number"),
+        ([0.0, 0.0], "0 for every passage"),
+        ([0.5, -1.0], "relevance of passage 1 is -1.0"),
+        ([float("nan")], "relevance of passage 0 is nan"),
+        ([float("inf"), 1], "relevance of passage 0 is inf"),
+        (["high"], "list of numbers"),
+        ([[1, 2], [3]], "list of numbers"),
+    ],
+)
+def test_wrong_relevances_are_refused(relevance, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        place(relevance, use(U_SHAPE, 20))
+
+
+def test_curves_that_cannot_carry_an_order_are_refused():
+    with pytest.raises(UsageError, match="got 5 and 5"):
+        place(RELEVANCE, use(U_SHAPE, 5))
+    with pytest.raises(UsageError, match="got 1 and 9"):
+        place(RELEVANCE, MeasuredUse(np.ones((9, 1)), (0,), 3))
+    skipped = drawn(U_SHAPE, 9)
+    skipped[:4, 2] = np.nan
+    with pytest.raises(UsageError, match="got 5 and 5"):
+        place(RELEVANCE, MeasuredUse(skipped, tuple(range(5)), 5))
+    with pytest.raises(UsageError, match="must ascend"):
+        MeasuredUse(np.ones((9, 2)), (1, 0), 3)
+    with pytest.raises(UsageError, match=r"must lie in 0 \.\.\. 2"):
+        MeasuredUse(np.ones((9, 2)), (1, 5), 3)
+
+
+def test_the_record_is_plain_and_the_seed_decides():
+    import json
+
+    first, again = (place(RELEVANCE, use(U_SHAPE, 30), seed=3) for _ in range(2))
+    assert json.dumps(first.as_record()) == json.dumps(again.as_record())
+    assert first.as_record()["decided"] is True

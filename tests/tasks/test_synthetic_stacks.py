@@ -1,0 +1,233 @@
+"""Stacks of synthetic tasks: what is drawn, that it is the same alone or among others, and what is refused."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.errors import UsageError
+from posbias.tasks.synthetic import (
+    IGNORED,
+    SYNTHETIC_TASKS,
+    FreeRecall,
+    InContextRetrieval,
+    PositionCopy,
+    RecallAndSpan,
+    RunningSpan,
+    cross_entropy,
+    stack_tasks,
+)
+from posbias.tasks.synthetic.draws import Draws, Purpose, distinct, ranks
+
+SMALL = {"pairs": 4, "features": 8, "classes": 40, "labels": 5, "burstiness": 2}
+VARIED = {
+    "mixture": [InContextRetrieval(**SMALL), InContextRetrieval("last", **SMALL, noise=0.1, scale="deviation")],
+    "fixed": [InContextRetrieval("middle", **SMALL, items="fixed"), InContextRetrieval(**SMALL, items="fixed")],
+    "copy": [PositionCopy(0), PositionCopy(7)],
+    "recall": [FreeRecall(5, 9), RunningSpan(5, 9, 2), RecallAndSpan(5, 9, 3, 0.3)],
+}
+"""Members of one stack, their parameters as unlike as a stack allows."""
+
+
+@pytest.mark.parametrize("tasks", VARIED.values(), ids=VARIED)
+@pytest.mark.parametrize(("step", "size"), [(0, 1), (3, 7), (1_000_000, 32)])
+def test_members_see_the_same_bits_alone_and_stacked(tasks: list, step: int, size: int) -> None:
+    seeds = list(range(5, 5 + len(tasks)))
+    together = stack_tasks(tasks, seeds).batch(step, size)
+    for member, (task, seed) in enumerate(zip(tasks, seeds, strict=True)):
+        alone = stack_tasks([task], [seed]).batch(step, size)
+        assert torch.equal(alone.inputs[0], together.inputs[member])
+        assert torch.equal(alone.targets[0], together.targets[member])
+
+
+@pytest.mark.parametrize("tasks", VARIED.values(), ids=VARIED)
+def test_steps_seeds_and_sizes_give_other_data_and_repeats_the_same(tasks: list) -> None:
+    stack = stack_tasks(tasks[:1] * 2, [1, 2])
+    first, again, later = stack.batch(0, 16), stack.batch(0, 16), stack.batch(1, 16)
+    assert torch.equal(first.inputs, again.inputs)
+    assert not torch.equal(first.inputs, later.inputs)
+    assert not torch.equal(first.inputs[0], first.inputs[1])
+
+
+@pytest.mark.parametrize("tasks", VARIED.values(), ids=VARIED)
+def test_batches_have_the_shapes_that_the_task_states(tasks: list) -> None:
+    task = tasks[0]
+    batch = stack_tasks(tasks, [0] * len(tasks)).batch(2, 6)
+    features = () if task.width is None else (task.width,)
+    assert batch.inputs.shape == (len(tasks), 6, task.n_positions, *features)
+    assert batch.targets.shape == (len(tasks), 6, len(task.rows))
+    assert max(task.rows) < task.n_positions
+    scored = batch.targets[batch.targets != IGNORED]
+    assert scored.min() >= 0
+    assert scored.max() < task.n_outputs
+    if task.vocabulary_size is not None:
+        assert batch.inputs.min() >= 0
+        assert batch.inputs.max() < task.vocabulary_size
+
+
+@pytest.mark.parametrize("tasks", VARIED.values(), ids=VARIED)
+def test_no_evaluation_batch_is_a_training_batch(tasks: list) -> None:
+    stack = stack_tasks(tasks[:1], [0])
+    seen: list[torch.Tensor] = []
+
+    def predict(inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(inputs.clone())
+        return torch.zeros(*inputs.shape[:2], len(tasks[0].rows), tasks[0].n_outputs)
+
+    stack.evaluate(predict, examples=20)
+    for step in range(30):
+        trained = stack.batch(step, 20).inputs
+        assert not any(torch.equal(trained, inputs) for inputs in seen)
+
+
+def test_streams_of_purposes_and_indices_never_share_a_seed_of_the_cpu_generator() -> None:
+    from posbias.tasks.synthetic import draws
+
+    base = Draws.of("position_copy", [3], torch.device("cpu")).bases[0]
+    seeds = {
+        draws._stream(base, purpose, index) & 0xFFFFFFFF
+        for purpose, index in itertools.product(Purpose, [*range(5_000), 2**30 - 1, 2**29])
+    }
+    assert len(seeds) == 3 * 5_002
+    with pytest.raises(UsageError, match="stream"):
+        draws._stream(base, Purpose.TRAINING, 2**30)
+
+
+def test_ranks_are_permutations_each_equally_often() -> None:
+    raw = Draws.of("x", [0], torch.device("cpu")).integers(Purpose.TRAINING, 0, (24_000, 4))
+    order = ranks(raw)
+    assert torch.equal(order.sort(-1).values, torch.arange(4).expand_as(order))
+    codes = (order * torch.tensor([64, 16, 4, 1])).sum(-1).flatten()
+    _, counts = codes.unique(return_counts=True)
+    assert len(counts) == 24
+    assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
+    assert torch.equal(ranks(torch.tensor([7, 7, 3])), torch.tensor([1, 2, 0]))
+
+
+def test_distinct_draws_every_ordered_subset_equally_often() -> None:
+    raw = Draws.of("x", [1], torch.device("cpu")).integers(Purpose.TRAINING, 0, (60_000, 3))
+    drawn = distinct(raw, 5)[0]
+    codes, counts = (drawn * torch.tensor([25, 5, 1])).sum(-1).unique(return_counts=True)
+    assert len(codes) == 60
+    assert (drawn.sort(-1).values.diff(dim=-1) > 0).all()
+    assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
+
+
+def test_cross_entropy_is_the_mean_over_scored_rows_of_each_member() -> None:
+    logits = torch.randn(2, 3, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.tensor([[[0, 1], [2, 3], [1, 1]], [[0, IGNORED], [IGNORED, IGNORED], [3, 2]]])
+    losses = cross_entropy(logits, targets)
+    log = logits.log_softmax(-1)
+    expected = -(log[1, 0, 0, 0] + log[1, 2, 0, 3] + log[1, 2, 1, 2]) / 3
+    assert losses[1].item() == pytest.approx(expected.item(), abs=1e-12)
+    alone = cross_entropy(logits[:1], targets[:1])
+    assert losses[0].item() == alone[0].item()
+
+
+@pytest.mark.parametrize("name", list(SYNTHETIC_TASKS))
+def test_every_task_is_spelled_as_it_is_parsed(name: str) -> None:
+    task = SYNTHETIC_TASKS.parse("position_copy(target=3)" if name == "position_copy" else name)
+    assert SYNTHETIC_TASKS.parse(str(task)) == task
+    hash(task.stack_key)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "complaint"),
+    [
+        ("position_copy(target=10)", "target must lie in the context, 0 ... 9, got 10"),
+        ("position_copy(target=-1)", "target must be a whole number >= 0, got -1"),
+        ("position_copy(target=0, vocabulary=1)", "vocabulary must be a whole number >= 2, got 1"),
+        ("position_copy(target=0, context=0)", "context must be a whole number >= 1, got 0"),
+        ("in_context_retrieval(classes=16)", "classes must be at least labels = 32, got 16"),
+        ("in_context_retrieval(burstiness=3)", "burstiness must divide pairs = 8, got 3"),
+        ("in_context_retrieval(pairs=8, burstiness=1, labels=3, classes=4)", "holds 8 different classes"),
+        ("in_context_retrieval(labels=2)", "labels must be a whole number >= 3, got 2"),
+        ("in_context_retrieval(pairs=2)", "pairs must be a whole number >= 3, got 2"),
+        ("in_context_retrieval(noise=-0.1)", "noise must be a finite number >= 0, got -0.1"),
+        ("in_context_retrieval(noise=1e999)", "noise must be a finite number >= 0, got inf"),
+        ("in_context_retrieval(items='words')", "items must be one of mixture, fixed, got 'words'"),
+        ("in_context_retrieval(answers='start')", "answers must be one of any, first, middle, last, first_and_last"),
+        ("in_context_retrieval(answers=[0, 8])", "answers must lie in 0 ... 7, got 8"),
+        ("in_context_retrieval(answers=[])", "answers must be one of"),
+        ("in_context_retrieval(answers=[1, 1])", "answers must name every pair at most once, got [1, 1]"),
+        ("free_recall(items=1)", "items must be a whole number >= 2, got 1"),
+        ("free_recall(items=9, vocabulary=8)", "vocabulary must be at least items = 9"),
+        ("running_span(span=13)", "span must lie in 1 ... items = 12, got 13"),
+        ("running_span(span=0)", "span must be a whole number >= 1, got 0"),
+        ("recall_and_span(free_share=1)", "free_share must lie strictly between 0 and 1, got 1"),
+        ("recall_and_span(length=3)", "parameters of recall_and_span: items, vocabulary, span, free_share"),
+        ("copy", "unknown synthetic task 'copy'; known: "),
+    ],
+)
+def test_bad_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        SYNTHETIC_TASKS.parse(spelling)
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+WRONG_TYPES = {
+    "position_copy(target=1.5)": "target must be a whole number >= 0, got 1.5",
+    "position_copy(target=True)": "target must be a whole number >= 0, got True",
+    "in_context_retrieval(scale=1)": "scale must be one of variance, deviation, got 1",
+    "in_context_retrieval(answers=[[1]])": "answers must lie in 0 ... 7, got [1]",
+    "in_context_retrieval(answers=3)": "answers must be one of any, first, middle, last, first_and_last or a list",
+    "in_context_retrieval(noise='much')": "noise must be a finite number >= 0, got 'much'",
+    "recall_and_span(free_share='half')": "free_share must lie strictly between 0 and 1, got 'half'",
+    "running_span(span=2.0)": "span must be a whole number >= 1, got 2.0",
+}
+"""What a user without the type checker of these tests can ask for."""
+
+
+def test_wrong_types_are_refused_in_one_line() -> None:
+    program = (
+        "import sys; from posbias.tasks.synthetic import SYNTHETIC_TASKS\n"
+        "for spelling in sys.argv[1:]:\n"
+        "    try: SYNTHETIC_TASKS.parse(spelling); print('accepted')\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program, *WRONG_TYPES], capture_output=True, text=True, check=True)
+    for line, complaint in zip(run.stdout.splitlines(), WRONG_TYPES.values(), strict=True):
+        assert complaint in line
+
+
+def test_stacks_refuse_what_cannot_go_together() -> None:
+    with pytest.raises(UsageError, match="at least 1 task"):
+        stack_tasks([], [])
+    with pytest.raises(UsageError, match="2 seeds for 1 tasks"):
+        stack_tasks([PositionCopy(0)], [0, 1])
+    with pytest.raises(UsageError, match="whole number >= 0, got -1"):
+        stack_tasks([PositionCopy(0)], [-1])
+    with pytest.raises(UsageError, match="cannot be drawn in one stack"):
+        stack_tasks([PositionCopy(0), PositionCopy(0, context=9)], [0, 1])
+    stack = stack_tasks([PositionCopy(0)], [0])
+    with pytest.raises(UsageError, match="size >= 1, got step 0 and size 0"):
+        stack.batch(0, 0)
+    with pytest.raises(UsageError, match="step >= 0"):
+        stack.batch(-1, 4)
+    with pytest.raises(UsageError, match="examples >= 1, got 0"):
+        stack.evaluate(lambda inputs: inputs, examples=0)
+
+
+@pytest.mark.parametrize("tasks", VARIED.values(), ids=VARIED)
+def test_a_member_that_diverged_scores_nan_and_leaves_the_others_alone(tasks: list) -> None:
+    task = tasks[0]
+    stack = stack_tasks([task, task], [0, 1])
+
+    def flat(inputs: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*inputs.shape[:2], len(task.rows), task.n_outputs)
+
+    def broken(inputs: torch.Tensor) -> torch.Tensor:
+        logits = flat(inputs)
+        logits[1] = torch.nan
+        return logits
+
+    sound, scores = stack.evaluate(flat, examples=10), stack.evaluate(broken, examples=10)
+    for name, values in scores.items():
+        assert len(values) == 2
+        np.testing.assert_array_equal(values[0], sound[name][0])
+        if name not in ("class_elsewhere", "label_elsewhere", "overwritten_also_right"):
+            assert np.isnan(values[1]).all(), name
