@@ -81,6 +81,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gptj-whole-head": lambda: transformers.GPTJConfig(**{**_GPTJ, "rotary_dim": 8}),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**_NEOX),
     "gpt_neox-sequential": lambda: transformers.GPTNeoXConfig(**_NEOX, use_parallel_residual=False),
+    "granite": lambda: transformers.GraniteConfig(
+        **_LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.5
+    ),
     "llama": lambda: transformers.LlamaConfig(**_LLAMA),
     "llama-biases": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, mlp_bias=True, head_dim=16),
     "mistral": lambda: transformers.MistralConfig(**_LLAMA, sliding_window=5),

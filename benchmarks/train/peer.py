@@ -4,6 +4,7 @@ The mathematics is that of the stacked program (`same_losses` asserts it): singl
 or output map, a readout MLP on the last position, AdamW, cross-entropy.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -34,7 +35,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Attention(width) for _ in range(depth))
         hidden, count = readout
         sizes = [width, *[hidden] * count]
-        inner = [part for pair in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(*pair), nn.ReLU())]
+        inner = [part for pair in itertools.pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
         self.readout = nn.Sequential(*inner, nn.Linear(sizes[-1], outputs))
 
     def forward(self, inputs: Tensor) -> Tensor:

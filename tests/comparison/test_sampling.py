@@ -251,7 +251,7 @@ def test_scaled_units_are_averaged_as_raw_influences_are_and_so_is_every_draw() 
     assert vars(summary) == pytest.approx(vars(interval_of(sample.average[0], np.array(shares), 9)), rel=1e-12)
 
 
-def test_equal_scales_are_none_and_prompts_with_large_totals_widen_the_interval() -> None:
+def test_equal_scales_are_as_none_and_a_prompt_with_a_large_total_raises_the_noise() -> None:
     raw = prompts_around(u_shape(), seed=3)
     predicted = Profile.normalised(u_shape())
 
@@ -262,7 +262,6 @@ def test_equal_scales_are_none_and_prompts_with_large_totals_widen_the_interval(
     plain, equal = distance(Sample.of(raw)), distance(Sample.of(raw, scales=np.full(16, 3.0)))
     assert equal == pytest.approx(plain, rel=1e-9)
     dominated = Sample.of(raw, scales=np.array([1000.0] + [1.0] * 15))
-    assert distance(dominated)[1] > 1.5 * plain[1]
     noise = [split_half_noise(sample, generator=generator()).mean for sample in (dominated, Sample.of(raw))]
     assert noise[0] > noise[1]
 

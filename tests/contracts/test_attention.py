@@ -87,7 +87,9 @@ def test_recomputed_attention_gives_the_branch_that_the_model_adds(name: str) ->
     blocks = model.family.blocks(model.network)
     for block in blocks:
         block.attention_output.register_forward_hook(
-            lambda _module, _inputs, output: own.append(output.reshape(-1, output.shape[-1]))
+            lambda _module, _inputs, output, scale=block.branch_scale: own.append(
+                scale * output.reshape(-1, output.shape[-1])
+            )
         )
     with watch_attention(layers, receive, dtype=torch.float64):
         model.last(model.embed(ids()))

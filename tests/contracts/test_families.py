@@ -129,11 +129,11 @@ def replay(model: HuggingFaceModel, block: Block, layer: int, seen: dict[str, An
     branch = attend(
         family.attention_parts(block, config), through(block.attention_norm, stream), logits, seen["rotary"]
     )
-    branch = through(block.attention_post_norm, branch)
+    branch = block.branch_scale * through(block.attention_post_norm, branch)
     added = through(block.attention_stream_norm, stream + branch)
     mlp_input = stream if family.is_parallel(config) else added
     update = feed_forward(family.mlp_parts(block, config), through(block.mlp_norm, mlp_input))
-    return branch, through(block.mlp_stream_norm, added + through(block.mlp_post_norm, update))
+    return branch, through(block.mlp_stream_norm, added + block.branch_scale * through(block.mlp_post_norm, update))
 
 
 def watch(model: HuggingFaceModel, token_ids: Tensor) -> list[dict[str, Any]]:
@@ -219,6 +219,7 @@ def test_embed_then_last_is_the_plain_forward(model: HuggingFaceModel, token_ids
     head = model.network.get_output_embeddings()
     if getattr(model.config, "final_logit_softcapping", None) is None:
         scale = model.config.logit_scale if model.model_type in {"cohere", "cohere2"} else 1
+        scale = 1 / model.config.logits_scaling if model.model_type == "granite" else scale
         torch.testing.assert_close(scale * head(ours.hidden), ours.logits, rtol=1e-6, atol=1e-6)
     assert model.embed(token_ids).shape[-1] == model.width
 

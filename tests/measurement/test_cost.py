@@ -1,13 +1,23 @@
 """The cost of a run before it begins: counted bytes, extrapolation, refusal with what would fit."""
 
+from copy import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import posbias as pb
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.measurement import PassOptions, estimate_cost, preflight, resolve_kinds
-from posbias.measurement.cost import HEADROOM, CostEstimate, calibrate, weights_in_place
+from posbias.measurement.cost import (
+    CHECKPOINTED_HEADROOM,
+    HEADROOM,
+    CostEstimate,
+    calibrate,
+    free_bytes,
+    weights_in_place,
+)
 from posbias.measurement.live_memory import peak_tensor_bytes
 from posbias.memory import available_bytes, parse_bytes, peak_bytes, reset_peak, resident_bytes, show_bytes
 from posbias.prompts import Prompts
@@ -56,18 +66,80 @@ def test_bytes_of_long_prompts_follow_from_short_ones(deep_model, checkpointing)
         pb.measurement.measure_prompt(model, tokens, kinds=KINDS, key=(0, 0), options=passes)
 
     counted = peak_tensor_bytes(run, CPU)
-    assert estimate.passes_bytes == pytest.approx(HEADROOM * counted, rel=0.05)
+    headroom = CHECKPOINTED_HEADROOM if checkpointing else HEADROOM
+    assert estimate.passes_bytes == pytest.approx(headroom * counted, rel=0.05)
     assert estimate.weights_bytes == weights_in_place(model)
     assert estimate.seconds > 0
 
 
-def test_checkpointing_is_estimated_to_take_less(deep_model):
+def test_checkpointing_is_estimated_to_take_less_of_tensors_and_more_beside_them(deep_model):
     model = deep_model
     plain, less = (
         estimate_cost(model, 512, kinds=KINDS, passes=PassOptions(checkpointing=checkpointing))
         for checkpointing in (False, True)
     )
-    assert less.passes_bytes < plain.passes_bytes / 2
+    assert less.passes_bytes / CHECKPOINTED_HEADROOM < plain.passes_bytes / HEADROOM / 2
+    assert (plain.headroom, less.headroom) == (HEADROOM, CHECKPOINTED_HEADROOM)
+
+
+@pytest.mark.parametrize("n_positions", [1, 2, 3, 7, 11])
+def test_few_positions_have_an_estimate_too(deep_model, n_positions):
+    estimate = estimate_cost(deep_model, n_positions, kinds=KINDS)
+    tokens = np.arange(n_positions)
+    counted = peak_tensor_bytes(lambda: pb.measurement.measure_prompt(deep_model, tokens, kinds=KINDS, key=(0, 0)), CPU)
+    assert estimate.passes_bytes == pytest.approx(HEADROOM * counted, rel=0.05)
+    with pytest.raises(UsageError, match=f"{n_positions} positions need about"):
+        estimate.check(max_memory=estimate.peak_bytes - 1)
+
+
+def test_an_output_beyond_the_short_runs_is_estimated_as_the_last(deep_model):
+    far = estimate_cost(deep_model, 512, kinds=KINDS, passes=PassOptions(output="at(position=400)"))
+    last = estimate_cost(deep_model, 512, kinds=KINDS)
+    assert far.passes_bytes == last.passes_bytes
+
+
+def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
+    def fail(*_, **__):
+        raise RunError("no")
+
+    said = []
+    monkeypatch.setattr("posbias.measurement.cost.measure_prompt", fail)
+    monkeypatch.setattr("posbias.measurement.cost.announce", said.append)
+    prompts = Prompts(np.arange(64).reshape(2, 32))
+    assert preflight(deep_model, prompts, kinds=KINDS, options=pb.MeasureOptions()) == {}
+    assert said == ["no estimate of the cost: runs on up to 128 positions fail"]
+
+
+class Cuda:
+    """The readings of one device with 10 MB free and 3 of 5 MB taken by PyTorch in use."""
+
+    mem_get_info = staticmethod(lambda device: (10_000_000, 80_000_000))
+    memory_reserved = staticmethod(lambda device: 5_000_000)
+    memory_allocated = staticmethod(lambda device: 3_000_000)
+
+
+def test_a_run_on_an_accelerator_is_held_against_its_memory_and_not_the_hosts(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    assert free_bytes(gpu, cuda=Cuda) == 12_000_000
+    assert free_bytes(CPU) == pytest.approx(available_bytes(), rel=0.2)
+    assert free_bytes(torch.device("meta")) is None
+    for name in ("mem_get_info", "memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, getattr(Cuda, name))
+    monkeypatch.setattr("posbias.measurement.cost.available_bytes", lambda: 1)
+    fitting = replace(ESTIMATE, device=gpu, coefficients=(0.0, 9600.0))
+    fitting.check()  # 12 MB of passes in 12 MB, whatever the host has
+    with pytest.raises(UsageError, match=r"13 MB, of which weights 1 MB per process; 13 MB are free"):
+        replace(fitting, coefficients=(1.0, 9600.0)).check()
+    with pytest.raises(UsageError, match="are free"):
+        replace(fitting, device=CPU).check()
+
+
+def test_weights_elsewhere_do_not_count_for_the_device(deep_model):
+    whole = weights_in_place(deep_model)
+    assert whole == sum(weight.nbytes for weight in deep_model.network.state_dict().values())
+    elsewhere = copy(deep_model)
+    elsewhere.device = torch.device("cuda", 0)
+    assert weights_in_place(elsewhere) == 0
 
 
 @pytest.fixture(scope="module")

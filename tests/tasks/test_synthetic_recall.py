@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from posbias.architecture.masks import Causal, Full, Prefix, SlidingWindow
+from posbias.errors import UsageError
 from posbias.tasks.synthetic import (
     IGNORED,
     FreeRecall,
+    PositionCopy,
     RecallAndSpan,
     RunningSpan,
     cross_entropy,
@@ -107,3 +110,14 @@ def test_scores_by_place_show_who_is_remembered() -> None:
     flat = stack.evaluate(lambda inputs: torch.zeros(*inputs.shape[:2], ITEMS, 12), examples=3000)
     chance = 1 - (11 / 12) ** ITEMS
     assert np.abs(flat["free_recalled"] - chance).max() < 5 * (chance * (1 - chance) / 3000) ** 0.5
+
+
+def test_masks_that_show_the_answers_are_refused() -> None:
+    """The cue is position 5: a prefix may reach it, not pass it."""
+    task = RunningSpan(ITEMS, VOCABULARY, SPAN)
+    for mask in (Causal(), SlidingWindow(2), Prefix(ITEMS + 1)):
+        task.check_mask(mask)
+    for mask, mutual in ((Prefix(ITEMS + 2), ITEMS + 2), (Full(), 2 * ITEMS)):
+        with pytest.raises(UsageError, match=f"the first {mutual} do"):
+            task.check_mask(mask)
+    PositionCopy(0).check_mask(Full())

@@ -132,6 +132,9 @@ def test_a_model_that_answers_by_place_has_the_accuracies_and_gaps_of_that_place
                 assert abs(accuracy - shares["overwritten_also_right"]) < FIVE_SIGMA * (0.25 / 600) ** 0.5
             if overwritten == name:
                 assert accuracy == scores["overwritten_also_right"][0, number]
+            if asked == name and scores["unconfounded_gaps"][0, number // 2] == 1:
+                largest = 1 - shares["overwritten_also_right"]
+                assert abs(scores["gaps"][0, number // 2] - largest) < FIVE_SIGMA * (0.25 / 600) ** 0.5
         np.testing.assert_allclose(
             scores["gaps"], scores["contrast_accuracy"][:, 0::2] - scores["contrast_accuracy"][:, 1::2]
         )
@@ -164,6 +167,7 @@ def test_the_papers_configuration_is_confounded_in_every_sequence_and_useless_in
     shares = InContextRetrieval().confounds()
     assert shares["class_elsewhere"] == shares["label_elsewhere"] == 1
     assert shares["overwritten_also_right"] == pytest.approx(3 / 7 + 4 / 7 / 32)
+    assert 1 - shares["overwritten_also_right"] == pytest.approx(0.554, abs=5e-4)
 
 
 def test_novel_items_share_the_trained_direction_or_as_in_their_code_a_fresh_one() -> None:

@@ -96,6 +96,20 @@ def test_streams_of_purposes_and_indices_never_share_a_seed_of_the_cpu_generator
         draws._stream(base, Purpose.TRAINING, 2**30)
 
 
+def test_threads_change_no_bit() -> None:
+    tasks, seeds = [InContextRetrieval()] * 4, [0, 1, 2, 3]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = stack_tasks(tasks, seeds).batch(3, 128)
+        torch.set_num_threads(3)
+        shared = stack_tasks(tasks, seeds).batch(3, 128)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(alone.inputs, shared.inputs)
+    assert torch.equal(alone.targets, shared.targets)
+
+
 def test_ranks_are_permutations_each_equally_often() -> None:
     raw = Draws.of("x", [0], torch.device("cpu")).integers(Purpose.TRAINING, 0, (24_000, 4))
     order = ranks(raw)
@@ -131,6 +145,8 @@ def test_cross_entropy_is_the_mean_over_scored_rows_of_each_member() -> None:
 def test_every_task_is_spelled_as_it_is_parsed(name: str) -> None:
     task = SYNTHETIC_TASKS.parse("position_copy(target=3)" if name == "position_copy" else name)
     assert SYNTHETIC_TASKS.parse(str(task)) == task
+    places = InContextRetrieval((0, 3), burstiness=2, items="fixed")
+    assert SYNTHETIC_TASKS.parse(str(places)) == places
     hash(task.stack_key)
 
 

@@ -16,6 +16,7 @@ from posbias.cli import (
     audit,
     compare,
     decompose,
+    evaluate,
     listing,
     measure,
     models,
@@ -48,6 +49,7 @@ app.command("attention", epilog=attention.EXAMPLE)(attention.attention)
 app.command("decompose", epilog=decompose.EXAMPLE)(decompose.decompose)
 app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
 app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
+app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("reproduce", epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.command("train", epilog=train.EXAMPLE)(train.train)

@@ -19,7 +19,7 @@ def list_variants(
     out: Annotated[Path | None, typer.Option("--out", help="Directory for a record.", show_default=False)] = None,
     json: options.Json = False,
 ) -> None:
-    """List masks, encodings, schedules, theories, influence kinds, outputs, model families, metrics, interventions."""
+    """List masks, encodings, schedules, theories, kinds, outputs, families, metrics, claims, interventions, tasks."""
     from posbias.cli.invocation import passed_arguments
     from posbias.cli.output import print_catalogue
     from posbias.records import Record, run_directory
@@ -42,6 +42,8 @@ def _registries() -> dict[str, Registry[Any]]:
     from posbias.interventions import INTERVENTIONS
     from posbias.measurement import KINDS, OUTPUTS
     from posbias.models import FAMILIES
+    from posbias.tasks.language import LANGUAGE_TASKS
+    from posbias.tasks.synthetic import SYNTHETIC_TASKS
     from posbias.theory import THEORIES
     from posbias.theory.claims import CLAIMS
 
@@ -56,6 +58,8 @@ def _registries() -> dict[str, Registry[Any]]:
         "metrics": METRICS,
         "claims": CLAIMS,
         "interventions": INTERVENTIONS,
+        "tasks": LANGUAGE_TASKS,
+        "synthetic-tasks": SYNTHETIC_TASKS,
     }
 
 

@@ -22,6 +22,7 @@ def report(
     from posbias.records import check_writable, load_record
     from posbias.report import write_report
     from posbias.report.attention import write_attention_report
+    from posbias.report.behaviour import write_behaviour_report
     from posbias.report.claims import write_claims_report
     from posbias.report.decompositions import write_decomposition_report
     from posbias.report.reproductions import write_reproduction_report
@@ -31,6 +32,7 @@ def report(
     pages = {
         "attention": write_attention_report,
         "decompose": write_decomposition_report,
+        "evaluate": write_behaviour_report,
         "verify": write_claims_report,
         "reproduce": write_reproduction_report,
     }

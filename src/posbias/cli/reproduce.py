@@ -1,7 +1,7 @@
 """`posbias reproduce`: a published experiment run again, its numbers beside the published ones."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,19 +13,50 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
-    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --births 2`"
+    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --births 2` · trained: "
+    "`posbias reproduce position-copy-liu2026 --size small --out runs/copy`"
 )
 BIRTH = "birth-2603.10123"
+TRAINED = ("icl-2502.01951", "position-copy-liu2026")
+SETTINGS = {
+    BIRTH: ("size", "length", "births", "probes", "tokenizer", "seed"),
+    **dict.fromkeys(
+        TRAINED, ("size", "study", "device", "engine", "workers", "threads", "ray_address", "resume", "seed")
+    ),
+}
+"""Flags that each experiment takes, beside --out and --json."""
 
 
 def reproduce(
     context: typer.Context,
-    paper: Annotated[str, typer.Argument(help="rollout-2602.16837 or birth-2603.10123.", show_default=False)],
-    size: Annotated[str, typer.Option(help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny.")] = "small",
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.", show_default=False
+        ),
+    ],
+    size: Annotated[
+        str,
+        typer.Option(
+            help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), "
+            "small (half an hour of two cores) or full (the source's steps)."
+        ),
+    ] = "small",
     length: options.Length = 256,
     births: Annotated[int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)] = 8,
     probes: Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)] = 8,
     tokenizer: Annotated[str, typer.Option(help="birth: text as 'bytes', or with the 'demo' tokenizer.")] = "bytes",
+    study: Annotated[
+        list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="trained: where, cpu, cuda, cuda:1 ...")] = "cpu",
+    engine: Annotated[str, typer.Option(help="trained: local, or ray.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="trained: stacks at a time.", min=1, show_default="1; ray: all")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="trained: per stack.", min=1, show_default="all cores")] = None,
+    ray_address: options.RayAddress = None,
+    resume: Annotated[bool, typer.Option("--resume", help="trained: continue from the latest checkpoints.")] = False,
     seed: options.Seed = 0,
     out: options.Out = None,
     json: options.Json = False,
@@ -39,26 +70,36 @@ def reproduce(
 
     arguments = passed_arguments(context)
     _ = PAPERS[paper]
-    settings = None
+    _refuse_settings(context, paper)
+    settings: Any = None
     if paper == BIRTH:
         from posbias.reproduce.birth_models import BirthSettings
 
         settings = BirthSettings(
             size=size, n_positions=length, births=births, probes=probes, seed=seed, tokenizer=tokenizer
         )
-    else:
-        _refuse_settings(context, paper)
+    elif paper in TRAINED:
+        from posbias.reproduce.study_runs import StudySettings, shipped_studies
+        from posbias.training import TrainingRun
+
+        chosen = options.engine_of(engine, workers=workers, threads=threads, address=ray_address)
+        run = TrainingRun(engine=chosen, device=device, directory=out, resume=resume)
+        settings = StudySettings(size=size, studies=tuple(study or ()), seed=seed, run=run)
+        shipped_studies(paper, settings)
     with run_directory(out, verb="reproduce", arguments=arguments) as directory:
         record = reproduction_record(run_again(paper, settings=settings), arguments, command=command_line(context))
         _finish(record, directory, as_json=json)
 
 
 def _refuse_settings(context: typer.Context, paper: str) -> None:
-    """Flags of the other experiment change nothing here; that is said rather than passed over."""
-    for name in ("size", "length", "births", "probes", "tokenizer", "seed"):
+    """Flags of another experiment change nothing here; that is said rather than passed over."""
+    taken = SETTINGS.get(paper, ())
+    for name in dict.fromkeys(name for names in SETTINGS.values() for name in names):
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"--{name} belongs to {BIRTH}; {paper} takes --out and --json only")
+        if name not in taken and source is not None and source.name == "COMMANDLINE":
+            owners = ", ".join(owner for owner, names in SETTINGS.items() if name in names)
+            flags = " ".join(f"--{flag.replace('_', '-')}" for flag in (*taken, "out", "json"))
+            raise UsageError(f"--{name.replace('_', '-')} belongs to {owners}; {paper} takes {flags} only")
 
 
 def _finish(record: "Record", directory: Path | None, *, as_json: bool) -> None:

@@ -23,8 +23,8 @@ from posbias.progress import track
 from posbias.registry import check_whole
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
-CHANGING = ("tokens_processed", "tokens_plain", "reuse", "usage", "batch")
-"""What a responder's description says of the work done so far: no part of what a piece depends on."""
+DECIDING = ("kind", "model", "address", "body")
+"""What of a responder's description a piece depends on; the rest says how it was asked, and what that took so far."""
 SPREAD_POSITIONS = 9
 """Positions that are asked by default: enough to see a bend, few enough to be quick."""
 
@@ -183,7 +183,7 @@ def _collect(
 
 def _settings(asking: Asking, responder: Responder) -> dict[str, Any]:
     """Everything a piece depends on beside its own prompts, which its name stands for."""
-    described = {name: value for name, value in responder.describe().items() if name not in CHANGING}
+    described = {name: value for name, value in responder.describe().items() if name in DECIDING}
     return {
         "verb": "evaluate",
         "task": str(asking.task),

@@ -1,12 +1,11 @@
-"""Whether an answer is right: the published scoring rules, and what teacher forcing says of models too weak to speak.
+"""Whether an answer is right: the published scoring rules, from the generated text and the accepted answers to 1 or 0.
 
-Rules take the generated text and the accepted answers and give 1 or 0.
+What teacher forcing says of an answer is in `responders.base.AnswerScore`.
 """
 
 import re
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from posbias.errors import UsageError
 from posbias.registry import Registry
@@ -74,39 +73,6 @@ def share_found(prediction: str, values: Sequence[str]) -> float:
     """
     found = [substring_match(prediction, [value]) for value in _checked(values)]
     return sum(found) / len(found)
-
-
-@dataclass(frozen=True)
-class AnswerScore:
-    """What a model thinks of an answer that is forced on it, token by token."""
-
-    logprob: float
-    """Sum of the answer tokens' log-probabilities (nats, <= 0)."""
-    n_tokens: int
-    """Tokens of the answer, >= 1."""
-    ranks: tuple[int, ...] | None = None
-    """Rank of each answer token among the vocabulary, 1 = most probable; None where a server does not tell."""
-
-    def __post_init__(self) -> None:
-        if self.n_tokens < 1:
-            raise UsageError(f"a scored answer has at least 1 token, got {self.n_tokens}")
-        if self.ranks is not None and (len(self.ranks) != self.n_tokens or min(self.ranks) < 1):
-            raise UsageError(f"ranks must be {self.n_tokens} numbers >= 1, got {self.ranks}")
-
-    @property
-    def mean_logprob(self) -> float:
-        """Log-probability per token (nats)."""
-        return self.logprob / self.n_tokens
-
-    @property
-    def first_rank(self) -> int | None:
-        """Rank of the answer's first token, where ranks are known."""
-        return None if self.ranks is None else self.ranks[0]
-
-    @property
-    def greedy(self) -> bool | None:
-        """Whether greedy decoding would give exactly this answer: every token ranks first."""
-        return None if self.ranks is None else max(self.ranks) == 1
 
 
 def _checked(answers: Sequence[str]) -> Sequence[str]:

@@ -97,7 +97,7 @@ def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer
             AttentionLayer(
                 index=index,
                 module=block.attention,
-                parts=family.attention_parts(block, config),
+                parts=block.attention_added(family.attention_parts(block, config)),
                 reach=None if reach >= n_positions else reach,
                 rotary=family.rotates(block.attention, config),
                 family=family,

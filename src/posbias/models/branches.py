@@ -47,7 +47,7 @@ def watch_branches(blocks: Sequence[Block], *, once: nn.Module | None = None) ->
             # The module whose output is what gets added; BLOOM's attention module would return residual + branch.
             adds = block.attention_post_norm or block.attention_output
             before = block.module.register_forward_pre_hook(_record_input(watch.stream), with_kwargs=True)
-            after = adds.register_forward_hook(_record_output(watch.branch))
+            after = adds.register_forward_hook(_record_output(watch.branch, block.branch_scale))
             hooks.callback(before.remove)
             hooks.callback(after.remove)
         if once is not None:
@@ -68,8 +68,8 @@ def _record_input(into: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], d
     return record
 
 
-def _record_output(into: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+def _record_output(into: list[Tensor], scale: float) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
     def record(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-        into.append(_norms(output[0] if isinstance(output, tuple) else output))
+        into.append(abs(scale) * _norms(output[0] if isinstance(output, tuple) else output))
 
     return record

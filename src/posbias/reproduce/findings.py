@@ -40,7 +40,7 @@ class Finding:
 _TEXTS = ("where", "reported", "found", "verdict")
 
 
-def tested(where: str, reported: str, tests: Mapping[str, Difference], *, sign: int = 1, found: str = "") -> Finding:
+def weighed(where: str, reported: str, tests: Mapping[str, Difference], *, sign: int = 1, found: str = "") -> Finding:
     """A finding that says that quantities have a sign: all must have it.
 
     Args:

@@ -39,6 +39,8 @@ class Cells:
     outcomes: Outcomes
     base: Mapping[str, Any]
     """Factors that all its cells share, over those of `PLAIN`."""
+    design: str = "gaps"
+    """`gaps`: the source's evaluation sets; `unconfounded`: the right label stands nowhere else in the context."""
 
     def factors(self, **changed: Any) -> dict[str, Any]:
         """All factors of a cell."""
@@ -56,13 +58,15 @@ class Cells:
 
     def gaps(self, *cells: Mapping[str, Any]) -> list[PerSeedGaps]:
         """The three gaps of every cell over their common seeds."""
-        return self.values("gaps", *cells)
+        return self.values(self.design, *cells)
 
     def depths(self, **changed: Any) -> list[int]:
         """Depths that were trained for a cell, in order."""
         factors = self.factors(**changed)
         del factors["depth"]
-        return sorted(depth for depth in self.outcomes.levels("depth", **factors) if self.has({**changed, "depth": depth}))
+        return sorted(
+            depth for depth in self.outcomes.levels("depth", **factors) if self.has({**changed, "depth": depth})
+        )
 
 
 def slope(
@@ -71,3 +75,16 @@ def slope(
     """Least-squares slope per unit of `at`, seed by seed."""
     centred = np.asarray(at, dtype=np.float64) - np.mean(at)
     return difference(centred @ np.stack(rows) / np.sum(centred**2), generator=generator)
+
+
+class Figures:
+    """Numbers of the source's figures for a variant of the task."""
+
+    def __init__(self, items: str) -> None:
+        mixture = items == "mixture"
+        self.fixed = not mixture
+        self.depth = "Figures 2 and 4" if mixture else "Figure 9"
+        self.residual = "Figures 2 and 5" if mixture else "Figure 10"
+        self.ends = "Figure 3" if mixture else "Figure 11a"
+        self.places = "Figure 6" if mixture else "Figures 11b-d"
+        self.sinks = "Figure 8" if mixture else "Figure 13"

@@ -5,7 +5,7 @@ Each is answered by running both readings: the paper's and what the code does.
 
 import numpy as np
 
-from posbias.reproduce.findings import Finding, tested
+from posbias.reproduce.findings import Finding, weighed
 from posbias.reproduce.icl_cells import ENCODINGS, FIRST_LAST, Cells, slope
 from posbias.reproduce.icl_statements import RELATIVE
 from posbias.reproduce.paired import Difference, difference
@@ -41,7 +41,7 @@ def _scale_of_gaps(paper: Cells, code: Cells, generator: np.random.Generator) ->
                 gap = rows[1].mean(axis=1) - rows[0].mean(axis=1)
                 tests[f"{ENCODINGS[encoding]}, {depth} layers"] = difference(gap, generator=generator)
     reported = "items and labels of norm 1/8 (std 1/d) instead of 1 (variance 1/d) train as well."
-    return tested(WHERE, reported, tests, found="Accuracy with std 1/d minus with variance 1/d:")
+    return weighed(WHERE, reported, tests, found="Accuracy with std 1/d minus with variance 1/d:")
 
 
 def _scale_of_depth(paper: Cells, code: Cells, generator: np.random.Generator) -> Finding:
@@ -53,7 +53,7 @@ def _scale_of_depth(paper: Cells, code: Cells, generator: np.random.Generator) -
             rows = code.gaps(*({"encoding": encoding, "depth": depth} for depth in depths))
             tests[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths, generator)
     reported = "with std 1/d, as the code draws vectors, more layers mean more bias to the first place."
-    return tested(WHERE, reported, tests, found="Change of the gap first vs last per layer, std 1/d:")
+    return weighed(WHERE, reported, tests, found="Change of the gap first vs last per layer, std 1/d:")
 
 
 def _inverted_residual(paper: Cells, generator: np.random.Generator) -> Finding:
@@ -68,7 +68,7 @@ def _inverted_residual(paper: Cells, generator: np.random.Generator) -> Finding:
         "`--not_res` is inverted; were the figures' labels exchanged, depth would amplify the bias with residual "
         "connections."
     )
-    return tested(WHERE, reported, tests, found="Change of the gap first vs last per layer, with residual:")
+    return weighed(WHERE, reported, tests, found="Change of the gap first vs last per layer, with residual:")
 
 
 def _lost_decay(paper: Cells, generator: np.random.Generator) -> Finding:
@@ -79,5 +79,7 @@ def _lost_decay(paper: Cells, generator: np.random.Generator) -> Finding:
         if paper.has(*cells):
             first, second = paper.gaps(*cells)
             tests[f"{depth} layers"] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST], generator=generator)
-    reported = "`--pe decay` is silently no encoding; the published decay bars differ from those without, so it was not used."
-    return tested(WHERE, reported, tests, found="Gap first vs last without encoding minus with decay:")
+    reported = (
+        "`--pe decay` is silently no encoding; the published decay bars differ from those without, so it was not used."
+    )
+    return weighed(WHERE, reported, tests, found="Gap first vs last without encoding minus with decay:")

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from posbias.reproduce.findings import NOT_RUN, Finding, tested
-from posbias.reproduce.icl_cells import ENCODINGS, FIRST_LAST, FIRST_MIDDLE, MIDDLE_LAST, Cells, slope
+from posbias.reproduce.findings import NOT_RUN, Finding, weighed
+from posbias.reproduce.icl_cells import ENCODINGS, FIRST_LAST, FIRST_MIDDLE, MIDDLE_LAST, Cells, Figures, slope
 from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
 
 RELATIVE = ("none", "decay", "rope")
@@ -14,11 +14,9 @@ ABSOLUTE = ("sinusoidal", "rope")
 """Encodings that, by the source, can place a bias anywhere."""
 ENDS = "first_and_last"
 NAMED = ("first", "middle", "last")
-SINK_WINDOWS = (5, 9, 13)
-SINK_PREFIXES = (2, 4, 6)
 
 
-def retrieval_findings(cells: Cells, figures: "Figures", generator: np.random.Generator) -> list[Finding]:
+def retrieval_findings(cells: Cells, figures: Figures, generator: np.random.Generator) -> list[Finding]:
     """Every statement, for one variant of the task.
 
     Args:
@@ -40,24 +38,8 @@ def retrieval_findings(cells: Cells, figures: "Figures", generator: np.random.Ge
         _mask_alone_everywhere,
         _trained_place,
         _u_only_from_ends,
-        _causal_sink,
-        _window_sink,
-        _prefix_sink,
     )
     return [statement(cells, figures, generator) for statement in statements]
-
-
-class Figures:
-    """Numbers of the source's figures for a variant of the task."""
-
-    def __init__(self, items: str) -> None:
-        mixture = items == "mixture"
-        self.fixed = not mixture
-        self.depth = "Figures 2 and 4" if mixture else "Figure 9"
-        self.residual = "Figures 2 and 5" if mixture else "Figure 10"
-        self.ends = "Figure 3" if mixture else "Figure 11a"
-        self.places = "Figure 6" if mixture else "Figures 11b-d"
-        self.sinks = "Figure 8" if mixture else "Figure 13"
 
 
 def _depth_amplifies(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -68,7 +50,7 @@ def _depth_amplifies(cells: Cells, figures: Figures, generator: np.random.Genera
             rows = cells.gaps(*({"encoding": encoding, "depth": depth} for depth in depths))
             tests[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths, generator)
     reported = "without residual connections more layers mean more bias to the first place, whatever the encoding."
-    return tested(figures.depth, reported, tests, found="Change of the gap first vs last per layer:")
+    return weighed(figures.depth, reported, tests, found="Change of the gap first vs last per layer:")
 
 
 def _end_gap_is_small(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -80,7 +62,7 @@ def _end_gap_is_small(cells: Cells, figures: Figures, generator: np.random.Gener
             smaller = (gaps[:, FIRST_MIDDLE] + gaps[:, FIRST_LAST]) / 2 - gaps[:, MIDDLE_LAST]
             tests[f"{ENCODINGS[encoding]}, {depths[-1]} layers"] = difference(smaller, generator=generator)
     reported = "the gap between middle and last is notably smaller than those with the first place."
-    return tested(figures.depth, reported, tests, found="Mean size of the gaps with the first place minus it:")
+    return weighed(figures.depth, reported, tests, found="Mean size of the gaps with the first place minus it:")
 
 
 def _encodings_reduce_primacy(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -91,7 +73,7 @@ def _encodings_reduce_primacy(cells: Cells, figures: Figures, generator: np.rand
         if cells.has({"encoding": "none", "depth": depth}, {"encoding": encoding, "depth": depth})
     }
     reported = "decay and RoPE reduce the bias to the first place that the causal mask brings."
-    return tested(figures.depth, reported, tests, found="Gap first vs last without encoding minus with it:")
+    return weighed(figures.depth, reported, tests, found="Gap first vs last without encoding minus with it:")
 
 
 def _decay_is_stronger(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -101,7 +83,7 @@ def _decay_is_stronger(cells: Cells, figures: Figures, generator: np.random.Gene
         if cells.has({"encoding": "rope", "depth": depth}, {"encoding": "decay", "depth": depth})
     }
     reported = "decay does so more than RoPE."
-    return tested(figures.depth, reported, tests, found="Gap first vs last with RoPE minus with decay:")
+    return weighed(figures.depth, reported, tests, found="Gap first vs last with RoPE minus with decay:")
 
 
 def _less(cells: Cells, more: str, less: str, depth: int, generator: np.random.Generator) -> Difference:
@@ -124,7 +106,7 @@ def _residual(cells: Cells, figures: Figures, generator: np.random.Generator) ->
             steps[name] = difference(after[:, FIRST_LAST] - before[:, FIRST_LAST], generator=generator)
     if figures.fixed:
         reported = "even with residual connections more layers mean more bias to the first place."
-        return tested(figures.residual, reported, tests, found="Change of the gap first vs last per layer:")
+        return weighed(figures.residual, reported, tests, found="Change of the gap first vs last per layer:")
     reported = "with residual connections the effect of depth is not monotone and depends on the encoding."
     if not steps:
         return Finding(figures.residual, reported, "no member for it in this study.", NOT_RUN)
@@ -141,7 +123,7 @@ def _deep_rope_u(cells: Cells, figures: Figures, generator: np.random.Generator)
         gaps = cells.gaps({"encoding": "rope", "depth": depths[-1], "residual": True})[0]
         tests = _ends(f"{depths[-1]} layers", gaps, generator)
     reported = "deep RoPE with residual connections is lost in the middle without any bias in the data."
-    return tested(figures.residual, reported, tests)
+    return weighed(figures.residual, reported, tests)
 
 
 def _ends(case: str, gaps: np.ndarray, generator: np.random.Generator) -> dict[str, Difference]:
@@ -165,7 +147,7 @@ def _mask_alone_favours_first(cells: Cells, figures: Figures, generator: np.rand
         tests["causal"] = difference(first[:, FIRST_LAST], generator=generator)
         tests["causal minus no mask"] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST], generator=generator)
     reported = "trained on first and last, the causal mask without encoding favours the first place, no mask does not."
-    return tested(figures.ends, reported, tests, found="Gap first vs last:")
+    return weighed(figures.ends, reported, tests, found="Gap first vs last:")
 
 
 def _mask_alone_misses_last(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -176,7 +158,7 @@ def _mask_alone_misses_last(cells: Cells, figures: Figures, generator: np.random
         tests["first vs middle"] = difference(gaps[:, FIRST_MIDDLE], generator=generator)
         tests["middle vs last"] = difference(gaps[:, MIDDLE_LAST], generator=generator)
     reported = "the causal mask without encoding captures the bias at the first place and not at the last."
-    return tested(figures.ends, reported, tests)
+    return weighed(figures.ends, reported, tests)
 
 
 def _both_ends(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -187,7 +169,7 @@ def _both_ends(cells: Cells, figures: Figures, generator: np.random.Generator) -
             if cells.has(cell):
                 tests.update(_ends(f"{ENCODINGS[encoding]}, {mask}", cells.gaps(cell)[0], generator))
     reported = "sin and RoPE capture both ends under either mask: lost in the middle."
-    return tested(figures.ends, reported, tests)
+    return weighed(figures.ends, reported, tests)
 
 
 def _first_above_last(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -197,7 +179,7 @@ def _first_above_last(cells: Cells, figures: Figures, generator: np.random.Gener
         if cells.has(cell):
             tests[ENCODINGS[encoding]] = difference(cells.gaps(cell)[0][:, FIRST_LAST], generator=generator)
     reported = "and the first place does slightly better than the last."
-    return tested(figures.ends, reported, tests, found="Gap first vs last, causal:")
+    return weighed(figures.ends, reported, tests, found="Gap first vs last, causal:")
 
 
 def _mask_alone_everywhere(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -207,7 +189,7 @@ def _mask_alone_everywhere(cells: Cells, figures: Figures, generator: np.random.
         if cells.has(cell):
             tests[f"trained on {answers}"] = difference(cells.gaps(cell)[0][:, FIRST_LAST], generator=generator)
     reported = "the causal mask without encoding favours the beginning wherever the answers stood in training."
-    return tested(figures.places, reported, tests, found="Gap first vs last:")
+    return weighed(figures.places, reported, tests, found="Gap first vs last:")
 
 
 def _trained_place(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -225,7 +207,7 @@ def _trained_place(cells: Cells, figures: Figures, generator: np.random.Generato
                 }[answers]
                 tests[f"{ENCODINGS[encoding]}, {answers}"] = difference(ahead / 2, generator=generator)
     reported = "sin and RoPE let the model favour the trained place, wherever it is."
-    return tested(figures.places, reported, tests, found="Mean gap of the trained place against the two others:")
+    return weighed(figures.places, reported, tests, found="Mean gap of the trained place against the two others:")
 
 
 def _u_only_from_ends(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
@@ -238,37 +220,4 @@ def _u_only_from_ends(cells: Cells, figures: Figures, generator: np.random.Gener
                 lower = np.minimum(gaps[:, FIRST_MIDDLE], -gaps[:, MIDDLE_LAST])
                 tests[f"{ENCODINGS[encoding]}, {answers}"] = difference(lower, generator=generator)
     reported = "no lost-in-the-middle from data biased to one place only."
-    return tested(figures.places, reported, tests, sign=-1, found="Lower of first vs middle and last vs middle:")
-
-
-def _causal_sink(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
-    tests = {}
-    if cells.has({}):
-        tests["causal"] = difference(_lead(cells.values("sinks", {})[0], 1), generator=generator)
-    reported = "under the causal mask the attention sink is the first token."
-    return tested(figures.sinks, reported, tests, found="Sink score of the first token minus the largest other:")
-
-
-def _window_sink(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
-    tests = {}
-    windows = [{"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS]
-    if cells.has(*windows):
-        rows = [values[:, 0] for values in cells.values("sinks", *windows)]
-        tests["per token of window"] = slope(rows, SINK_WINDOWS, generator)
-    reported = "the larger the window, the more the first token is the sink."
-    return tested(figures.sinks, reported, tests, found="Change of the first token's sink score:")
-
-
-def _prefix_sink(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
-    tests = {}
-    for length in SINK_PREFIXES:
-        cell = {"mask": f"prefix(length={length})"}
-        if cells.has(cell):
-            tests[f"K = {length}"] = difference(_lead(cells.values("sinks", cell)[0], length), generator=generator)
-    reported = "under a prefix mask all K prefix tokens are sinks, not the first alone."
-    return tested(figures.sinks, reported, tests, found="Least sink score of the prefix minus the largest other:")
-
-
-def _lead(sinks: np.ndarray, count: int) -> np.ndarray:
-    """Least score of the first `count` tokens minus the largest of the others."""
-    return np.asarray(sinks[:, :count].min(axis=1) - sinks[:, count:].max(axis=1))
+    return weighed(figures.places, reported, tests, sign=-1, found="Lower of first vs middle and last vs middle:")

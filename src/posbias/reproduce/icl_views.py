@@ -11,7 +11,8 @@ from posbias.report.figures import Curve, Figure
 from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
 from posbias.report.reproductions import Table
 from posbias.reproduce.icl_cells import ENCODINGS, GAPS, Cells
-from posbias.reproduce.icl_statements import ENDS, NAMED, RELATIVE, SINK_PREFIXES, SINK_WINDOWS
+from posbias.reproduce.icl_sink_statements import SINK_PREFIXES, SINK_WINDOWS
+from posbias.reproduce.icl_statements import ENDS, NAMED, RELATIVE
 
 _COLOURS = {"none": BLUE, "decay": VERMILION, "rope": GREEN, "sinusoidal": ORANGE}
 _DASHES = {"full": "dash", "causal": "solid"}
@@ -30,7 +31,9 @@ def retrieval_figures(name: str, cells: Cells) -> list[Figure]:
     figures = []
     for residual, word in ((False, "without residual"), (True, "with residual")):
         for number, gap in enumerate(GAPS):
-            figure = _depth_figure(f"icl-{name}-{'residual' if residual else 'plain'}-{number}", cells, number, residual)
+            figure = _depth_figure(
+                f"icl-{name}-{'residual' if residual else 'plain'}-{number}", cells, number, residual
+            )
             if figure is not None:
                 figures.append(Figure(**{**vars(figure), "title": f"{name}: gap {gap} by depth, {word} connections"}))
     for answers in (ENDS, *NAMED):
@@ -84,7 +87,11 @@ def _curves(slug: str, title: str, cells: Cells, shown: Mapping[str, tuple[Cell,
         if cells.has(cell):
             rows = cells.values("accuracy", cell)[0]
             curves.append(_banded(name, np.arange(1.0, rows.shape[1] + 1), rows, stroke))
-    return [Figure(slug, title, "place of the answer (1 ... 8)", "accuracy", tuple(curves), markers=True)] if curves else []
+    return (
+        [Figure(slug, title, "place of the answer (1 ... 8)", "accuracy", tuple(curves), markers=True)]
+        if curves
+        else []
+    )
 
 
 def _sink_figure(name: str, cells: Cells) -> list[Figure]:

@@ -55,7 +55,9 @@ class Outcomes:
         """
         rows = []
         for seed in seeds:
-            found = [member for member in self.members if member.finished and member.seed == seed and member.has(factors)]
+            found = [
+                member for member in self.members if member.finished and member.seed == seed and member.has(factors)
+            ]
             if len(found) != 1 or name not in found[0].arrays:
                 raise RunError(f"{len(found)} finished members with {dict(factors)}, seed {seed} and {name!r}; need 1")
             rows.append(np.asarray(found[0].arrays[name], dtype=np.float64))
@@ -72,7 +74,7 @@ class Outcomes:
     def lost(self) -> list[str]:
         """A line per member that did not finish: what it was, and how it ended."""
         return [
-            f"{', '.join(f'{name} {value}' for name, value in member.factors.items())}, seed {member.seed}: {member.status}"
-            for member in self.members
-            if not member.finished
+            f"{', '.join(f'{name} {value}' for name, value in each.factors.items())}, seed {each.seed}: {each.status}"
+            for each in self.members
+            if not each.finished
         ]

@@ -41,3 +41,19 @@ def birth(settings: Any) -> Reproduction:
     from posbias.reproduce.birth import reproduce_birth
 
     return reproduce_birth(settings)
+
+
+@PAPERS.register("position-copy-liu2026")
+def position_copy(settings: Any) -> Reproduction:
+    """Stack of causal attention creates implicit positional embedding: small networks trained to copy one position."""
+    from posbias.reproduce.position_copy import reproduce_position_copy
+
+    return reproduce_position_copy(settings)
+
+
+@PAPERS.register("icl-2502.01951")
+def in_context_retrieval(settings: Any) -> Reproduction:
+    """On the Emergence of Position Bias in Transformers: in-context retrieval by depth, encoding, mask and data."""
+    from posbias.reproduce.icl import reproduce_icl
+
+    return reproduce_icl(settings)

@@ -1,4 +1,4 @@
-"""Position copy (Liu 2026): the losses read off the published figures, and the losses of a reader with less to go on.
+"""Position copy (Liu 2026): its networks, and the losses read off the published figures.
 
 The source prints no numbers, optimiser or steps; the values are read off its figures to +-0.03, those written there as
 a plateau are filled in between.
@@ -64,19 +64,6 @@ PUBLISHED: dict[Configuration, tuple[float, ...]] = {
 def blind_loss(vocabulary: int = VOCABULARY) -> float:
     """Loss of a reader who sees nothing: ln V."""
     return math.log(vocabulary)
-
-
-def bag_loss(context: int = CONTEXT, vocabulary: int = VOCABULARY) -> float:
-    """Least loss of a reader who knows the last token and the other ones without their order.
-
-    The target is then any of the C - 1 others, so the loss is the expected entropy of their empirical distribution:
-    V E[-(c / n) ln(c / n)] with n = C - 1 and c binomial(n, 1 / V).
-    """
-    others = context - 1
-    counts = np.arange(1, others + 1)
-    chance = np.array([math.comb(others, c) * (vocabulary - 1.0) ** (others - c) for c in counts]) / vocabulary**others
-    share = counts / others
-    return float(vocabulary * np.sum(chance * -share * np.log(share)))
 
 
 def published_losses(configuration: Configuration) -> Float64[np.ndarray, "context"] | None:

@@ -1,12 +1,13 @@
 """What the post on position copy reports, each statement with its test on trained members; signs over seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.reproduce.findings import IN_PART, NOT_RUN, Finding, tested
-from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, difference
+from posbias.comparison import UNITS_FOR_CLAIM
+from posbias.reproduce.findings import IN_PART, NOT_RUN, Finding, weighed
+from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, PerSeed, difference
 from posbias.reproduce.position_copy_published import (
     CONFIGURATIONS,
     ONE,
@@ -22,7 +23,8 @@ from posbias.reproduce.position_copy_published import (
     published_losses,
 )
 
-Losses = dict[Configuration, Float64[np.ndarray, "n_seeds context"]]
+Rows = Float64[np.ndarray, "n_seeds context"]
+Losses = dict[Configuration, Rows]
 """Final loss by configuration: a row per seed, a column per target position."""
 SOLVED = 0.1
 """Nats below which a target counts as retrieved."""
@@ -49,7 +51,11 @@ def position_copy_findings(losses: Losses, generator: np.random.Generator) -> li
         _no_plateau(losses, generator),
         _spiky(losses, generator),
         _middle_is_hardest(losses, generator),
-        *[_numbers(losses, configuration) for configuration in CONFIGURATIONS if published_losses(configuration) is not None],
+        *[
+            _numbers(losses, configuration)
+            for configuration in CONFIGURATIONS
+            if published_losses(configuration) is not None
+        ],
     ]
 
 
@@ -63,7 +69,7 @@ def _one_layer(losses: Losses, generator: np.random.Generator) -> Finding:
         "easiest earlier token above half of ln V by": difference(easiest - blind_loss() / 2, generator=generator),
         f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1], generator=generator),
     }
-    return tested("Figure 1, left", reported, tests)
+    return weighed("Figure 1, left", reported, tests)
 
 
 def _two_layers(losses: Losses, generator: np.random.Generator) -> Finding:
@@ -75,21 +81,23 @@ def _two_layers(losses: Losses, generator: np.random.Generator) -> Finding:
         count = min(len(losses[ONE]), len(losses[TWO]))
         gain = losses[ONE][:count, 0] - losses[TWO][:count, 0]
         tests["first token, one layer minus two"] = difference(gain, generator=generator)
-    return tested("Figure 1, right", reported, tests)
+    return weighed("Figure 1, right", reported, tests)
 
 
 def _plateau(losses: Losses, generator: np.random.Generator) -> Finding:
-    reported = "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably."
+    reported = (
+        "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably."
+    )
     tests = {
         f"{configuration}: {name}": value
         for configuration in (TWO, THREE, TWO_WIDE, THREE_WIDE)
         if configuration in losses
         for name, value in _ends(losses[configuration], generator).items()
     }
-    return tested("Figure 2", reported, tests)
+    return weighed("Figure 2", reported, tests)
 
 
-def _ends(rows: Float64[np.ndarray, "n_seeds context"], generator: np.random.Generator) -> dict[str, object]:
+def _ends(rows: Rows, generator: np.random.Generator) -> dict[str, Difference]:
     """Loss of the middle above that of the first and of the last target."""
     middle = rows[:, MIDDLE].mean(axis=1)
     return {
@@ -108,32 +116,34 @@ def _flat_plateau(losses: Losses, generator: np.random.Generator) -> Finding:
         if configuration in losses
     }
     found = f"range over targets 3 to 7 below {FLAT:g} ln V by"
-    return tested("Figure 2", reported, tests, found=found)
+    return weighed("Figure 2", reported, tests, found=found)
 
 
 def _no_plateau(losses: Losses, generator: np.random.Generator) -> Finding:
     reported = "residual connections and MLPs destroy the plateau."
     tests = _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1), generator)
-    return tested("Figure 3", reported, tests, found="mean loss of targets 1 to 8, plain minus extended:")
+    return weighed("Figure 3", reported, tests, found="mean loss of targets 1 to 8, plain minus extended:")
 
 
 def _spiky(losses: Losses, generator: np.random.Generator) -> Finding:
     reported = "and replace it by a more spiky structure."
 
-    def jump(rows: Float64[np.ndarray, "n_seeds context"]) -> Float64[np.ndarray, "n_seeds"]:
+    def jump(rows: Rows) -> PerSeed:
         return np.asarray(np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1))
 
     found = "largest step between neighbouring targets 1 to 8, extended minus plain:"
-    return tested("Figure 3", reported, _against_plain(losses, jump, generator), found=found)
+    return weighed("Figure 3", reported, _against_plain(losses, jump, generator), found=found)
 
 
-def _against_plain(losses: Losses, quantity: object, generator: np.random.Generator) -> dict[str, object]:
+def _against_plain(
+    losses: Losses, quantity: Callable[[Rows], PerSeed], generator: np.random.Generator
+) -> dict[str, Difference]:
     """A quantity of the extended networks minus that of the plain one, seed by seed."""
     tests = {}
     for configuration in (RESIDUAL, RESIDUAL_MLP):
         if configuration in losses and THREE_WIDE in losses:
             count = min(len(losses[configuration]), len(losses[THREE_WIDE]))
-            gap = quantity(losses[configuration][:count]) - quantity(losses[THREE_WIDE][:count])  # type: ignore[operator]
+            gap = quantity(losses[configuration][:count]) - quantity(losses[THREE_WIDE][:count])
             tests[str(configuration)] = difference(gap, generator=generator)
     return tests
 
@@ -145,7 +155,7 @@ def _middle_is_hardest(losses: Losses, generator: np.random.Generator) -> Findin
         if configuration.depth > 1:
             interior, ends = rows[:, 1:-1].max(axis=1), rows[:, [0, -1]].max(axis=1)
             tests[str(configuration)] = difference(interior - ends, generator=generator)
-    return tested("Comment", reported, tests, found="hardest interior target minus hardest end:")
+    return weighed("Comment", reported, tests, found="hardest interior target minus hardest end:")
 
 
 def _numbers(losses: Losses, configuration: Configuration) -> Finding:
@@ -165,12 +175,9 @@ def _numbers(losses: Losses, configuration: Configuration) -> Finding:
         f"{count}; mean absolute difference {np.abs(mean - published).mean():.2f}."
     )
     verdict = REPRODUCED if near == count else IN_PART if near > count // 2 else NOT_REPRODUCED
+    if len(losses[configuration]) < UNITS_FOR_CLAIM:
+        verdict = UNDECIDED
     return Finding(where, reported, found, verdict)
-
-
-def position_copy_sentences(findings: Sequence[Finding]) -> list[str]:
-    """One sentence per finding."""
-    return [finding.sentence() for finding in findings]
 
 
 def _list(values: Float64[np.ndarray, "context"]) -> str:

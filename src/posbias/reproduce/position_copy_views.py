@@ -19,12 +19,11 @@ from posbias.reproduce.position_copy_published import (
     THREE_WIDE,
     TWO,
     TWO_WIDE,
-    Configuration,
-    bag_loss,
-    blind_loss,
+    VOCABULARY,
     published_losses,
 )
 from posbias.reproduce.position_copy_statements import Losses
+from posbias.tasks.synthetic.copying_baselines import partial_information_losses
 
 _COLOURS = {
     ONE: SKY,
@@ -40,6 +39,12 @@ _PANELS = (
     ("sizes", "Two and three layers, width 2 and 10", (TWO, THREE, TWO_WIDE, THREE_WIDE)),
     ("residual", "With residual connections and MLPs", (THREE_WIDE, RESIDUAL, RESIDUAL_MLP)),
 )
+KNOWING = {
+    "nothing": ("ln V: nothing known", "dot"),
+    "counts_linear": ("counts known, read linearly", "dash"),
+    "counts_and_own": ("all but the order known", "dashdot"),
+}
+"""Baselines drawn in, by their name in `partial_information_losses`."""
 X_LABEL = "target position k"
 LOSS = "final loss (nats)"
 
@@ -49,7 +54,7 @@ def position_copy_figures(losses: Losses, speeds: Losses) -> list[Figure]:
 
     Args:
         losses: Final loss by configuration, [seed, target].
-        speeds: Share of training for which a target's loss stayed above half of ln V, [seed, target].
+        speeds: Training loss over ln V, averaged over all steps, [seed, target]: small where learnt early.
     """
     figures = [
         _losses_figure(f"position-copy-{slug}", title, {shown: losses[shown] for shown in panel if shown in losses})
@@ -68,8 +73,9 @@ def _losses_figure(slug: str, title: str, shown: Losses) -> Figure:
         if published is not None:
             name = f"{configuration}, published"
             curves.append(Curve(name, targets, published, Stroke(_COLOURS[configuration], "dash")))
-    for name, level, dash in (("ln V: nothing known", blind_loss(), "dot"), ("order unknown", bag_loss(), "dashdot")):
-        curves.append(Curve(name, targets[[0, -1]], np.full(2, level), Stroke(FAINT, dash)))
+    levels = partial_information_losses(CONTEXT, VOCABULARY)
+    for known, (name, dash) in KNOWING.items():
+        curves.append(Curve(name, targets[[0, -1]], np.full(2, levels[known]), Stroke(FAINT, dash)))
     return Figure(slug, title, X_LABEL, LOSS, tuple(curves), markers=True)
 
 
@@ -78,13 +84,11 @@ def _speed_figure(speeds: Losses) -> Figure:
         _curve(str(configuration), rows, Stroke(_COLOURS[configuration], "dash" if configuration.mlp else "solid"))
         for configuration, rows in speeds.items()
     )
-    title = "Which targets are learnt fast: share of training with a loss above half of ln V"
-    return Figure("position-copy-speed", title, X_LABEL, "share of the steps", curves, markers=True)
+    title = "Which targets are learnt early: mean of the training loss over all steps, as a share of ln V"
+    return Figure("position-copy-speed", title, X_LABEL, "mean training loss / ln V", curves, markers=True)
 
 
-def _curve(
-    name: str, rows: Float64[np.ndarray, "n_seeds context"], stroke: Stroke, *, emphasis: bool = False
-) -> Curve:
+def _curve(name: str, rows: Float64[np.ndarray, "n_seeds context"], stroke: Stroke, *, emphasis: bool = False) -> Curve:
     low, high = bootstrap_mean(rows, generator=np.random.default_rng(0))
     known = len(rows) > 1
     targets = np.arange(rows.shape[1], dtype=np.float64)
@@ -109,15 +113,3 @@ def losses_table(losses: Losses) -> Table:
             lines["published"] = [f"{value:.2f}" for value in published]
         cells += [[str(configuration), str(len(rows)), name, *values] for name, values in lines.items()]
     return Table("Final loss (nats) by target position", header, cells)
-
-
-def slow_share(
-    curves: Float64[np.ndarray, "n_seeds n_windows"], *, level: float
-) -> Float64[np.ndarray, "n_seeds"]:
-    """Share of the windows of training whose mean loss lies above a level; 1: never learnt that far."""
-    return np.asarray((curves > level).mean(axis=1))
-
-
-def ordered(losses: dict[Configuration, Float64[np.ndarray, "n_seeds context"]]) -> Losses:
-    """In the order of the post."""
-    return {configuration: losses[configuration] for configuration in CONFIGURATIONS if configuration in losses}

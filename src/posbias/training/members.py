@@ -53,7 +53,8 @@ class Member:
         """Refuse a model that cannot do its task, before anything is trained.
 
         Raises:
-            UsageError: vocabulary, width or outputs differ, or the architecture's parts do not fit each other.
+            UsageError: vocabulary, width or outputs differ, the mask shows the task's answers, or the architecture's
+                parts do not fit each other.
         """
         for field_name, ours, theirs in (
             ("vocabulary_size", self.config.vocabulary_size, self.task.vocabulary_size),
@@ -64,6 +65,9 @@ class Member:
                 raise UsageError(
                     f"member {self.name!r}: the model's {field_name} is {ours}, its task {self.task} needs {theirs}"
                 )
+        for heads in self.config.architecture.head_groups:
+            for group in heads:
+                self.task.check_mask(group.mask)
         constants_of(self.config, self.task.n_positions)
 
     def generator(self) -> torch.Generator:

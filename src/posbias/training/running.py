@@ -18,7 +18,7 @@ import torch
 
 from posbias.errors import UsageError
 from posbias.memory import show_bytes
-from posbias.models.reference import draw_parameters
+from posbias.models.reference import draw_parameters, save_reference
 from posbias.records import Record, plain
 from posbias.training.layout import Layout
 from posbias.training.members import Member, TrainedMember
@@ -142,8 +142,6 @@ def _saved(index: int, trained: TrainedMember, directory: Path | None) -> str | 
     """Save a member's model; its place within the run, or None where there is nothing to save."""
     if directory is None or trained.parameters is None:
         return None
-    from posbias.models.reference import save_reference
-
     place = f"{MODELS}/{index:04d}"
     provenance = {**plain(trained.member.describe()), "status": trained.status, "steps": trained.steps}
     save_reference(directory / place, trained.member.config, parameters=trained.parameters, provenance=provenance)

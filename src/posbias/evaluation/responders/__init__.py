@@ -2,6 +2,8 @@
 
 from posbias.evaluation.responders.base import AnswerScore, Messages, Reply, Request, Responder, Response
 from posbias.evaluation.responders.local import LocalOptions, LocalResponder
+from posbias.evaluation.responders.server import ServerResponder, Usage
+from posbias.evaluation.responders.server_options import ServerOptions
 
 __all__ = [
     "AnswerScore",
@@ -12,4 +14,7 @@ __all__ = [
     "Request",
     "Responder",
     "Response",
+    "ServerOptions",
+    "ServerResponder",
+    "Usage",
 ]

@@ -36,7 +36,7 @@ class Request:
             raise UsageError(f"a prompt must be a text or a list of messages and not empty, got {self.prompt!r}")
         if self.answer is not None and not self.answer:
             raise UsageError("an answer to score must not be empty; None is allowed: nothing is scored then")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop must be a tuple of texts that are not empty, got {self.stop!r}")
 
 

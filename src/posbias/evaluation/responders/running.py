@@ -132,9 +132,7 @@ def layers_of(cache: Any) -> Layers:
 def joined(kept: Sequence[Kept]) -> Layers:
     """Prompts of one length as a batch."""
     columns = zip(*(prompt.layers for prompt in kept), strict=True)
-    return [
-        (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer])) for layer in columns
-    ]
+    return [(torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer])) for layer in columns]
 
 
 def chosen(layers: Layers, rows: Sequence[int]) -> Layers:
@@ -162,9 +160,7 @@ def trusted_runner(model: Model, token_ids: Int64[np.ndarray, "_"]) -> Runner:
     except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
         return WholePrompts(model)
     epsilon = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-    same = all(
-        float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()) for ours, theirs in pairs
-    )
+    same = all(float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()) for ours, theirs in pairs)
     same = same and live.processed < whole.processed
     return LiveCache(model) if same else WholePrompts(model)
 

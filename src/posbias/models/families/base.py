@@ -6,7 +6,7 @@ measurement read these and nothing else, so a new family is one new file beside 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -104,6 +104,22 @@ class Block:
     """Norm applied to the stream after the attention branch was added to it (OPT-350M only)."""
     mlp_stream_norm: nn.Module | None = None
     """Norm applied to the stream after the MLP branch was added to it (OPT-350M only)."""
+    branch_scale: float = 1.0
+    """What both branches are multiplied by when they are added to the stream (Granite)."""
+
+    def attention_added(self, parts: AttentionParts) -> AttentionParts:
+        """The attention's parts with `branch_scale` in its output map: the branch as it is added."""
+        if self.branch_scale == 1:
+            return parts
+        bias = None if parts.output_bias is None else parts.output_bias * self.branch_scale
+        return replace(parts, output=parts.output * self.branch_scale, output_bias=bias)
+
+    def mlp_added(self, parts: MlpParts) -> MlpParts:
+        """The same for the MLP."""
+        if self.branch_scale == 1:
+            return parts
+        bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale
+        return replace(parts, down=parts.down * self.branch_scale, down_bias=bias)
 
 
 class Family(ABC):
@@ -169,6 +185,10 @@ class Family(ABC):
         Raises:
             UsageError: a mixture of experts has no such maps.
         """
+
+    def input_scale(self, config: Any) -> float:
+        """What the network multiplies the vectors that enter it by, before the first block."""
+        return 1.0
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
         """Whether this layer's attention module turns queries and keys by position."""

@@ -7,9 +7,12 @@ position are the rollout; content attention, norms, values and MLPs are switched
 
 from posbias.models.reference.config import CHOICES, NORM_EPSILON, ReferenceConfig, ReferenceShape, shape_of
 from posbias.models.reference.constants import constants_of, stacked
+from posbias.models.reference.conversion import reference_from_hugging_face
 from posbias.models.reference.forward import attention_maps, forward, hidden_states
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
 from posbias.models.reference.parameters import draw_parameters, random_orthogonal
+from posbias.models.reference.presets import copy_network, retrieval_network
+from posbias.models.reference.saving import is_reference, load_reference, save_reference
 
 __all__ = [
     "CHOICES",
@@ -21,10 +24,16 @@ __all__ = [
     "ReferenceTransformer",
     "attention_maps",
     "constants_of",
+    "copy_network",
     "draw_parameters",
     "forward",
     "hidden_states",
+    "is_reference",
+    "load_reference",
     "random_orthogonal",
+    "reference_from_hugging_face",
+    "retrieval_network",
+    "save_reference",
     "shape_of",
     "stacked",
 ]

@@ -75,7 +75,11 @@ def content_logits(
     asking = inputs if rows is None else rows_of(inputs, rows, dim=2)
     if _merges_queries(shape, n_rows=asking.shape[2]):
         query = _merged_queries(shape, weights, asking)
-        return (query.flatten(2, 3) @ inputs.transpose(2, 3)).reshape(*query.shape[:4], -1)
+        asked = query.flatten(2, 3)
+        if rows is None:
+            return (asked @ inputs.transpose(2, 3)).reshape(*query.shape[:4], -1)
+        # Transposed, so that the gradient of the inputs comes out in their own layout.
+        return (inputs @ asked.transpose(2, 3)).transpose(2, 3).reshape(*query.shape[:4], -1)
     query = _heads(asking, weights["query"], weights.get("query_bias"))
     key = _shared(shape, _heads(inputs, weights["key"], weights.get("key_bias")))
     if shape.rotary:

@@ -5,6 +5,7 @@ decides which tensors exist and which operations run: models of one shape comput
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -103,6 +104,10 @@ class ReferenceConfig:
         self._check_counts()
         self._check_heads()
         self._check_positions()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything the model's numbers depend on apart from its weights, as plain values."""
+        return {**vars(self), "architecture": self.architecture.describe()}
 
     @property
     def per_head(self) -> bool:

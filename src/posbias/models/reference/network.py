@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture
+from posbias.errors import UsageError
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.attention import content_logits
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
@@ -19,6 +20,7 @@ from posbias.models.reference.constants import constants_of
 from posbias.models.reference.forward import entrance, layer_output, of_constants, split
 from posbias.models.reference.layers import normalise, read_out
 from posbias.models.reference.parameters import draw_parameters
+from posbias.models.weights import weights_sha256
 
 
 class ReferenceBlock(nn.Module):
@@ -118,24 +120,52 @@ class ReferenceTransformer(Model):
     Args:
         config: The network, or just an `Architecture` for the linear attention-only one.
         parameters: Trained weights, named as `draw_parameters` names them; None: drawn from the configuration's seed.
+        items: For a network of vector inputs: the vectors that token ids name.
     """
 
     network: ReferenceNetwork
+    origin: Mapping[str, Any]
+    """For the record: `source`, and of a saved model its `init_seed` and `provenance`."""
 
-    def __init__(self, config: ReferenceConfig | Architecture, parameters: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        config: ReferenceConfig | Architecture,
+        parameters: Mapping[str, Tensor] | None = None,
+        *,
+        items: Float[Tensor, "item feature"] | None = None,
+    ) -> None:
         self.config = ReferenceConfig(config) if isinstance(config, Architecture) else config
         self.network = ReferenceNetwork(self.config, parameters)
         self.network.eval().requires_grad_(False)
         self.tokenizer = None
         self.width = self.config.width
-        self.vocabulary_size = self.config.vocabulary_size or 0
+        self.items = None if items is None else items.to(self.config.torch_dtype)
+        if items is not None and (self.config.vocabulary_size is not None or items.shape[1] != self.width):
+            raise UsageError(f"items [item, {self.width}] belong to a reference model without a vocabulary")
+        self.vocabulary_size = (0 if items is None else len(items)) or self.config.vocabulary_size or 0
         self.max_positions = self.config.learned_positions
         self.dtype = self.config.torch_dtype
         self.device = torch.device("cpu")
+        self.origin = {"source": "reference"}
+
+    def to(self, device: str | torch.device) -> "ReferenceTransformer":
+        """Move the model, in place."""
+        self.device = torch.device(device)
+        self.network.to(self.device)
+        self.items = None if self.items is None else self.items.to(self.device)
+        return self
 
     def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
-        """Rows of the embedding."""
-        return self.network.embedding[token_ids]
+        """Rows of the embedding, or of the items.
+
+        Raises:
+            UsageError: the model takes vectors and has no items.
+        """
+        if self.config.vocabulary_size is not None:
+            return self.network.embedding[token_ids]
+        if self.items is None:
+            raise UsageError("this reference model takes vectors; give it items, or vectors in place of token ids")
+        return self.items[token_ids]
 
     def outputs(self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int]) -> Outputs:
         """Hidden states and logits of some positions, differentiably."""
@@ -163,11 +193,10 @@ class ReferenceTransformer(Model):
 
     def describe(self) -> dict[str, Any]:
         """The configuration as plain values."""
-        plain = {name: value for name, value in vars(self.config).items() if name != "architecture"}
         return {
-            "source": "reference",
             "model_type": "reference",
             "described": True,
-            **plain,
-            "architecture": self.config.architecture.describe(),
+            **self.config.to_dict(),
+            **self.origin,
+            "weights_sha256": weights_sha256(self.network),
         }

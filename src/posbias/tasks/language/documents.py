@@ -13,7 +13,7 @@ from posbias.errors import UsageError
 from posbias.registry import check_whole
 from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
 from posbias.tasks.language.document_corpus import MOST_DOCUMENTS, Document, DocumentSet, drawn_documents
-from posbias.tasks.language.published import list_field, published_lines, text_field
+from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
 
 INSTRUCTION = (
     "Write a high-quality answer for the given question using only the provided search results "
@@ -50,6 +50,7 @@ class Documents(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_path(self.name, "file", self.file)
         check_whole(self.name, "documents", self.documents, least=1)
         check_choice(self.name, "setting", self.setting, CONDITIONS)
         check_choice(self.name, "order", self.order, ORDERS)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from posbias.errors import UsageError
 from posbias.prompts.chat import check_template, render_conversation
 from posbias.prompts.tokens import opening
@@ -52,12 +54,8 @@ def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encod
     found = tokenizer(
         text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=fast, verbose=False
     )
-    offsets = None
-    if fast:
-        offsets = tuple((0, 0) for _ in before) + tuple(
-            (int(begin), int(end)) for begin, end in found["offset_mapping"]
-        )
-    return Encoded(text, before + tuple(int(token) for token in found["input_ids"]), offsets)
+    offsets = ((0, 0),) * len(before) + tuple(found["offset_mapping"]) if fast else None
+    return Encoded(text, (*before, *found["input_ids"]), offsets)
 
 
 def locate(prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | None, tokenizer: Any) -> Located:
@@ -86,5 +84,6 @@ def locate(prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | 
         if shift < 0:
             raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
         begin, end = begin + shift, end + shift
-    touching = [index for index, (low, high) in enumerate(encoded.offsets) if high > begin and low < end]
-    return Located(touching[0], touching[-1] + 1, len(encoded.token_ids))
+    low, high = np.array(encoded.offsets).T
+    touching = np.flatnonzero((high > begin) & (low < end))
+    return Located(int(touching[0]), int(touching[-1]) + 1, len(encoded.token_ids))

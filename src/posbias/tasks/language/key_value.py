@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from posbias.errors import UsageError
 from posbias.registry import check_whole
 from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
-from posbias.tasks.language.published import list_field, published_lines, text_field
+from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
 
 INSTRUCTION = "Extract the value corresponding to the specified key in the JSON object below."
 
@@ -39,6 +39,7 @@ class KeyValue(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_path(self.name, "file", self.file)
         check_whole(self.name, "pairs", self.pairs, least=2)
         check_choice(self.name, "query", self.query, QUERIES)
 

@@ -15,6 +15,7 @@ from posbias.registry import check_whole
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
 from posbias.tasks.language.encoding import encode
 from posbias.tasks.language.haystack import Haystack, corpus_groups, drawn_haystack
+from posbias.tasks.language.published import check_path
 from posbias.tasks.language.words import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
@@ -46,6 +47,7 @@ class Needle(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_path(self.name, "corpus", self.corpus)
         for parameter, least in (("tokens", 64), ("depths", 2), ("needles", 1), ("distractors", 0)):
             check_whole(self.name, parameter, getattr(self, parameter), least=least)
         if self.distractors >= len(CITIES):

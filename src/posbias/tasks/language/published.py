@@ -43,6 +43,16 @@ def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]
     raise UsageError(f"{path!r} holds {found} examples; {count} asked")
 
 
+def check_path(owner: str, parameter: str, value: object) -> None:
+    """Refuse a variant's file name that is neither text nor None.
+
+    Raises:
+        UsageError: it is not, or it is empty.
+    """
+    if value is not None and not (isinstance(value, str) and value):
+        raise UsageError(f"{owner}: {parameter} must be a path, got {value!r}")
+
+
 def text_field(record: dict[str, Any], name: str, where: str) -> str:
     """A field that must be text and not empty.
 

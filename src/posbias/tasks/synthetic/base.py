@@ -14,13 +14,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from posbias.architecture.masks import Mask
 from posbias.errors import UsageError
 from posbias.registry import Registry
 
 SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task")
 IGNORED = -100
 """Target of a row that is not scored (torch's own convention in cross_entropy)."""
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 250
 """Sequences per member drawn and predicted at a time in an evaluation; the last batch may be smaller."""
 
 Inputs = Float[Tensor, "member batch position feature"] | Int64[Tensor, "member batch position"]
@@ -75,6 +76,19 @@ class SyntheticTask(ABC):
     @abstractmethod
     def stack_key(self) -> Hashable:
         """Tasks of equal key are drawn together."""
+
+    def check_mask(self, mask: Mask) -> None:
+        """Refuse a mask through which a scored row could see later inputs that hold its answer.
+
+        Raises:
+            UsageError: positions past the first scored row see each other both ways, and later inputs hold answers.
+        """
+        mutual = mask.mutual_prefix(self.n_positions)
+        if self.needs_causal and mutual > self.rows[0] + 1:
+            raise UsageError(
+                f"{self.name}: answers stand after position {self.rows[0]}, so at most the first {self.rows[0] + 1}"
+                f" positions may see each other both ways; under the mask {mask} the first {mutual} do"
+            )
 
     @abstractmethod
     def stack(self, tasks: Sequence[Any], seeds: Sequence[int], device: torch.device) -> "TaskStack":

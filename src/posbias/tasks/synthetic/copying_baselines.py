@@ -115,4 +115,4 @@ def _multiset_chance(part: tuple[int, ...], context: int, vocabulary: int) -> fl
     orders = math.factorial(context) // math.prod(map(math.factorial, part))
     repeats = math.prod(math.factorial(part.count(size)) for size in set(part))
     namings = math.perm(vocabulary, len(part)) // repeats
-    return orders * namings / vocabulary**context
+    return float(orders * namings / vocabulary**context)

@@ -76,7 +76,9 @@ def confounds(task: "InContextRetrieval") -> dict[str, float]:
     """Exact shares of the published evaluation sequences in which more than place a gives the right answer away.
 
     With n places, bursts of B and L labels, after b is overwritten: the query's class stands at a third place unless
-    all its B - 1 other copies were at b; a label is right wherever the class stood or by chance 1 / L per class.
+    all its B - 1 other copies were at b; a label is right wherever the class stood or by chance 1 / L per class. Where
+    b's label is right too, [a right, b] and [b right, a] are equally likely inputs with the same target, so no model's
+    expected gap exceeds 1 - `overwritten_also_right` (.554 in the paper's setting: answering by place reaches it).
 
     Returns:
         `class_elsewhere`: an item of the query's class (not the copy at b) stands at a place other than a;

@@ -67,7 +67,7 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     return MeanFieldSpec(
         width=model.width,
         layers=layers,
-        embedding=_embedding_power(model),
+        embedding=_embedding_power(model) * family.input_scale(config) ** 2,
         positions=_position_power(family, network),
         embedding_norm=None
         if family.embedding_norm is None
@@ -78,7 +78,7 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
 
 def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> AttentionSpec:
     family, config = model.family, model.config
-    parts = family.attention_parts(block, config)
+    parts = block.attention_added(family.attention_parts(block, config))
     _check_clip(parts, model.width)
     group = HeadGroup(
         mask=family.mask(config, layer),
@@ -108,7 +108,7 @@ def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> Attent
 
 
 def _mlp_spec(family: Family, block: Block, config: Any) -> MlpSpec:
-    parts = family.mlp_parts(block, config)
+    parts = block.mlp_added(family.mlp_parts(block, config))
     return MlpSpec(
         hidden=int(parts.up.shape[0]),
         activation=_activation(parts),

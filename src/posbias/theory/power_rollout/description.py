@@ -76,6 +76,8 @@ class Description:
     """From the vectors entering the network to the stream (OPT-350M)."""
     output_projection: Float[Tensor, "state stream"] | None
     """From the final stream to what the unembedding reads (OPT-350M)."""
+    input_scale: float
+    """What the network multiplies the vectors entering it by (Granite)."""
     unembedding: nn.Module
     dtype: torch.dtype
     """What the theory computes in: float64 for float64 models, float32 otherwise."""
@@ -107,6 +109,7 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
         embedding_norm=embedding,
         input_projection=None if entry is None else weight_of(entry),
         output_projection=None if leave is None else weight_of(leave),
+        input_scale=family.input_scale(model.config),
         unembedding=network.get_output_embeddings(),  # type: ignore[operator]
         dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
     )
@@ -127,7 +130,7 @@ def _describe_layer(model: HuggingFaceModel, block: Block, attention: AttentionL
         index=attention.index,
         block=block,
         attention=attention,
-        mlp=family.mlp_parts(block, config),
+        mlp=block.mlp_added(family.mlp_parts(block, config)),
         attention_norm=norm(block.attention_norm),
         attention_post_norm=norm(block.attention_post_norm),
         mlp_norm=norm(block.mlp_norm),

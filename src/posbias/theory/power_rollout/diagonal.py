@@ -56,7 +56,7 @@ def pull_layers(
         energy = norm_pull(description.embedding_norm, trace.embeddings, energy, walk.power, even=walk.even_norms)
     if description.input_projection is not None:
         energy = energy @ description.input_projection.to(energy.dtype).pow(walk.power)
-    return energy
+    return energy if description.input_scale == 1 else energy * description.input_scale**walk.power
 
 
 def _pull_layer(

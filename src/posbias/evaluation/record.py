@@ -1,0 +1,105 @@
+"""An evaluation as a record of verb "evaluate"; `posbias.report.behaviour` draws it from there.
+
+Arrays: `positions` [n_positions] int64; `scores/NAME` [n_contents n_positions], NaN where there is none, NAME as in
+`Evaluation.tables`. Scalars: `n_items`, `skipped` {position: examples}, `measures` [name], `curves` {measure:
+`PositionCurve.as_record`}, `baselines`, `reused`. The texts go beside it, one JSON object per line.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.evaluation import Evaluation
+from posbias.evaluation.placement import MeasuredUse
+from posbias.records import Record, load_record, write_atomically
+
+OUTPUTS_FILE = "outputs.jsonl"
+PLACEABLE = ("accuracy", "probability", "reciprocal_rank")
+"""Measures that an order of passages may be chosen by: all lie in 0 ... 1."""
+
+
+def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """Tables, curves and statistics, with what was asked of whom."""
+    options = evaluation.options
+    responder = dict(evaluation.responder)
+    model = responder.get("model")
+    source = model.get("source") if isinstance(model, Mapping) else model
+    record = Record(
+        verb="evaluate",
+        arguments=dict(arguments),
+        resolved={
+            "title": f"{source or 'model'}: {evaluation.task}",
+            "command": command,
+            "task": str(evaluation.task),
+            "scoring": evaluation.task.scoring,
+            "count": options.count,
+            "positions": list(evaluation.positions),
+            "max_tokens": options.max_tokens,
+            "responder": responder,
+        },
+        seeds={"contents": options.seed, "bootstrap": options.seed},
+    )
+    record.scalars = {
+        "n_items": evaluation.n_items,
+        "skipped": {str(place): count for place, count in evaluation.skipped.items()},
+        "measures": list(evaluation.measures),
+        "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},
+        "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
+        "examples": len(evaluation.outputs),
+        "reused": evaluation.reused,
+    }
+    record.arrays = {
+        "positions": np.array(evaluation.positions),
+        **{f"scores/{name}": table for name, table in evaluation.tables.items()},
+    }
+    return record
+
+
+def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
+    """The generated texts with their contents, positions and accepted answers, one JSON object per line.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    path = directory / OUTPUTS_FILE
+    lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
+    try:
+        write_atomically(path, lines.encode())
+    except OSError as error:
+        raise RunError(f"cannot write the outputs to {str(path)!r}: {error.strerror or error}") from None
+    return path
+
+
+def measured_use(run: Record | str | Path, *, measure: str | None = None) -> MeasuredUse:
+    """The curve of a finished run, for placing passages.
+
+    Args:
+        run: A record of verb "evaluate", or an audit with behaviour, or its directory.
+        measure: One of PLACEABLE; None: the first of them that the run measured.
+
+    Raises:
+        UsageError: another sort of run, an unfinished one, or a measure it does not have.
+    """
+    record = run if isinstance(run, Record) else load_record(run)
+    if record.verb != "evaluate" or record.status != "done" or "n_items" not in record.scalars:
+        raise UsageError(f"placing needs a finished run of posbias evaluate, got {record.verb!r} ({record.status})")
+    tables = {
+        "accuracy": record.arrays["scores/correct"],
+        "probability": np.exp(record.arrays["scores/logprob"]),
+        "reciprocal_rank": 1 / record.arrays["scores/first_rank"],
+    }
+    there = [name for name in PLACEABLE if not np.isnan(tables[name]).all()]
+    if measure is None and there:
+        measure = there[0]
+    if measure not in there:
+        raise UsageError(f"the run has no {measure!r}; it has: {', '.join(there) or 'nothing to place by'}")
+    return MeasuredUse(
+        scores=tables[measure],
+        positions=tuple(int(place) for place in record.arrays["positions"]),
+        n_items=int(record.scalars["n_items"]),
+        measure=measure,
+    )

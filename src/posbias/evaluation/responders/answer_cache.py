@@ -1,0 +1,64 @@
+"""Answers of servers on disk, so that nothing is asked and paid twice and a killed run continues where it stopped.
+
+One JSON file per answer, named by the hash of the request's body (the model's name is part of it) and the server's
+kind, written atomically. It holds the answer and its token counts: no prompt, no address, no key.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posbias.errors import RunError
+from posbias.records import write_atomically
+
+ANSWER_FORMAT = 1
+"""Goes up when what a file holds changes its meaning."""
+
+
+class AnswerCache:
+    """Answers by key; without a directory they are kept in memory, for as long as the responder lives."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._memory: dict[str, dict[str, Any]] = {}
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The answer under a key; None where there is none, or a damaged one."""
+        if self._directory is None:
+            return self._memory.get(key)
+        try:
+            document = json.loads(self._path(self._directory, key).read_bytes())
+        except (OSError, ValueError):
+            return None
+        if not isinstance(document, dict) or (document.get("format"), document.get("key")) != (ANSWER_FORMAT, key):
+            return None
+        answer = document.get("answer")
+        return answer if isinstance(answer, dict) else None
+
+    def keep(self, key: str, answer: Mapping[str, Any]) -> None:
+        """Store an answer, whole or not at all.
+
+        Raises:
+            RunError: it cannot be written (a full disk).
+        """
+        if self._directory is None:
+            self._memory[key] = dict(answer)
+            return
+        document = {"format": ANSWER_FORMAT, "key": key, "answer": dict(answer)}
+        path = self._path(self._directory, key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(document, sort_keys=True).encode())
+        except OSError as error:
+            raise RunError(f"cannot write to {str(self._directory)!r}: {error.strerror or error}") from None
+
+    @staticmethod
+    def _path(directory: Path, key: str) -> Path:
+        return directory / key[:2] / f"{key}.json"
+
+
+def answer_key(kind: str, body: Mapping[str, Any]) -> str:
+    """SHA-256 of a server's kind and the body of a request, which names the model."""
+    return hashlib.sha256(json.dumps({"kind": kind, "body": body}, sort_keys=True).encode()).hexdigest()

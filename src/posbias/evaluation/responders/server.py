@@ -1,0 +1,209 @@
+"""`ServerResponder`: a model behind any OpenAI-compatible server, text or chat.
+
+Texts are generated at temperature 0. Answers are scored where a text server repeats the prompt with log-probabilities
+(`echo` and `logprobs`, as vLLM's /v1/completions does); elsewhere there is no score, and the record says so. Every
+finished answer is kept at once, so that a run that breaks off is continued by asking again.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders.answer_cache import AnswerCache, answer_key
+from posbias.evaluation.responders.asking import Asker, RefusedError, StoppedError
+from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.server_answers import read_echo, read_text, score_of
+from posbias.evaluation.responders.server_options import KINDS, ServerOptions, check_address
+
+LISTED = 5
+"""More probable tokens that are asked for at each place; a rank beyond them is not known."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a server has done for us so far."""
+
+    requests: int = 0
+    """Answers that the server gave."""
+    reused: int = 0
+    """Answers taken from the cache."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    uncounted: int = 0
+    """Answers whose tokens the server did not count."""
+
+
+class ServerResponder(Responder):
+    """A model on a server.
+
+    Args:
+        base_url: Such as `http://localhost:8000/v1`; `/v1` is added where there is no path.
+        model: The name the server knows it by.
+        options: Kind, pace, patience, prices, cache, and the variable that holds the key.
+
+    Raises:
+        UsageError: the address is none, or holds what could be a key; no model; an option out of range.
+    """
+
+    def __init__(self, base_url: str, model: str, options: ServerOptions | None = None) -> None:
+        if not isinstance(model, str) or not model:
+            raise UsageError(f"a server's model is named by a text that is not empty, got {model!r}")
+        self.options = options or ServerOptions()
+        self.model = model
+        self.usage = Usage()
+        self._asker = Asker(check_address(base_url), self.options)
+        self._cache = AnswerCache(self.options.cache)
+        self._lock = threading.Lock()
+        self._asking: dict[str, threading.Lock] = {}
+        self._scores: bool | None = None if self.options.kind == "text" else False
+        self._no_scores = None if self.options.kind == "text" else "a chat server does not repeat prompts"
+
+    @property
+    def cost(self) -> float | None:
+        """Of the tokens counted so far, in the currency of the prices; None without prices."""
+        price_in, price_out = self.options.price_in, self.options.price_out
+        if price_in is None and price_out is None:
+            return None
+        usage = self.usage
+        return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
+
+    @property
+    def scores(self) -> bool | None:
+        """Whether this server scores answers; None before it was asked to."""
+        return self._scores
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """Generated texts and, where the server can, scores; several requests at once.
+
+        Raises:
+            UsageError: a conversation for a text server.
+            RunError: the server refuses, or fails after all retries; finished answers are kept.
+        """
+        if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
+            raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
+        self._asker.stop.clear()
+        # Threads are not joined before the others have been told to stop, should the user interrupt.
+        pool = ThreadPoolExecutor(self.options.concurrency)
+        try:
+            futures = [pool.submit(self._reply, request, generate, score) for request in requests]
+            return self._gather(futures)
+        finally:
+            self._asker.stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record; the key is not among them."""
+        options = asdict(self.options)
+        options.pop("cache")  # a path of this machine
+        return {
+            "address": self._asker.address,
+            # Some servers know a model by a path of their machine.
+            "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
+            **options,
+            **asdict(self.usage),
+            "retried": self._asker.retried,
+            "cost": self.cost,
+            "scores": self._scores,
+            "no_scores_because": self._no_scores,
+        }
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._asker.close()
+
+    def _gather(self, futures: Sequence["Future[Reply]"]) -> list[Reply]:
+        _, pending = wait(futures, return_when=FIRST_EXCEPTION)
+        if pending:
+            self._asker.stop.set()
+            for future in pending:
+                future.cancel()
+            wait(pending)
+        errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
+        failed = next((error for error in errors if not isinstance(error, StoppedError)), None)
+        if failed is None:
+            return [future.result() for future in futures]
+        if not isinstance(failed, RunError | RefusedError):
+            raise failed
+        finished = sum(not future.cancelled() and future.exception() is None for future in futures)
+        where = "in memory" if self.options.cache is None else "in the cache"
+        lead = "" if isinstance(failed, RunError) else f"server {self._asker.address} refuses: "
+        raise RunError(f"{lead}{failed}; {finished} of {len(futures)} answers are finished and kept {where}") from None
+
+    def _reply(self, request: Request, generate: bool, score: bool) -> Reply:
+        return Reply(
+            self._generated(request) if generate else None,
+            self._scored(request) if score and request.answer is not None else None,
+        )
+
+    def _generated(self, request: Request) -> Response:
+        body: dict[str, Any] = {**self._prompt(request), "max_tokens": request.max_tokens, "temperature": 0}
+        if request.stop:
+            body["stop"] = list(request.stop)
+        try:
+            return Response(**self._answer(body, read_text(self.options.kind)))
+        except RefusedError as refusal:
+            if not refusal.too_long:
+                raise
+            return Response(text="", finish="skipped", tokens=0, skipped=str(refusal))
+
+    def _scored(self, request: Request) -> AnswerScore | None:
+        if self._scores is False or request.answer is None or not isinstance(request.prompt, str):
+            return None
+        text = request.prompt + request.answer
+        # One token more than nothing: not every server accepts 0.
+        body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": LISTED}
+        try:
+            echo = self._answer({"model": self.model, **body}, read_echo)
+        except RefusedError as refusal:
+            if refusal.status not in (400, 404, 422):
+                raise
+            if not refusal.too_long:
+                self._note_scores(str(refusal))
+            return None
+        if echo["tokens"] is None:
+            self._note_scores("the server repeats no log-probabilities")
+            return None
+        self._note_scores(None)
+        return score_of(echo, request.answer, LISTED)
+
+    def _note_scores(self, reason: str | None) -> None:
+        """Whether scoring works (no reason against it); once it has, a single refusal does not end it."""
+        with self._lock:
+            if reason is None or not self._scores:
+                self._scores, self._no_scores = reason is None, reason
+
+    def _prompt(self, request: Request) -> dict[str, Any]:
+        if self.options.kind == "text":
+            return {"model": self.model, "prompt": request.prompt}
+        if isinstance(request.prompt, str):
+            return {"model": self.model, "messages": [{"role": "user", "content": request.prompt}]}
+        return {"model": self.model, "messages": [dict(message) for message in request.prompt]}
+
+    def _answer(self, body: dict[str, Any], read: Any) -> dict[str, Any]:
+        """The answer to a body, from the cache or the server."""
+        whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
+        key = answer_key(self.options.kind, whole)
+        with self._lock:
+            turn = self._asking.setdefault(key, threading.Lock())
+        with turn:  # the same request twice at once is asked once
+            found = self._cache.find(key)
+            if found is not None:
+                self._count(reused=1)
+                return found
+            answer: dict[str, Any] = self._asker.ask(KINDS[self.options.kind], whole, read)
+            self._cache.keep(key, answer)
+        prompt, generated = answer.get("prompt_tokens"), answer.get("tokens_generated", answer.get("tokens"))
+        if isinstance(prompt, int) and isinstance(generated, int):
+            self._count(requests=1, prompt_tokens=prompt, generated_tokens=generated)
+        else:
+            self._count(requests=1, uncounted=1)
+        return answer
+
+    def _count(self, **added: int) -> None:
+        with self._lock:
+            current = asdict(self.usage)
+            self.usage = replace(self.usage, **{name: current[name] + value for name, value in added.items()})

@@ -1,0 +1,94 @@
+"""How a server is asked: its kind, pace, patience, prices, and the name of the variable that holds the key."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from posbias.errors import UsageError
+from posbias.registry import check_whole
+
+KINDS = {"chat": "chat/completions", "text": "completions"}
+"""Kinds of server, and where below the base address they are asked."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Settings of a `ServerResponder`; all of them may stand in a record."""
+
+    kind: str = "chat"
+    """"chat" (a text becomes a user's message) or "text" (the prompt is continued as it is)."""
+    concurrency: int = 4
+    """Requests under way at once (>= 1)."""
+    retries: int = 6
+    """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer."""
+    first_delay: float = 1.0
+    """Before the first retry (seconds, > 0); doubled for each further one, each shortened by up to half at random."""
+    longest_delay: float = 60.0
+    """No wait of our own choice is longer (seconds)."""
+    longest_retry_after: float = 600.0
+    """A server that asks for a longer wait is given up (seconds)."""
+    requests_per_minute: float | None = None
+    """Attempts begun per minute at most, evenly spaced; None: unlimited."""
+    timeout: float = 120.0
+    """For one answer (seconds, > 0); ten at most go to the connection."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; unset: no key is sent."""
+    cache: Path | None = None
+    """Directory of answers, one per model and server; None: in memory only."""
+    price_in: float | None = None
+    """Per million tokens of prompts, any currency."""
+    price_out: float | None = None
+    """Per million generated tokens."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out."""
+    jitter_seed: int = 0
+    """Of the random part of the delays (>= 0)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"server kind {self.kind!r} is unknown; allowed: {', '.join(KINDS)}")
+        for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0)):
+            check_whole("server", name, getattr(self, name), least=least)
+        for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout", "requests_per_minute"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise UsageError(f"server: {name} must be above 0 and finite, got {value!r}")
+        for name in ("price_in", "price_out"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise UsageError(f"server: {name} must be at least 0 and finite, got {value!r}")
+
+    def key(self) -> str | None:
+        """The key, from the environment; it is kept nowhere else than in the client's header.
+
+        Raises:
+            UsageError: it is not printable ASCII; the message names the variable, not the value.
+        """
+        value = os.environ.get(self.key_variable, "").strip()
+        if not all("!" <= character <= "~" for character in value):
+            raise UsageError(f"the key in the environment variable {self.key_variable} is not printable ASCII")
+        return value or None
+
+
+def check_address(base_url: str) -> str:
+    """The address below which requests go; `/v1` is added where there is no path.
+
+    Raises:
+        UsageError: not http(s), or with a user, password, query or fragment, which could hide a key in a record.
+    """
+    try:
+        parts = urlsplit(base_url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise UsageError("a server is named by its address; allowed: http://HOST:PORT/v1 or https://...")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            "a server's address must have no user, password, query or fragment; keys go into the environment"
+        )
+    path = parts.path.rstrip("/") or "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}"

@@ -1,0 +1,180 @@
+"""In-context retrieval (Wu et al., arXiv 2502.01951) run again: attention-only networks that must look up a label.
+
+Their statements on depth, encodings, residual connections, training data and sinks with verdicts from intervals over
+seeds; the flags of their code; and whether influence predicts accuracy by place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from posbias.errors import UsageError
+from posbias.report.reproductions import Reproduction, Table
+from posbias.reproduce.closing_loop import Loop, agreements, loop_figure, loop_sentences, loop_table
+from posbias.reproduce.findings import Finding, findings_table, tally
+from posbias.reproduce.icl_cells import ENCODINGS, Cells, Figures
+from posbias.reproduce.icl_flags import flag_findings
+from posbias.reproduce.icl_outcomes import icl_outcomes
+from posbias.reproduce.icl_sink_statements import sink_findings
+from posbias.reproduce.icl_statements import retrieval_findings
+from posbias.reproduce.icl_views import gaps_table, retrieval_figures
+from posbias.reproduce.influence_profiles import KINDS
+from posbias.reproduce.outcomes import Outcomes
+from posbias.reproduce.study_runs import StudySettings, clear_studies, run_studies
+
+NAME = "icl-2502.01951"
+SOURCE = "arXiv 2502.01951, On the Emergence of Position Bias in Transformers (ICML 2025)"
+VARIANTS = {
+    "mixture": {"items": "mixture", "scale": "variance"},
+    "fixed-vocabulary": {"items": "fixed", "scale": "variance"},
+    "std-1-over-d": {"items": "mixture", "scale": "deviation"},
+}
+PUBLISHED_STEPS, PUBLISHED_BATCH = 100_000, 128
+LABELS = 32
+CLASSES_PER_CONTEXT = 2
+FINAL, SPEED = "high final accuracy", "high accuracy over training"
+
+
+def reproduce_icl(settings: object = None) -> Reproduction:
+    """Train the paper's networks again and put its statements to the test.
+
+    Args:
+        settings: `StudySettings`, or None for its defaults.
+
+    Raises:
+        UsageError: settings of another kind, or no such study.
+        RunError: a checkpoint or model cannot be written.
+    """
+    chosen = StudySettings() if settings is None else settings
+    if not isinstance(chosen, StudySettings):
+        raise UsageError(f"{NAME} takes StudySettings, got {type(chosen).__name__}")
+    runs = run_studies(NAME, chosen)
+    members = [member for run in runs.values() for member in run.trained.members]
+    options = next(iter(runs.values())).trained.options
+    made = icl_reproduction(
+        icl_outcomes(members, seed=chosen.seed), steps=options.steps, batch=options.batch, settings=chosen
+    )
+    if chosen.run.directory is not None:
+        clear_studies(chosen.run.directory, list(runs))
+    return made
+
+
+def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
+    """Statements, tables and figures from trained members."""
+    generator = np.random.default_rng(settings.seed)
+    cells = {name: Cells(outcomes, base) for name, base in VARIANTS.items()}
+    findings = [
+        *_statements(cells["mixture"], Figures("mixture"), generator),
+        *_statements(cells["fixed-vocabulary"], Figures("fixed"), generator),
+        *_controls(cells["mixture"], generator),
+        *flag_findings(cells["mixture"], cells["std-1-over-d"], generator),
+    ]
+    loops = icl_loops(outcomes)
+    found = agreements(loops, generator)
+    charts = [loop_figure(f"icl-loop-{number}", found, outcome) for number, outcome in enumerate((FINAL, SPEED))]
+    seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
+    return Reproduction(
+        paper=SOURCE,
+        title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
+        statements=[
+            reached(outcomes, steps=steps, batch=batch),
+            tally(findings),
+            *[finding.sentence() for finding in findings],
+            *loop_sentences(found),
+            *_lost(outcomes),
+        ],
+        rows=[*[finding.row() for finding in findings], *[agreement.row() for agreement in found]],
+        tables=[findings_table(findings), *_gap_tables(cells), loop_table(found)],
+        figures=[
+            *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
+            *[chart for chart in charts if chart is not None],
+        ],
+        arrays=_arrays(outcomes),
+        settings={**settings.describe(), "steps": steps, "batch": batch},
+        seeds={"seed": settings.seed},
+    )
+
+
+def _controls(cells: Cells, generator: np.random.Generator) -> list[Finding]:
+    """The statements about gaps once more, on evaluation sets whose right label stands nowhere else; those that ran."""
+    plain = Cells(cells.outcomes, cells.base, design="unconfounded")
+    found = retrieval_findings(plain, Figures("mixture"), generator)
+    return [replace(finding, where=f"{finding.where}, unconfounded sets") for finding in found if finding.tests]
+
+
+def _statements(cells: Cells, figures: Figures, generator: np.random.Generator) -> list[Finding]:
+    """All statements on one variant of the task."""
+    return [*retrieval_findings(cells, figures, generator), *sink_findings(cells, figures, generator)]
+
+
+def reached(outcomes: Outcomes, *, steps: int, batch: int) -> str:
+    """How far training came: steps, sequences, and accuracy against what needs no retrieval."""
+    share = steps * batch / (PUBLISHED_STEPS * PUBLISHED_BATCH)
+    accuracy = [float(member.arrays["novel"]) for member in outcomes.members if "novel" in member.arrays]
+    text = (
+        f"Training: {steps} steps of {batch} sequences where the source has {PUBLISHED_STEPS} of {PUBLISHED_BATCH}, "
+        f"{100 * share:.2g} % of its sequences."
+    )
+    if not accuracy:
+        return text
+    within = 1 / CLASSES_PER_CONTEXT
+    above = sum(value > within for value in accuracy)
+    return (
+        f"{text} Accuracy on novel classes is {min(accuracy):.2f} to {max(accuracy):.2f} (mean "
+        f"{np.mean(accuracy):.2f}) over {len(accuracy)} members; chance is {1 / LABELS:.3f}, naming any label of the "
+        f"context {within:.2f}, and {above} members are above that."
+    )
+
+
+def icl_loops(outcomes: Outcomes) -> list[Loop]:
+    """Influence of every place beside accuracy there, for every cell whose data had no bias."""
+    loops = []
+    distinct = {tuple(member.factors.items()): dict(member.factors) for member in outcomes.members}
+    for factors in distinct.values():
+        seeds = outcomes.seeds(**factors)
+        if not seeds or factors["answers"] != "any":
+            continue
+        predicted = {
+            (kind, moment): outcomes.values(f"{kind}/{moment}", factors, seeds)
+            for kind in KINDS
+            for moment in ("initial", "trained")
+        }
+        learnt = {
+            name: outcomes.values(array, factors, seeds) for name, array in ((FINAL, "accuracy"), (SPEED, "course"))
+        }
+        loops.append(Loop(cell_name(factors), predicted, learnt))
+    return loops
+
+
+def cell_name(factors: dict[str, object]) -> str:
+    """A cell in a few words."""
+    words = [str(factors["mask"]), ENCODINGS[str(factors["encoding"])], f"{factors['depth']} layers"]
+    words += ["residual"] * bool(factors["residual"])
+    words += ["fixed"] * (factors["items"] == "fixed") + ["std 1/d"] * (factors["scale"] == "deviation")
+    return ", ".join(words)
+
+
+def _gap_tables(cells: dict[str, Cells]) -> list[Table]:
+    tables = [gaps_table(name, cells[name]) for name in cells]
+    return [table for table in tables if table.cells]
+
+
+def _arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
+    """Accuracy by place, gaps and sinks of every cell, [seed, ...]."""
+    arrays: dict[str, np.ndarray] = {}
+    for factors in {tuple(m.factors.items()): dict(m.factors) for m in outcomes.members}.values():
+        seeds = outcomes.seeds(**factors)
+        name = f"{cell_name(factors)}, {factors['answers']}"
+        if seeds:
+            arrays |= {
+                f"{name}/{what}": outcomes.values(what, factors, seeds) for what in ("accuracy", "gaps", "sinks")
+            }
+    return arrays
+
+
+def _lost(outcomes: Outcomes) -> Sequence[str]:
+    lost = outcomes.lost()
+    if not lost:
+        return []
+    return [f"{len(lost)} of {len(outcomes.members)} members did not finish and are left out: {'; '.join(lost[:8])}."]

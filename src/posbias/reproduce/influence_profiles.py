@@ -1,0 +1,147 @@
+"""Influence of every position on the last one, of many trained members at once: what theories say and what is measured.
+
+`uniform_rollout` knows masks, decay and residual shares; `rollout` knows each member's own mean attention as well;
+`jacobian` is measured. Members of one shape are computed together. docs/theory, sections 1 and 4.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from posbias.models.reference import ReferenceShape, constants_of, draw_parameters, shape_of, stacked
+from posbias.models.reference.forward import (
+    embedded,
+    entrance,
+    hidden_states,
+    layer_output,
+    of_constants,
+    split,
+)
+from posbias.models.reference.layers import of_layer
+from posbias.tasks.synthetic import stack_tasks
+from posbias.training import Member
+from posbias.training.trainer import group
+
+SEQUENCES = 32
+"""Sequences over which attention, residual shares and Jacobian norms are averaged."""
+PROBES = 8
+"""Random sign vectors behind each Jacobian norm."""
+TOGETHER = 32
+"""Members of one shape computed at once."""
+KINDS = ("uniform_rollout", "rollout", "jacobian")
+
+Weights = dict[str, Tensor]
+Profiles = dict[str, Float64[np.ndarray, "n_positions"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Profiled:
+    """A member and the parameters it has at the moment of interest."""
+
+    member: Member
+    parameters: Weights
+
+
+def initial(member: Member) -> Profiled:
+    """A member before its first step: the parameters its training began with."""
+    return Profiled(member, draw_parameters(member.config, member.generator()))
+
+
+def influence_profiles(members: Sequence[Profiled], *, seed: int) -> list[Profiles]:
+    """Every kind of profile of every member.
+
+    Args:
+        members: Any shapes.
+        seed: Of the sequences (the same for all members of one task and seed) and of the probes.
+
+    Returns:
+        By kind a profile over the input positions; each sums to 1.
+    """
+    found: dict[int, Profiles] = {}
+    for indices in group([each.member for each in members], stack_size=TOGETHER):
+        chosen = [members[index] for index in indices]
+        found |= dict(zip(indices, _stack_profiles(chosen, seed), strict=True))
+    return [found[index] for index in range(len(members))]
+
+
+def _stack_profiles(members: Sequence[Profiled], seed: int) -> list[Profiles]:
+    first = members[0].member
+    shape = replace(shape_of(first.config, first.task.n_positions), merges=False)
+    weights = stacked([each.parameters for each in members])
+    constants = stacked([constants_of(each.member.config, first.task.n_positions) for each in members])
+    tasks = [each.member.task for each in members]
+    inputs = stack_tasks(tasks, [seed + each.member.seed for each in members]).batch(0, SEQUENCES).inputs
+    vectors = embedded(shape, weights, inputs).detach()
+    mixing, attention = layer_statistics(shape, weights, constants, vectors)
+    uniform = torch.softmax(constants["bias"].double(), dim=-1).mean(dim=2)
+    profiles = {
+        "uniform_rollout": pulled(mixing, uniform),
+        "rollout": pulled(mixing, attention),
+        "jacobian": jacobian_norms(shape, weights, constants, vectors, seed=seed),
+    }
+    return [{name: values[index].numpy() for name, values in profiles.items()} for index in range(len(members))]
+
+
+@torch.no_grad()
+def layer_statistics(
+    shape: ReferenceShape, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], vectors: Tensor
+) -> tuple[Float[Tensor, "member layer"], Float[Tensor, "member layer query key"]]:
+    """Each layer's mixing |a| / (|x| + |a|) and mean attention, over sequences and heads (and positions), in float64.
+
+    Args:
+        shape: Of all members.
+        weights: Parameters [member, ...].
+        constants: Likewise.
+        vectors: Embedded inputs [member, batch, position, feature].
+    """
+    from posbias.models.reference import attention_maps
+
+    plain = replace(shape, vocabulary_size=None)
+    maps = attention_maps(plain, dict(weights), dict(constants), vectors).double().mean(dim=(2, 3))
+    stream = entrance(plain, dict(weights), dict(constants), vectors)
+    mixing = []
+    for layer in range(shape.depth):
+        own, fixed = of_layer(weights, layer), of_constants(constants, layer)
+        kept, added = split(plain, own, fixed, stream, rows=None)
+        size = added.double().norm(dim=-1)
+        other = torch.zeros_like(size) if kept is None else kept.double().norm(dim=-1)
+        mixing.append((size / (size + other).clamp_min(torch.finfo(torch.float64).tiny)).mean(dim=(1, 2)))
+        stream = layer_output(plain, own, fixed, stream, rows=None)
+    return torch.stack(mixing, dim=1), maps.transpose(0, 1)
+
+
+def pulled(
+    mixing: Float[Tensor, "member layer"], attention: Float[Tensor, "member layer query key"]
+) -> Float[Tensor, "member position"]:
+    """Rollout of the last position: its row of the product of (1 - m_l) I + m_l A_l, top layer first."""
+    row = torch.zeros(len(mixing), attention.shape[-1], dtype=torch.float64)
+    row[:, -1] = 1
+    for layer in reversed(range(mixing.shape[1])):
+        share = mixing[:, layer, None]
+        row = (1 - share) * row + share * torch.einsum("mq,mqk->mk", row, attention[:, layer])
+    return row
+
+
+def jacobian_norms(
+    shape: ReferenceShape, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], vectors: Tensor, *, seed: int
+) -> Float[Tensor, "member position"]:
+    """Norm of the last hidden state's Jacobian by each input vector, each sequence normalised, then their mean.
+
+    Estimated with random signs, E |u J|^2 = |J|^2. Arguments as `layer_statistics`.
+    """
+    plain = replace(shape, vocabulary_size=None)
+    entered = vectors.clone().requires_grad_(True)
+    hidden = hidden_states(plain, dict(weights), dict(constants), entered, rows=(shape.n_positions - 1,))
+    generator = torch.Generator().manual_seed(seed)
+    power = torch.zeros(vectors.shape[:-1], dtype=torch.float64)
+    for probe in range(PROBES):
+        signs = torch.randint(0, 2, hidden.shape[1:], generator=generator).to(hidden.dtype) * 2 - 1
+        (gradient,) = torch.autograd.grad((hidden * signs).sum(), entered, retain_graph=probe + 1 < PROBES)
+        power += gradient.double().square().sum(dim=-1)
+    norms = power.sqrt()
+    shares = norms / norms.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    return shares.mean(dim=1)

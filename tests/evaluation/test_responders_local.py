@@ -1,0 +1,187 @@
+"""Reuse of beginnings changes nothing but the work: same tokens, same scores, as few tokens as distinct prefixes."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.evaluation.responders.local import score_answer
+from posbias.evaluation.responders.prefixes import count_tokens, shared_length, visiting_order
+from posbias.evaluation.responders.running import LiveCache, WholePrompts, trusted_runner
+from tiny_families import CONFIGS, VOCABULARY, shaken_model
+
+ITEMS = [f"t{3 + index} t{20 + index} t{33 + index}" for index in range(6)]
+CACHED = ["llama", "gemma3_text", "gemma2", "mistral", "gpt2", "bloom", "gpt_neox", "qwen2-window", "opt", "mpt"]
+
+
+def words() -> PreTrainedTokenizerFast:
+    """Words t0, t1 ... for the token ids of the tiny families."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    inner = Tokenizer(models.WordLevel({f"t{index}": index for index in range(VOCABULARY)}, unk_token="t0"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+def tiny(name: str) -> Any:
+    model = shaken_model(name)
+    model.tokenizer = words()
+    return model
+
+
+def moved(gold: str = "t45 t46 t47", *, max_tokens: int = 5) -> list[Request]:
+    """The gold item at every place among the same others."""
+    prompts = [" ".join([*ITEMS[:place], gold, *ITEMS[place:], "t48"]) for place in range(len(ITEMS) + 1)]
+    return [Request(prompt, answer=" t46 t47 t9", max_tokens=max_tokens, group="g") for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_reuse_gives_what_the_plain_way_gives(name: str) -> None:
+    assert name in CONFIGS
+    model = tiny(name)
+    ours = LocalResponder(model, LocalOptions(batch=3))
+    requests = moved()
+    replies = ours.respond(requests, generate=True, score=True)
+    assert ours.reuses
+    for request, reply in zip(requests, replies, strict=True):
+        prompt = model.tokenizer(request.prompt)["input_ids"]
+        answer = model.tokenizer(request.answer)["input_ids"]
+        generated = list(prompt)
+        for _ in range(request.max_tokens):  # whole each time, no cache, no code of ours
+            with torch.no_grad():
+                logits = model.network(torch.tensor([generated]), use_cache=False).logits[0, -1]
+            generated.append(int(logits.argmax()))
+        with torch.no_grad():
+            forced = model.network(torch.tensor([prompt + answer]), use_cache=False).logits[0].log_softmax(-1)
+        expected = [float(forced[len(prompt) - 1 + step, token]) for step, token in enumerate(answer)]
+        assert reply.response is not None
+        assert reply.score is not None
+        ids = list(reply.response.token_ids or ())
+        assert ids == generated[len(prompt) : len(prompt) + len(ids)]
+        assert reply.score.logprobs == pytest.approx(expected, abs=1e-5)
+        ranks = [int((forced[len(prompt) - 1 + step] > forced[len(prompt) - 1 + step, token]).sum()) + 1
+                 for step, token in enumerate(answer)]  # fmt: skip
+        assert list(reply.score.ranks) == ranks
+
+
+def test_every_distinct_beginning_is_run_once_and_answers_beside() -> None:
+    model = tiny("llama")
+    responder = LocalResponder(model)
+    requests = moved()
+    responder.score(requests[:1])  # the cache is tried on copies of its own
+    responder = LocalResponder(model)
+    responder.respond(requests, generate=False, score=True)
+    count = responder.count_tokens(requests)
+    # Each prompt has 22 tokens; the gold at place k differs from the next prompt after 3 k of them.
+    assert count.plain == 7 * 22
+    assert count.floor == 22 + sum(22 - 3 * place for place in range(6))
+    assert responder.processed == count.floor + 2 * len(requests)
+    again = LocalResponder(model, LocalOptions(reuse=False))
+    again.respond(requests, generate=False, score=True)
+    assert again.processed == count.plain + 2 * len(requests)
+    assert again.reuses is False
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8))
+def test_the_floor_is_the_number_of_distinct_prefixes(lists: list[list[int]]) -> None:
+    unique = [list(item) for item in {tuple(item) for item in lists}]
+    unique = [item for item in unique if not any(other != item and other[: len(item)] == item for other in unique)]
+    prompts = [np.array(item, dtype=np.int64) for item in unique]
+    prefixes = {tuple(item[:end]) for item in unique for end in range(1, len(item) + 1)}
+    assert count_tokens(prompts).floor == len(prefixes)
+    ordered = [prompts[index] for index in visiting_order(prompts)]
+    assert all(list(first) <= list(second) for first, second in pairwise(ordered))
+    assert shared_length(prompts[0], prompts[0]) == len(prompts[0])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_lengths_may_differ_and_batches_change_nothing(batch: int) -> None:
+    model = tiny("gemma3_text")
+    requests = [*moved(max_tokens=3), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
+    ours = LocalResponder(model, LocalOptions(batch=batch)).generate(requests)
+    plain = LocalResponder(model, LocalOptions(reuse=False, batch=1)).generate(requests)
+    assert [response.token_ids for response in ours] == [response.token_ids for response in plain]
+    small = LocalResponder(model, LocalOptions(cache_bytes=1)).generate(requests)
+    assert [response.token_ids for response in small] == [response.token_ids for response in plain]
+
+
+def test_a_cache_that_lies_is_not_used() -> None:
+    model = tiny("llama")
+    prompt = np.arange(3, 40, dtype=np.int64)
+    assert isinstance(trusted_runner(model, prompt), LiveCache)
+    plain = LocalResponder(model, LocalOptions(reuse=False)).respond(moved(), score=True)
+    honest = model.network.forward
+
+    def forgetful(**asked: Any) -> Any:
+        return honest(**{**asked, "past_key_values": None, "use_cache": False})
+
+    model.network.forward = forgetful  # takes a cache and ignores it
+    assert isinstance(trusted_runner(model, prompt), WholePrompts)
+    responder = LocalResponder(model)
+    replies = responder.respond(moved(), score=True)
+    assert responder.reuses is False
+    for ours, theirs in zip(replies, plain, strict=True):
+        assert ours.response == theirs.response
+        assert ours.score is not None
+        assert theirs.score is not None
+        assert ours.score.logprobs == pytest.approx(theirs.score.logprobs, abs=1e-6)
+
+
+def test_what_does_not_fit_is_skipped_never_truncated() -> None:
+    responder = LocalResponder(tiny("llama"))
+    long, short = Request(" ".join(["t5"] * 60), answer="t6", max_tokens=5), Request("t5", answer="t6", max_tokens=5)
+    first, second = responder.respond([long, short], score=True)
+    assert first.score is None
+    assert first.response is not None
+    assert first.response.skipped == "60 tokens and 5 of the answer; the model takes 64"
+    assert second.score is not None
+    assert responder.score([long])[0] is not None
+
+
+def test_generation_ends_at_an_end_token_and_at_a_stop_text() -> None:
+    model = tiny("llama")
+    (free,) = LocalResponder(model).generate([Request("t5 t6 t7", max_tokens=6)])
+    assert free.finish == "length"
+    third = free.text.split()[2]
+    (stopped,) = LocalResponder(model).generate([Request("t5 t6 t7", max_tokens=6, stop=(third,))])
+    assert stopped.finish == "stop"
+    assert stopped.text == free.text[: free.text.index(third)]
+    assert free.token_ids is not None
+    model.network.generation_config.eos_token_id = [free.token_ids[1]]
+    (ended,) = LocalResponder(model).generate([Request("t5 t6 t7", max_tokens=6)])
+    assert ended.token_ids == free.token_ids[: free.token_ids.index(free.token_ids[1]) + 1]
+    assert ended.finish == "stop"
+
+
+def test_scores_are_log_probabilities_and_ranks() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125]]))
+    score = score_answer(logits, np.array([2], dtype=np.int64))
+    assert score.logprob == pytest.approx(np.log(0.125))
+    assert (score.first_rank, score.n_tokens, score.greedy) == (3, 1, False)
+    assert score_answer(logits, np.array([0], dtype=np.int64)).greedy
+
+
+def test_requests_that_cannot_be_put_are_one_line() -> None:
+    model = tiny("llama")
+    responder = LocalResponder(model)
+    with pytest.raises(UsageError, match="no chat template") as caught:
+        responder.generate([Request([{"role": "user", "content": "t5"}])])
+    assert "\n" not in str(caught.value)
+    model.tokenizer.chat_template = "{% for message in messages %}t1 {{ message['content'] }}{% endfor %} t2"
+    (chat,) = LocalResponder(model).generate([Request([{"role": "user", "content": "t5"}], max_tokens=2)])
+    (text,) = LocalResponder(model).generate([Request("t1 t5 t2", max_tokens=2)])
+    assert chat.token_ids == text.token_ids
+    assert responder.respond([]) == []
+    model.tokenizer = None
+    with pytest.raises(UsageError, match="no tokenizer"):
+        LocalResponder(model)
+    for wrong in ({"max_tokens": 0}, {"answer": ""}, {"stop": ("",)}, {"prompt": ""}):
+        with pytest.raises(UsageError):
+            Request(**{"prompt": "t5", **wrong})  # type: ignore[arg-type]

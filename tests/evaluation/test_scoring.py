@@ -1,0 +1,76 @@
+"""The published scoring rules on examples worked by hand."""
+
+import pytest
+
+from posbias.errors import UsageError
+from posbias.evaluation.scoring import SCORERS, best_subspan_em, normalise_answer, share_found, substring_match
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("The  Eiffel-Tower!", "eiffeltower"),
+        ("a cat, an owl and the dog", "cat owl and dog"),
+        ("Theatre of another area", "theatre of another area"),  # articles only as whole words
+        ("U.S.A.", "usa"),
+        ("the-end", "theend"),  # punctuation goes first, so the article is no longer a word
+        ("  \t\n ", ""),
+        ("Röntgen's “rays”", "röntgens “rays”"),  # only ASCII punctuation
+    ],
+)
+def test_normalisation_by_hand(text: str, bare: str) -> None:
+    assert normalise_answer(text) == bare
+    assert normalise_answer(bare) == bare, "nothing is left to normalise"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "score"),
+    [
+        ("It was Wilhelm Conrad Röntgen, in 1901.", ["Wilhelm Conrad Röntgen"], 1.0),
+        ("wilhelm  conrad\tröntgen", ["The Wilhelm-Conrad Röntgen"], 0.0),  # the hyphen joins the words of the answer
+        ("THE BEATLES", ["Beatles", "Stones"], 1.0),
+        ("beat the less", ["Beatles"], 0.0),
+        ("beat-les", ["Beatles"], 1.0),
+        ("in 19014", ["1901"], 1.0),  # a span of characters, not of words
+        ("I do not know\nParis", ["Paris"], 0.0),  # only the first line counts
+        ("\nParis", ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+        ("Tower of London", ["Tower of the London"], 1.0),
+    ],
+)
+def test_best_subspan_by_hand(prediction: str, answers: list[str], score: float) -> None:
+    assert best_subspan_em(prediction, answers) == score
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "score"),
+    [
+        (' "6F-ab"', ["6f-AB"], 1.0),
+        ("first\nthen 6f-ab", ["6f-ab"], 1.0),  # anywhere, other lines too
+        ("6fab", ["6f-ab"], 0.0),  # punctuation counts
+        ("6f- ab", ["6f-ab"], 0.0),
+        ("", ["x"], 0.0),
+        ("y", ["x", "y"], 1.0),
+    ],
+)
+def test_substring_by_hand(prediction: str, answers: list[str], score: float) -> None:
+    assert substring_match(prediction, answers) == score
+
+
+def test_share_found_counts_each_value() -> None:
+    assert share_found("12 and 34", ["12", "34", "56"]) == 2 / 3
+
+
+def test_rules_are_found_by_name() -> None:
+    assert SCORERS["substring"] is substring_match
+    assert SCORERS["best_subspan_em"] is best_subspan_em
+    with pytest.raises(UsageError, match="unknown scoring rule 'f1'; known: best_subspan_em, substring"):
+        SCORERS["f1"]
+
+
+def test_answers_that_would_always_be_right_are_refused() -> None:
+    with pytest.raises(UsageError, match="holds nothing but articles"):
+        best_subspan_em("anything", ["The"])
+    for answers in ([], [""]):
+        with pytest.raises(UsageError, match="at least 1 text, none empty"):
+            substring_match("anything", answers)

@@ -1,0 +1,230 @@
+"""Servers that refuse, stall, break off and talk nonsense; keys that never leave the header."""
+
+import json
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.serving import Reply, chat, stand_in
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import AnswerScore, Request, ServerOptions, ServerResponder
+
+FAST = ServerOptions(retries=3, first_delay=0.01, timeout=5.0)
+KEY = "sk-very-secret-key-1234567890"
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(f"question {index}", answer="x", max_tokens=4, group="g") for index in range(count)]
+
+
+def echo_back(_index: int, _path: str, body: dict[str, Any]) -> Reply:
+    return chat(f"to {body['messages'][0]['content']}")
+
+
+def test_answers_come_back_in_order_from_several_connections() -> None:
+    def slow(index: int, path: str, body: dict[str, Any]) -> Reply:
+        time.sleep(0.05)
+        return echo_back(index, path, body)
+
+    with stand_in(slow) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, concurrency=3, price_in=1e6, price_out=2e6))
+        texts = [response.text for response in responder.generate(requests(9))]
+        responder.close()
+    assert texts == [f"to question {index}" for index in range(9)]
+    assert server.most_together == 3
+    assert {body["temperature"] for body in server.asked} == {0}
+    assert (responder.usage.requests, responder.usage.prompt_tokens, responder.usage.generated_tokens) == (9, 90, 18)
+    assert responder.cost == 90 + 2 * 18
+
+
+@pytest.mark.parametrize("failure", [(500, {}, {}), (503, {}, b""), (408, {}, {}), (200, {}, b"<html>"), (200, {}, {})])
+def test_what_may_pass_is_tried_again(failure: Reply) -> None:
+    with stand_in(lambda index, path, body: failure if index < 2 else echo_back(index, path, body)) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        (response,) = responder.generate(requests(1))
+        responder.close()
+    assert response.text == "to question 0"
+    assert len(server.asked) == 3
+    assert responder.describe()["retried"] == 2
+
+
+def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
+    with stand_in(lambda i, p, b: (429, {"Retry-After": "0.4"}, {}) if i == 0 else echo_back(i, p, b)) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        begin = time.monotonic()
+        responder.generate(requests(1))
+        responder.close()
+    assert time.monotonic() - begin >= 0.4
+    with stand_in(lambda *_: (429, {"Retry-After": "99999"}, {})) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        with pytest.raises(RunError, match="asks to wait 99999 s"):
+            responder.generate(requests(1))
+        responder.close()
+    assert len(server.asked) == 1
+
+
+def test_attempts_are_spaced_to_the_requests_per_minute() -> None:
+    with stand_in(echo_back) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, requests_per_minute=600, concurrency=4))
+        begin = time.monotonic()
+        responder.generate(requests(5))
+        responder.close()
+    assert time.monotonic() - begin >= 4 * 0.1
+
+
+def test_a_refusal_is_not_tried_again_and_finished_answers_are_kept(tmp_path: Path) -> None:
+    def answer(index: int, path: str, body: dict[str, Any]) -> Reply:
+        refused = body["messages"][0]["content"] == "question 3"
+        return (401, {}, {"error": "no such key"}) if refused else echo_back(index, path, body)
+
+    options = replace(FAST, concurrency=1, cache=tmp_path)
+    with stand_in(answer) as server:
+        responder = ServerResponder(server.address, "m", options)
+        with pytest.raises(RunError, match=r"refuses: HTTP 401.*3 of 6 answers are finished and kept in the cache"):
+            responder.generate(requests(6))
+        server.answer = echo_back
+        assert len(responder.generate(requests(6))) == 6
+        responder.close()
+    assert len(server.asked) == 3 + 1 + 3
+    assert responder.usage.reused == 3
+
+
+def test_nothing_is_asked_twice(tmp_path: Path) -> None:
+    with stand_in(echo_back) as server:
+        for _ in range(2):
+            responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path))
+            first = responder.generate([*requests(3), *requests(3)])
+            responder.close()
+        assert len(server.asked) == 3
+        assert [response.text for response in first[:3]] == [response.text for response in first[3:]]
+        files = sorted(tmp_path.rglob("*.json"))
+        assert len(files) == 3
+        files[0].write_text("{damaged")
+        again = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path))
+        again.generate(requests(3))
+        again.close()
+        assert len(server.asked) == 4
+        other = ServerResponder(server.address, "another", replace(FAST, cache=tmp_path))
+        other.generate(requests(1))
+        other.close()
+        assert len(server.asked) == 5
+
+
+def test_an_unreachable_server_is_one_line() -> None:
+    with stand_in(echo_back) as server:
+        address = server.address
+    responder = ServerResponder(address, "m", replace(FAST, retries=1))
+    with pytest.raises(RunError, match="failed 2 times: cannot be reached") as caught:
+        responder.generate(requests(8))
+    responder.close()
+    assert "\n" not in str(caught.value)
+    assert "0 of 8 answers" in str(caught.value)
+
+
+def test_a_server_that_stalls_is_given_up() -> None:
+    def stall(index: int, path: str, body: dict[str, Any]) -> Reply:
+        time.sleep(0.5)
+        return echo_back(index, path, body)
+
+    with stand_in(stall) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, retries=0, timeout=0.1))
+        with pytest.raises(RunError, match=r"no answer within 0\.1 s"):
+            responder.generate(requests(1))
+        responder.close()
+
+
+def test_the_key_stays_in_the_header(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    options = replace(FAST, key_variable="MY_KEY", cache=tmp_path)
+    with stand_in(lambda i, p, b: echo_back(i, p, b) if i == 0 else (401, {}, {"error": f"wrong key {KEY}"})) as server:
+        responder = ServerResponder(server.address, "m", options)
+        responder.generate(requests(1))
+        with pytest.raises(RunError, match=r"wrong key \*\*\*") as caught:
+            responder.generate(requests(2))
+        responder.close()
+    assert server.authorizations == [f"Bearer {KEY}"] * 2
+    shown = [str(caught.value), caplog.text, json.dumps(responder.describe()), repr(responder.options), repr(responder)]
+    shown += [path.read_text() for path in tmp_path.rglob("*.json")]
+    assert not any(KEY in text for text in shown)
+    monkeypatch.setenv("MY_KEY", "two\nlines-of-key")
+    with pytest.raises(UsageError, match="MY_KEY") as usage:
+        ServerResponder(server.address, "m", options)
+    assert "lines-of-key" not in str(usage.value)
+
+
+def test_a_prompt_beyond_the_context_is_skipped() -> None:
+    with stand_in(lambda *_: (400, {}, {"error": "This model's maximum context length is 8 tokens"})) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        (response,) = responder.generate(requests(1))
+        responder.close()
+    assert response.finish == "skipped"
+    assert response.skipped is not None
+    assert "HTTP 400" in response.skipped
+
+
+def test_an_empty_message_is_an_answer() -> None:
+    with stand_in(lambda *_: chat(None)) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        assert responder.generate(requests(1))[0].text == ""
+        assert responder.score(requests(1)) == [None]
+        responder.close()
+    assert responder.describe()["scores"] is False
+
+
+def echoed(tokens: list[str], logprobs: list[float | None], listed: list[Any]) -> Reply:
+    choice = {"text": "".join(tokens), "finish_reason": "length"}
+    choice["logprobs"] = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": listed}  # type: ignore[assignment]
+    return 200, {}, {"choices": [choice], "usage": {"prompt_tokens": len(tokens) - 1, "completion_tokens": 1}}
+
+
+def test_scores_are_read_off_a_repeated_prompt() -> None:
+    six = {f"t{index}": -0.1 for index in range(5)}
+    listed = [None, {" is": -1.0}, {" 4": -0.5, " 5": -0.7}, {**six, "2": -9.0}, {"!": -0.1}]
+    reply = echoed(["2+2", " is", " 4", "2", "!"], [None, -1.0, -0.5, -9.0, -0.1], listed)
+    with stand_in(lambda *_: reply) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, kind="text"))
+        (score,) = responder.score([Request("2+2 is", answer=" 42")])
+        (straddling,) = responder.score([Request("2+2 i", answer="s 42")])
+        responder.close()
+    assert score == AnswerScore((-0.5, -9.0), (1, None))
+    assert score is not None
+    assert (score.logprob, score.greedy, score.n_tokens) == (-9.5, None, 2)
+    assert straddling is None
+    assert (server.asked[0]["echo"], server.asked[0]["logprobs"]) == (True, 5)
+
+
+@pytest.mark.parametrize("reply", [(422, {}, {"detail": "echo"}), (200, {}, {"choices": [{"text": "x", "index": 0}]})])
+def test_a_server_without_log_probabilities_is_asked_once(reply: Reply) -> None:
+    with stand_in(lambda *_: reply) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, kind="text", concurrency=1))
+        assert responder.score(requests(5)) == [None] * 5
+        responder.close()
+    assert len(server.asked) == 1
+    assert responder.scores is False
+    assert responder.describe()["no_scores_because"]
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:8000", "ftp://h/v1", "http://", "http://u:p@h/v1", "https://h/v1?key=k", "http://h:x"]
+)
+def test_addresses_that_are_none_or_could_hold_a_key_are_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="address") as caught:
+        ServerResponder(address, "m")
+    assert "u:p" not in str(caught.value)
+
+
+def test_wrong_settings_are_refused() -> None:
+    for wrong in ({"kind": "voice"}, {"concurrency": 0}, {"retries": -1}, {"timeout": 0.0}, {"price_in": float("nan")}):
+        with pytest.raises(UsageError):
+            ServerOptions(**wrong)  # type: ignore[arg-type]
+    responder = ServerResponder("http://localhost:1", "m", replace(FAST, kind="text"))
+    with pytest.raises(UsageError, match="allowed kind: chat"):
+        responder.generate([Request([{"role": "user", "content": "hi"}])])
+    responder.close()

@@ -1,0 +1,73 @@
+"""The demo model behind `transformers serve`: the same answers as in this process, through a kill and a restart."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluation.serving import TransformersServer
+from posbias.errors import RunError
+from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
+from posbias.models import load_model
+from posbias.models.demo import fetch_demo
+from posbias.tasks.language.key_value import KeyValue
+
+OPTIONS = ServerOptions(concurrency=2, retries=12, first_delay=1.0, longest_delay=5.0, kind="text")
+
+
+@pytest.fixture
+def server() -> Iterator[TransformersServer]:
+    process = TransformersServer(fetch_demo())
+    process.start()
+    process.wait()
+    yield process
+    process.kill()
+
+
+def requests(*, chat: bool) -> list[Request]:
+    tokenizer = load_model("demo").tokenizer
+    examples = KeyValue(pairs=2, chat=chat).examples(tokenizer, count=4, seed=3)
+    return [Request(example.prompt, answer=example.target, max_tokens=12) for example in examples]
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_begun_again_loses_nothing(server: TransformersServer, tmp_path: Path) -> None:
+    text = requests(chat=False)
+    responder = ServerResponder(server.address, server.model, replace(OPTIONS, cache=tmp_path))
+    served: list[str] = []
+    worker = threading.Thread(target=lambda: served.extend(answer.text for answer in responder.generate(text)))
+    worker.start()
+    while responder.usage.requests < 2:
+        time.sleep(0.02)
+    server.kill()
+    finished = responder.usage.requests
+    server.start()
+    worker.join(timeout=240)
+    assert finished < len(text)
+    assert responder.usage.requests == len(text)
+    assert responder.describe()["retried"] > 0
+    local = LocalResponder(load_model("demo")).generate(text)
+    assert served == [response.text for response in local]
+    counts = sum(response.prompt_tokens or 0 for response in local), sum(response.tokens or 0 for response in local)
+    assert (responder.usage.prompt_tokens, responder.usage.generated_tokens) == counts
+
+    assert responder.score(text[:2]) == [None, None]
+    assert responder.describe()["no_scores_because"] == "the server repeats no log-probabilities"
+
+    talk = requests(chat=True)[:2]
+    chatting = ServerResponder(server.address, server.model, replace(OPTIONS, kind="chat"))
+    spoken = [response.text for response in chatting.generate(talk)]
+    assert spoken == [response.text for response in LocalResponder(load_model("demo")).generate(talk)]
+    chatting.close()
+
+    server.kill()  # what is finished needs no server; what is not ends in one line
+    gone = ServerResponder(server.address, server.model, replace(OPTIONS, cache=tmp_path, retries=1))
+    assert [response.text for response in gone.generate(text)] == served
+    with pytest.raises(RunError, match="cannot be reached"):
+        gone.generate([Request("Something new")])
+    gone.close()
+    responder.close()
+    assert server.model not in str(gone.describe())

@@ -1,0 +1,180 @@
+"""Paired comparisons of positions: closed forms, scipy, and calibration by simulation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from posbias.errors import UsageError
+from posbias.evaluation.statistics import (
+    compare_to_best,
+    detectable,
+    detectable_difference,
+    holm,
+    mcnemar_pairs,
+    position_means,
+    tango,
+    wilson,
+)
+
+RUNS = 200
+"""Simulated studies; a rate of 5 % then has a standard error of 1.5 %."""
+SLACK = 3 * np.sqrt(0.05 * 0.95 / RUNS)
+NORMAL = float(stats.norm.ppf(0.975))
+
+
+def answers(generator: np.random.Generator, chances: list[float], n_contents: int, spread: float = 0.2) -> np.ndarray:
+    """Right or wrong, contents of different difficulty: a content's chances all shift together."""
+    shifts = generator.uniform(-spread, spread, size=(n_contents, 1))
+    return (generator.random((n_contents, len(chances))) < np.array(chances) + shifts).astype(np.float64)
+
+
+def test_holm_by_hand() -> None:
+    assert holm(np.array([0.01, 0.04, 0.03])) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm(np.array([0.5, 0.9])) == pytest.approx([1.0, 1.0])
+    assert holm(np.array([0.2])) == pytest.approx([0.2])
+
+
+def test_mcnemar_is_the_exact_binomial_test() -> None:
+    scores = answers(np.random.default_rng(0), [0.8, 0.5, 0.4], 40)
+    found = mcnemar_pairs(scores)
+    for first in range(3):
+        for second in range(3):
+            gained = int((scores[:, first] > scores[:, second]).sum())
+            lost = int((scores[:, first] < scores[:, second]).sum())
+            wanted = stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+            assert found[first, second] == pytest.approx(wanted, rel=1e-10)
+
+
+def test_wilson_at_its_published_value_and_at_zero() -> None:
+    # 81 of 263: 0.2553 ... 0.3662 (Newcombe 1998, Table I, method 3).
+    found = wilson(np.r_[np.ones(81), np.zeros(182)])
+    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    none = wilson(np.zeros(10))
+    assert (none.low, none.high) == pytest.approx((0.0, NORMAL**2 / (10 + NORMAL**2)))
+    assert wilson(np.ones(3)).high == 1.0
+    assert np.isnan(wilson(np.zeros(0)).value)
+
+
+def test_tango_inverts_the_score_test_at_its_restricted_likelihood() -> None:
+    first = np.r_[np.ones(9), np.zeros(3), np.ones(20), np.zeros(8)]
+    second = np.r_[np.zeros(9), np.ones(3), np.ones(20), np.zeros(8)]
+    found = tango(first, second)
+    assert found.value == pytest.approx(6 / 40)
+    for end, sign in ((found.low, 1), (found.high, -1)):
+        # The nuisance q = P(only second right) at its maximum likelihood, given the difference: by brute force.
+        grid = np.linspace(max(0.0, -end) + 1e-9, (1 - end) / 2 - 1e-9, 400_001)
+        likelihood = 9 * np.log(grid + end) + 3 * np.log(grid) + 28 * np.log(1 - 2 * grid - end)
+        nuisance = grid[np.argmax(likelihood)]
+        score = (6 - 40 * end) / np.sqrt(40 * (2 * nuisance + end - end**2))
+        assert score == pytest.approx(sign * NORMAL, abs=1e-3)
+
+
+def test_tango_without_discordant_contents_has_its_closed_form() -> None:
+    found = tango(np.ones(20), np.ones(20))
+    wanted = NORMAL**2 / (20 + NORMAL**2)
+    assert (found.value, found.low, found.high) == pytest.approx((0.0, -wanted, wanted))
+
+
+def test_tango_agrees_with_the_mcnemar_score_test_about_zero() -> None:
+    for gained in range(1, 15):
+        first, second = np.r_[np.ones(gained), np.zeros(40 - gained)], np.zeros(40)
+        second[-4:] = 1
+        rejects = (gained - 4) ** 2 / (gained + 4) > NORMAL**2
+        assert tango(first, second).excludes(0.0) is rejects
+
+
+def test_joint_intervals_keep_their_level_though_the_best_is_chosen() -> None:
+    generator = np.random.default_rng(1)
+    joint, naive, exact, fitted, told = 0, 0, 0, [], []
+    for _ in range(RUNS):
+        scores = answers(generator, [0.5] * 6, 40)
+        found = compare_to_best(scores, generator=generator, draws=200)
+        differences = found.differences
+        joint += any(difference.bootstrap.excludes(0.0) for difference in differences)
+        naive += any((difference.mcnemar_p or 0) <= 0.05 for difference in differences)
+        exact += any((difference.adjusted_p or 0) <= 0.05 for difference in differences)
+        fitted.append(np.mean([difference.cross_fitted for difference in differences]))
+        told.append(np.mean([difference.bootstrap.value for difference in differences]))
+    assert joint / RUNS <= 0.05 + SLACK
+    assert exact / RUNS <= 0.05
+    assert naive / RUNS > 0.05 + SLACK, "without correction the chosen best would be believed too often"
+    assert np.mean(told) < -0.08, "the best of equals looks better than the others"
+    assert abs(np.mean(fitted)) < 0.02, "but not on other contents"
+
+
+def test_a_real_difference_is_found_by_every_way() -> None:
+    scores = answers(np.random.default_rng(2), [0.9, 0.5, 0.5, 0.6], 200, spread=0.05)
+    found = compare_to_best(scores, generator=np.random.default_rng(0))
+    assert found.best == 0
+    assert [difference.position for difference in found.differences] == [1, 2, 3]
+    for difference in found.differences:
+        assert difference.bootstrap.high < 0
+        assert difference.mcnemar is not None
+        assert difference.mcnemar.high < 0
+        assert difference.adjusted_p is not None
+        assert difference.mcnemar_p is not None
+        assert difference.mcnemar_p <= difference.adjusted_p < 0.001
+        assert difference.cross_fitted == pytest.approx(difference.bootstrap.value)
+
+
+def test_scores_that_are_not_right_or_wrong_have_no_mcnemar() -> None:
+    generator = np.random.default_rng(3)
+    scores = generator.normal(size=(30, 1)) + generator.normal(scale=0.3, size=(30, 4)) - [0, 1, 2, 1]
+    found = compare_to_best(scores, generator=generator)
+    assert found.best == 0
+    assert all(difference.mcnemar is None and difference.mcnemar_p is None for difference in found.differences)
+    assert found.differences[1].bootstrap.high < -1.5, "paired: the spread between contents does not matter"
+
+
+def test_contents_with_a_gap_do_not_count_in_comparisons_but_in_means() -> None:
+    scores = answers(np.random.default_rng(4), [0.7, 0.4, 0.6], 30)
+    gaps = np.vstack([scores, [[1.0, np.nan, 1.0]] * 5])
+    whole, holed = (compare_to_best(values, generator=np.random.default_rng(0)) for values in (scores, gaps))
+    assert whole == holed
+    means = position_means(gaps, generator=np.random.default_rng(0))
+    assert means[0].value == pytest.approx(np.r_[scores[:, 0], np.ones(5)].mean())
+    assert means[1].value == pytest.approx(scores[:, 1].mean())
+
+
+def test_means_of_log_probabilities_are_bootstrapped_over_what_is_there() -> None:
+    scores = np.random.default_rng(5).normal(size=(50, 3))
+    scores[:10, 2] = np.nan
+    scores = np.c_[scores, np.full(50, np.nan)]
+    found = position_means(scores, generator=np.random.default_rng(0))
+    assert [interval.value for interval in found[:3]] == pytest.approx(np.nanmean(scores[:, :3], axis=0))
+    width = stats.t.ppf(0.975, 39) * np.nanstd(scores[:, 2], ddof=1) / np.sqrt(40)
+    assert (found[2].high - found[2].low) / 2 == pytest.approx(width, rel=0.15)
+    assert np.isnan(found[3].value)
+    assert np.isinf(found[3].high)
+
+
+def test_detectable_effect_is_detected_with_the_promised_power() -> None:
+    generator = np.random.default_rng(6)
+    effect = detectable(1.0, 25)
+    found = stats.ttest_1samp(generator.normal(effect, 1.0, size=(4000, 25)), 0.0, axis=1).pvalue <= 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.03)
+    assert detectable(1.0, 100) < effect / 1.9
+    assert detectable(1.0, 1) == np.inf
+
+
+def test_nothing_seen_does_not_mean_that_anything_is_detectable() -> None:
+    same = np.ones((20, 4))
+    assert 0.1 < detectable_difference(same) < 0.5
+    found = compare_to_best(same, generator=np.random.default_rng(0))
+    assert all(difference.bootstrap.low < 0 < difference.bootstrap.high for difference in found.differences)
+    assert all(difference.adjusted_p == 1.0 for difference in found.differences)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (1, 3), (0, 3), (10, 1)])
+def test_too_little_to_compare_is_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="a comparison needs 2 positions and 6 complete contents"):
+        compare_to_best(np.ones(shape), generator=np.random.default_rng(0))
+
+
+def test_wrong_numbers_are_refused() -> None:
+    with pytest.raises(UsageError, match="infinite"):
+        position_means(np.array([[1.0, np.inf]]), generator=np.random.default_rng(0))
+    with pytest.raises(UsageError, match=r"power in \[0.5, 1\)"):
+        detectable(1.0, 10, power=1.0)
+    with pytest.raises(UsageError, match="spread >= 0"):
+        detectable(float("nan"), 10)

@@ -1,0 +1,108 @@
+"""Published files are read as they are; a wrong line is named in one line."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posbias.errors import UsageError
+from posbias.tasks.language import Documents, KeyValue
+
+PAIRS = [["k1", "v1"], ["k2", "v2"], ["k3", "v3"]]
+RECORD = {"ordered_kv_records": PAIRS, "key": "k3", "value": "v3"}
+CONTEXTS = [{"title": "T", "text": "gold", "isgold": True}, {"title": "U", "text": "other", "isgold": False}]
+QUESTION = {"question": "q", "answers": ["a"], "ctxs": CONTEXTS}
+
+
+def written(path: Path, lines: list[Any]) -> str:
+    data = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(data.encode()))
+    else:
+        path.write_text(data)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["kv.jsonl.gz", "kv.jsonl"])
+def test_pairs_keep_their_order_and_the_asked_one_moves(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / name, [RECORD, "", {**RECORD, "key": "k1", "value": "v1"}])
+    examples = list(KeyValue(pairs=3, file=path).examples(None, count=2))
+    orders = [
+        list(json.loads(str(e.prompt)[str(e.prompt).index("{") : str(e.prompt).index("}") + 1])) for e in examples
+    ]
+    assert orders[:3] == [["k3", "k1", "k2"], ["k1", "k3", "k2"], ["k1", "k2", "k3"]]
+    assert orders[3:] == [["k1", "k2", "k3"], ["k2", "k1", "k3"], ["k2", "k3", "k1"]]
+    assert [example.answers for example in examples] == [("v3",)] * 3 + [("v1",)] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{not json", "kv.jsonl, line 2 is not JSON"),
+        ("[1, 2]", "line 2 must be a JSON object, got list"),
+        ({"key": "k", "value": "v"}, "line 2: field 'ordered_kv_records' must be a list with entries, got None"),
+        ({**RECORD, "key": 3}, "line 2: field 'key' must be text, got 3"),
+        ({**RECORD, "value": "v1"}, "line 2: no gold: the asked key 'k3'"),
+        ({**RECORD, "ordered_kv_records": PAIRS[:2]}, "line 2 has 2 pairs; key_value(pairs=3) was asked"),
+        ({**RECORD, "ordered_kv_records": [*PAIRS[:2], ["k1", "v"]]}, "line 2: a key occurs twice"),
+        ({**RECORD, "ordered_kv_records": [*PAIRS[:2], ["k3"]]}, "line 2: an entry of 'ordered_kv_records' must be"),
+    ],
+)
+def test_wrong_lines_of_pairs_are_named(tmp_path: Path, line: Any, complaint: str) -> None:
+    path = written(tmp_path / "kv.jsonl", [RECORD, line])
+    with pytest.raises(UsageError) as caught:
+        KeyValue(pairs=3, file=path).examples(None, count=2)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(list(KeyValue(pairs=3, file=path).examples(None, count=1))) == 3, "lines not asked for do not matter"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"question": ""}, "line 1: field 'question' must be text"),
+        ({"answers": []}, "line 1: field 'answers' must be a list with entries"),
+        ({"answers": [3]}, "line 1: field 'answers' must hold texts"),
+        ({"ctxs": "none"}, "line 1: field 'ctxs' must be a list"),
+        ({"ctxs": ["text"]}, "line 1: an entry of 'ctxs' must be an object"),
+        ({"ctxs": [{"title": "T"}]}, "line 1: field 'text' must be text, got None"),
+        ({"ctxs": CONTEXTS[1:] * 2}, "line 1: no documents are gold (isgold true); exactly 1 is needed"),
+        ({"ctxs": CONTEXTS[:1] * 2}, "line 1: 2 documents are gold"),
+        ({"ctxs": CONTEXTS[:1]}, "line 1 has 1 documents; 2 were asked"),
+    ],
+)
+def test_wrong_lines_of_documents_are_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    path = written(tmp_path / "qa.jsonl.gz", [{**QUESTION, **change}])
+    with pytest.raises(UsageError) as caught:
+        Documents(file=path, documents=2).examples(None, count=1)
+    assert complaint in str(caught.value)
+
+
+def test_oracle_and_closed_book_need_less(tmp_path: Path) -> None:
+    path = written(tmp_path / "oracle.jsonl", [{**QUESTION, "ctxs": CONTEXTS[:1]}])
+    (oracle,) = Documents(file=path, setting="oracle").examples(None, count=1)
+    assert "Document [1](Title: T) gold" in str(oracle.prompt)
+    bare = written(tmp_path / "bare.jsonl", [{"question": "q", "answers": ["a"]}])
+    (closed,) = Documents(file=bare, setting="closed_book").examples(None, count=1)
+    assert closed.prompt == "Question: q\nAnswer:"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*none\.jsonl.*No such file"):
+        KeyValue(pairs=3, file=str(tmp_path / "none.jsonl")).examples(None, count=1)
+    with pytest.raises(UsageError, match="cannot read"):
+        KeyValue(pairs=3, file=str(tmp_path)).examples(None, count=1)
+    whole = gzip.compress("".join(json.dumps(RECORD) + "\n" for _ in range(500)).encode())
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match="is a broken gzip file"):
+        KeyValue(pairs=3, file=str(cut)).examples(None, count=500)
+    short = written(tmp_path / "short.jsonl", [RECORD])
+    with pytest.raises(UsageError, match="holds 1 examples; 2 asked"):
+        KeyValue(pairs=3, file=short).examples(None, count=2)
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UsageError, match="line 1 is not JSON"):
+        KeyValue(pairs=3, file=str(binary)).examples(None, count=1)

@@ -1,0 +1,379 @@
+"""Every task in language: the paired design, exact places of the moved item, and the published wording."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from conftest import save_byte_tokenizer
+from posbias.errors import UsageError
+from posbias.tasks.language import (
+    LANGUAGE_TASKS,
+    Documents,
+    Example,
+    ExampleOrder,
+    KeyValue,
+    LanguageTask,
+    Needle,
+    TokenCopy,
+    encode,
+    fit,
+)
+from posbias.tasks.language.words import CATEGORIES, CITIES, COMMON, LABELS
+
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}</>\n{% endfor %}<assistant>\n"
+SPELLINGS = (
+    "key_value(pairs=5)",
+    "key_value(pairs=5, query='both')",
+    "documents(documents=4)",
+    "documents(documents=4, query='before', order='shuffled', mention_order=True)",
+    "needle(tokens=1200, depths=5)",
+    "needle(tokens=1600, depths=5, needles=2, distractors=3)",
+    "example_order(shots=6, classes=3)",
+    "example_order(ask='same')",
+    "token_copy(length=6, cue='counted')",
+    "token_copy(length=6, cue='numbered')",
+    "token_copy(length=6, cue='repeated')",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One token per byte, so that tokens are characters of these (ASCII) prompts."""
+    directory = tmp_path_factory.mktemp("bytes")
+    save_byte_tokenizer(directory)
+    found = AutoTokenizer.from_pretrained(directory)
+    found.chat_template = CHAT_TEMPLATE
+    return found
+
+
+def asked(task: LanguageTask, tokenizer: Any, count: int = 2, **arguments: Any) -> list[Example]:
+    # Words of more than one byte are never one token of the byte tokenizer.
+    return list(task.examples(None if isinstance(task, TokenCopy) else tokenizer, count=count, **arguments))
+
+
+def item_of(example: Example, tokenizer: Any) -> str:
+    token_ids = encode(example.prompt, tokenizer).token_ids
+    return str(tokenizer.decode(token_ids[example.gold_token : example.gold_end]))
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_contents_are_paired_and_only_the_item_moves(spelling: str, tokenizer: Any) -> None:
+    task = LANGUAGE_TASKS.parse(spelling)
+    groups = defaultdict(list)
+    for example in asked(task, tokenizer):
+        groups[example.content].append(example)
+    assert len(groups) == 2
+    for examples in groups.values():
+        assert [example.gold_position for example in examples] == list(range(task.n_items))
+        assert len({example.answers for example in examples}) == 1
+        assert len({example.prompt for example in examples}) == task.n_items
+        if "repeated" not in spelling and "numbered" not in spelling:
+            told = {"".join(sorted(str(example.prompt))) for example in examples}
+            counted = "number " in str(examples[0].prompt) and isinstance(task, TokenCopy)
+            assert len(told) == 1 or counted, "the same characters at every position"
+
+
+@pytest.mark.parametrize("spelling", [text for text in SPELLINGS if "token_copy" not in text])
+@pytest.mark.parametrize("chat", [False, True])
+def test_gold_tokens_are_exactly_the_item(spelling: str, chat: bool, tokenizer: Any) -> None:
+    closing = spelling.replace(")", ", chat=True)") if chat else spelling
+    places = []
+    for example in asked(LANGUAGE_TASKS.parse(closing), tokenizer, count=1):
+        assert isinstance(example.prompt, str) is not chat
+        text = encode(example.prompt, tokenizer).text
+        assert example.gold_token is not None
+        assert item_of(example, tokenizer) == text[example.gold_token : example.gold_end]
+        assert example.answers[0] in item_of(example, tokenizer)
+        assert example.n_tokens == len(text)
+        assert example.target == (example.answers[0] if chat else f" {example.answers[0]}")
+        places.append(example.gold_token)
+    assert places == sorted(set(places))
+
+
+def test_opening_special_tokens_count_as_tokens_of_the_prompt(tokenizer: Any, tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    save_byte_tokenizer(tmp_path)
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    opened.backend_tokenizer.post_processor = TemplateProcessing(single="! $A", special_tokens=[("!", 0)])
+    task = KeyValue(pairs=3)
+    for plain, shifted in zip(asked(task, tokenizer), asked(task, opened), strict=True):
+        assert plain.n_tokens is not None
+        assert plain.gold_token is not None
+        assert (shifted.n_tokens, shifted.gold_token) == (plain.n_tokens + 1, plain.gold_token + 1)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spelling_is_inverse_and_examples_repeat(spelling: str, tokenizer: Any) -> None:
+    task = LANGUAGE_TASKS.parse(spelling)
+    assert LANGUAGE_TASKS.parse(str(task)) == task
+    first = asked(task, tokenizer, count=2, seed=3)
+    assert first == asked(task, tokenizer, count=2, seed=3)
+    assert first[: task.n_items] == asked(task, tokenizer, count=1, seed=3), "the first of 2 is the 1"
+    assert first != asked(task, tokenizer, count=2, seed=4)
+    some = asked(task, tokenizer, count=2, positions=[0, task.n_items - 1], seed=3)
+    assert some == [example for example in first if example.gold_position in (0, task.n_items - 1)]
+
+
+def test_key_value_prompt_is_the_published_one() -> None:
+    (example,) = KeyValue(pairs=3).examples(None, count=1, positions=[1])
+    head = 'Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"'
+    assert isinstance(example.prompt, str)
+    assert example.prompt.startswith(head)
+    data = example.prompt[example.prompt.index("{") : example.prompt.index("}") + 1]
+    pairs = list(json.loads(data).items())
+    assert len(pairs) == 3
+    assert data == "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in pairs) + "}"
+    assert example.prompt.endswith(f'}}\n\nKey: "{pairs[1][0]}"\nCorresponding value:')
+    assert example.answers == (pairs[1][1],)
+    (both,) = KeyValue(pairs=3, query="both").examples(None, count=1, positions=[1])
+    key = f'Key: "{pairs[1][0]}"'
+    assert both.prompt == example.prompt.replace("JSON data:", f"{key}\n\nJSON data:")
+    (before,) = KeyValue(pairs=3, query="before").examples(None, count=1, positions=[1])
+    assert before.prompt == str(both.prompt).replace(f"{key}\nCorresponding", "Corresponding")
+
+
+def test_document_prompts_are_the_published_ones(published_documents: Path) -> None:
+    told = "Write a high-quality answer for the given question using only the provided search results "
+    told += "(some of which might be irrelevant)."
+    listed = "Document [1](Title: A) first\nDocument [2](Title: G) holds it\nDocument [3](Title: B) second"
+    question = "Question: who\nAnswer:"
+
+    def prompt(**arguments: Any) -> Any:
+        place = [1] if "setting" not in arguments else None
+        task = Documents(file=str(published_documents), documents=3, **arguments)
+        (example,) = task.examples(None, count=1, positions=place)
+        return example.prompt
+
+    assert prompt() == f"{told}\n\n{listed}\n\n{question}"
+    assert prompt(query="both") == f"{told}\n\nQuestion: who\n\n{listed}\n\n{question}"
+    assert prompt(query="before") == f"{told}\n\nQuestion: who\n\n{listed}\n\nAnswer:"
+    assert prompt(mention_order=True) == f"{told} The search results are ordered randomly.\n\n{listed}\n\n{question}"
+    assert prompt(setting="closed_book") == question
+    assert prompt(setting="oracle") == f"{told}\n\nDocument [1](Title: G) holds it\n\n{question}"
+
+
+@pytest.fixture
+def published_documents(tmp_path: Path) -> Path:
+    """A line as published, with its gold document first and a distractor to spare."""
+    titles = [("G", "holds it", True), ("A", "first", False), ("B", "second", False), ("C", "third", False)]
+    contexts = [{"title": title, "text": text, "isgold": gold, "id": "1"} for title, text, gold in titles]
+    path = tmp_path / "qa.jsonl"
+    path.write_text(json.dumps({"question": "who", "answers": ["It", "that"], "ctxs": contexts}) + "\n")
+    return path
+
+
+def test_documents_tell_their_condition(tokenizer: Any) -> None:
+    (closed,) = Documents(setting="closed_book").examples(tokenizer, count=1)
+    assert (closed.gold_position, closed.gold_token, closed.n_items, closed.condition) == (None, None, 1, "closed_book")
+    (oracle,) = Documents(setting="oracle").examples(tokenizer, count=1)
+    assert (oracle.gold_position, oracle.n_items, oracle.condition) == (0, 1, "oracle")
+    gold = next(Documents().examples(tokenizer, count=1))
+    assert gold.condition == "gold"
+    assert gold.answers == oracle.answers == closed.answers, "the same question in every setting"
+
+
+def test_generated_distractors_never_hold_the_answer() -> None:
+    for example in Documents(documents=40).examples(None, count=5, positions=[20]):
+        assert str(example.prompt).count(example.answers[0]) == 1
+
+
+def test_shuffled_distractors_are_the_same_at_all_positions() -> None:
+    given = list(Documents(documents=12).examples(None, count=1))
+    shuffled = list(Documents(documents=12, order="shuffled").examples(None, count=1))
+
+    def others(example: Example) -> list[str]:
+        titles = [
+            line.split(")")[0].split("Title: ")[1] for line in str(example.prompt).split("\n") if "(Title" in line
+        ]
+        assert example.gold_position is not None
+        return titles[: example.gold_position] + titles[example.gold_position + 1 :]
+
+    assert {tuple(others(example)) for example in shuffled} == {tuple(others(shuffled[0]))}
+    assert others(shuffled[0]) != others(given[0])
+    assert sorted(others(shuffled[0])) == sorted(others(given[0]))
+
+
+def test_needles_stand_at_their_depths_in_tokens(tokenizer: Any) -> None:
+    task = Needle(tokens=4000, depths=5)
+    for content in range(2):
+        examples = asked(task, tokenizer, count=2)[5 * content : 5 * content + 5]
+        begins = [example.gold_token for example in examples]
+        assert begins[0] is not None
+        assert begins[-1] is not None
+        span = begins[-1] - begins[0]
+        assert all(example.n_tokens is not None and 0.98 * 4000 < example.n_tokens <= 4000 for example in examples)
+        for place, begin in enumerate(begins):
+            assert begin is not None
+            assert abs((begin - begins[0]) / span - place / 4) < 0.1, "within a clause of the depth asked"
+
+
+def test_several_needles_and_distractors_stay_while_one_moves(tokenizer: Any) -> None:
+    task = Needle(tokens=2400, depths=4, needles=3, distractors=2)
+    examples = asked(task, tokenizer, count=1)
+    rest = set()
+    for example in examples:
+        item = item_of(example, tokenizer)
+        text = str(example.prompt)
+        assert text.count(item) == 1
+        assert len(example.companions) == 2
+        assert all(text.count(value) == 1 for value in example.companions)
+        assert text.count(" number of ") == 5, "three of the asked city, two of others"
+        rest.add(text.replace(f"{item} ", "").replace(f" {item}", ""))
+    assert len(rest) == 1
+
+
+def test_needle_reads_a_corpus_of_ones_own(tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "own.txt"
+    path.write_text("Zebras sleep standing up. " * 200)
+    example = asked(Needle(tokens=600, depths=3, corpus=str(path)), tokenizer, count=1)[1]
+    assert str(example.prompt).count("Zebras sleep standing up.") > 10
+    with pytest.raises(UsageError, match=r"own\.txt has too little text"):
+        asked(Needle(tokens=9000, depths=3, corpus=str(path)), tokenizer, count=1)
+    with pytest.raises(UsageError, match="no such file"):
+        asked(Needle(corpus=str(tmp_path / "none.txt")), tokenizer, count=1)
+
+
+def test_only_the_moved_demonstration_is_informative() -> None:
+    category = {word: name for name, words in CATEGORIES.items() for word in words}
+    for ask in ("category", "same"):
+        for example in ExampleOrder(shots=8, classes=4, ask=ask).examples(None, count=4):
+            *shown, last = str(example.prompt).split("\n\n")
+            pairs = [entry.removeprefix("Word: ").split("\nLabel: ") for entry in shown]
+            wanted = last.removeprefix("Word: ").removesuffix("\nLabel:")
+            told = [place for place, (word, _) in enumerate(pairs) if category[word] == category[wanted]]
+            assert told == [example.gold_position]
+            assert pairs[told[0]][1] == example.answers[0]
+            assert (pairs[told[0]][0] == wanted) is (ask == "same")
+            assert [label for _, label in pairs].count(example.answers[0]) == 1
+            assert len({word for word, _ in pairs}) == 8
+            assert len(example.choices) == 4
+            assert example.answers[0] in example.choices
+
+
+def test_copied_word_stands_where_it_is_asked_for() -> None:
+    for cue in ("counted", "numbered", "repeated"):
+        for example in TokenCopy(length=5, cue=cue).examples(None, count=2):
+            text, place = str(example.prompt), example.gold_position
+            assert place is not None
+            if cue == "repeated":
+                listed, again = (line.removeprefix("Words:").split() for line in text.split("\n"))
+                assert again == listed[:place]
+            elif cue == "counted":
+                listed = text.split("\n")[0].removeprefix("Words:").split()
+                assert f"number {place + 1} " in text
+            else:
+                listed = [line.split(". ")[1] for line in text.split("\n")[1:6]]
+                assert f"\n{place + 1}. {example.answers[0]}\n" in text
+            assert listed[place] == example.answers[0]
+
+
+def test_token_copy_uses_only_single_tokens(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["Ġriver", "Ġstone", "Ġpaper", "Ġ", *"abcdefghijklmnopqrstuvwxyzWĊ:0123456789"]
+    backend = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="Ġ"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="Ġ")
+    known = {word for word in COMMON if len(tokenizer(f" {word}")["input_ids"]) == 1 and word != "river"}
+    assert {"stone", "paper"} <= known
+    examples = list(TokenCopy(length=3).examples(tokenizer, count=1))
+    for example in examples:
+        assert example.gold_token is not None
+        assert example.gold_end == example.gold_token + 1
+    save_byte_tokenizer(tmp_path)
+    with pytest.raises(UsageError, match="only 0 of 120 words are one token"):
+        list(TokenCopy(length=3).examples(AutoTokenizer.from_pretrained(tmp_path), count=1))
+
+
+def test_words_are_all_different() -> None:
+    members = [word for words in CATEGORIES.values() for word in words]
+    for words in (members, COMMON, CITIES, LABELS):
+        assert len(set(words)) == len(words)
+    assert not set(LABELS) & set(members)
+
+
+def test_over_long_examples_are_counted_never_cut(tokenizer: Any) -> None:
+    examples = asked(KeyValue(pairs=3), tokenizer)
+    longest = examples[0].n_tokens
+    assert longest is not None
+    assert fit(examples, longest).examples == tuple(examples)
+    none = fit(examples, longest, reserve=1)
+    assert (none.examples, none.skipped, none.skipped_at) == ((), 6, {0: 2, 1: 2, 2: 2})
+    assert fit(examples, None, reserve=10**6).skipped == 0
+    with pytest.raises(UsageError, match="length of example '0-0' is not known"):
+        fit(KeyValue(pairs=3).examples(None, count=1), 100)
+    with pytest.raises(UsageError, match="limit must be a whole number >= 1, got 0"):
+        fit(examples, 0)
+
+
+def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    bare = AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="no chat template"):
+        list(KeyValue(pairs=3, chat=True).examples(bare, count=1))
+    bare.chat_template = "{{ messages[0].content | upper }}"
+    with pytest.raises(UsageError, match="changes the text of the message"):
+        list(KeyValue(pairs=3, chat=True).examples(bare, count=1))
+    assert next(KeyValue(pairs=3, chat=True).examples(None, count=1)).gold_token is None
+
+
+@pytest.mark.parametrize(
+    ("spelling", "complaint"),
+    [
+        ("key_value(pairs=1)", "pairs must be a whole number >= 2, got 1"),
+        ("key_value(pairs=True)", "got True"),
+        ("key_value(query='never')", "query must be one of after, before, both, got 'never'"),
+        ("key_value(75, 'FILE', 'after', 1)", "parameters of key_value"),
+        ("documents(documents=41)", "at most 40 documents, got 41"),
+        ("documents(setting='open')", "setting must be one of gold, oracle, closed_book"),
+        ("documents(file='')", "file must be a path, got ''"),
+        ("needle(tokens=10)", "tokens must be a whole number >= 64, got 10"),
+        ("needle(distractors=40)", "distractors must be 0 ... 39, got 40"),
+        ("needle(depths=1)", "depths must be a whole number >= 2"),
+        ("example_order(shots=3, classes=4)", "classes must be 2 ... 3 for 3 shots, got 4"),
+        ("example_order(shots=99, classes=2)", "2 classes have words for 11 shots, got 99"),
+        ("token_copy(length=121)", "length must be 2 ... 120 words, got 121"),
+        ("token_copy(cue='sung')", "cue must be one of counted, numbered, repeated"),
+        ("ruler()", "unknown task 'ruler'; known: documents, example_order, key_value, needle, token_copy"),
+    ],
+)
+def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        LANGUAGE_TASKS.parse(spelling)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"count": 0}, "count must be a whole number >= 1, got 0"),
+        ({"count": 1, "seed": -1}, "seed must be a whole number >= 0, got -1"),
+        ({"count": 1, "positions": []}, "positions must be whole numbers 0 ... 2, got none"),
+        ({"count": 1, "positions": [0, 3]}, "got 3"),
+        ({"count": 1, "positions": [-1]}, "got -1"),
+        ({"count": 1, "positions": [1, 1]}, "each position once, got [1, 1]"),
+    ],
+)
+def test_wrong_requests_are_refused_at_once(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        KeyValue(pairs=3).examples(None, **arguments)
+    assert complaint in str(caught.value)
+
+
+def test_needle_without_tokenizer_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="needs the model's \\(fast\\) tokenizer"):
+        Needle().examples(None, count=1)
+
+
+def test_too_many_depths_for_the_text_are_refused(tokenizer: Any) -> None:
+    with pytest.raises(UsageError, match="do not have 11 different depths"):
+        asked(Needle(tokens=300, depths=11), tokenizer, count=1)
+    with pytest.raises(UsageError, match="tokens=64 leaves no room"):
+        asked(Needle(tokens=64), tokenizer, count=1)

@@ -1,0 +1,121 @@
+"""A training that is killed and resumed ends with the bits of one that never was."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from posbias.errors import RunError, UsageError
+from posbias.parts import PartStore, clear_parts
+from posbias.training import SGD, Adam, Below, TrainingOptions, TrainingRun, train
+from posbias.training.running import check_disk
+from training_cases import assert_same, copier
+
+# The first ends early, the third diverges, so that the checkpoints hold members of every sort.
+OPTIONS = TrainingOptions(steps=32, batch=8, window=4, evaluate_every=8, examples=5, stopping=Below(1.2))
+MEMBERS = [copier(5, optimiser=Adam(5e-2)), copier(0), copier(3, depth=1)]
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from posbias.parts import PartStore
+keep = PartStore.keep
+kept = []
+def killing(self, name, arrays):
+    keep(self, name, arrays)
+    kept.append(name)
+    if len(kept) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+PartStore.keep = killing
+from test_resume import MEMBERS, OPTIONS
+from posbias.engines import Local
+from posbias.training import TrainingRun, train
+train(MEMBERS, OPTIONS, run=TrainingRun(engine=Local(threads=1), directory=Path({folder!r}), checkpoint_seconds=0))
+"""
+
+
+class Stopped(BaseException):
+    """What a test raises in the middle of a training."""
+
+
+def in_process(directory, **settings):
+    from posbias.engines import Local
+
+    return TrainingRun(engine=Local(threads=1), directory=directory, checkpoint_seconds=0, **settings)
+
+
+def test_a_killed_training_resumes_to_the_same_bits(tmp_path):
+    folder = tmp_path / "run"
+    here = os.path.dirname(__file__)
+    code = KILLED.format(path=[here, os.path.dirname(here)], folder=str(folder))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    kept = sorted(path.name for path in (folder / "parts").glob("*.safetensors"))
+    assert kept == ["stack-0000-checkpoint.safetensors"]
+    whole = train(MEMBERS, OPTIONS, run=in_process(None))
+    assert whole.members[0].status == "stopped_early"
+    resumed = train(MEMBERS, OPTIONS, run=in_process(folder, resume=True))
+    for first, second in zip(whole.members, resumed.members, strict=True):
+        assert_same(first, second)
+    again = train(MEMBERS, OPTIONS, run=in_process(folder, resume=True))
+    assert again.resumed == 2
+    for first, second in zip(whole.members, again.members, strict=True):
+        assert_same(first, second)
+    clear_parts(folder)
+    assert not (folder / "parts").exists()
+
+
+@pytest.mark.parametrize("checkpoint", [1, 6])
+def test_it_may_stop_anywhere(tmp_path, monkeypatch, checkpoint):
+    members = [copier(5), copier(0, optimiser=None), copier(2, seed=4)]
+    wild = [copier(target, optimiser=SGD(rate)) for target, rate in ((1, 1e30), (2, 1e-2), (3, 1e-1))]
+    for stack in (members, wild):
+        whole = train(stack, OPTIONS, run=in_process(None))
+        keep, kept = PartStore.keep, []
+
+        def stopping(self, name, arrays, keep=keep, kept=kept):
+            keep(self, name, arrays)
+            kept.append(name)
+            if len(kept) == checkpoint:
+                raise Stopped
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PartStore, "keep", stopping)
+            with pytest.raises(Stopped):
+                train(stack, OPTIONS, run=in_process(tmp_path))
+        resumed = train(stack, OPTIONS, run=in_process(tmp_path, resume=True))
+        for first, second in zip(whole.members, resumed.members, strict=True):
+            assert_same(first, second)
+
+
+def test_checkpoints_of_another_training_are_not_used(tmp_path):
+    train(MEMBERS, OPTIONS, run=in_process(tmp_path))
+    shorter = TrainingOptions(steps=8, batch=16, window=4, examples=20)
+    found = train(MEMBERS, shorter, run=in_process(tmp_path, resume=True))
+    assert found.resumed == 0
+    assert {each.steps for each in found.members} == {8}
+
+
+def test_a_disk_that_fills_is_one_line(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("posbias.parts.write_atomically", full)
+    with pytest.raises(RunError, match=r"cannot write to .*: No space left on device") as caught:
+        train(MEMBERS, OPTIONS, run=in_process(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_too_little_disk_is_refused_before_training(tmp_path, monkeypatch):
+    run = in_process(tmp_path / "new" / "run")
+    needed = check_disk(MEMBERS, run)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(UsageError, match=r"3 members need up to .* for checkpoints and models") as caught:
+        check_disk(MEMBERS, run)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()

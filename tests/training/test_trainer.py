@@ -1,0 +1,200 @@
+"""A stack gives its members the bits they get alone; each ends by its own rule and harms no other."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import posbias as pb
+from posbias.engines import Local
+from posbias.errors import RunError, UsageError
+from posbias.models.reference import constants_of, draw_parameters, forward, shape_of, stacked
+from posbias.tasks.synthetic import PositionCopy, stack_tasks
+from posbias.training import SGD, Adam, Below, Plateau, TrainingOptions, TrainingRun, train
+from posbias.training.trainer import group
+from training_cases import assert_same, copier, retriever
+
+SHORT = TrainingOptions(steps=8, batch=16, window=4, evaluate_every=4, examples=10)
+PLAIN_LOOP = 2e-6
+"""Relative to the largest weight, after 8 steps in float32: a plain loop sums in another order."""
+
+
+def normed(target, **settings):
+    return copier(target, norm="pre", mlp=True, residual="added", heads=2, width=12, **settings)
+
+
+STACKS = {
+    "masks, encodings and targets": [
+        copier(0),
+        copier(5, seed=1, mask="sliding_window(width=2)"),
+        copier(2, seed=2, mask="full"),
+        copier(3, seed=3, mask="prefix(length=3)", encoding="alibi"),
+        copier(1, seed=1, encoding="decay(rate=0.8)"),
+    ],
+    "retrieval": [retriever(0), retriever(1, mask="sliding_window(width=3)"), retriever(1, encoding="decay(rate=0.8)")],
+    "rotary heads": [retriever(seed, encoding="rope", heads=2) for seed in range(3)],
+    "norms, MLP, residual": [normed(target, seed=target) for target in range(3)],
+    "layer norm, biases": [normed(target, normalisation="layer", biases=True) for target in range(3)],
+    "double precision": [copier(target, dtype="float64") for target in range(3)],
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_stack_gives_every_member_the_bits_it_gets_alone(name, threads):
+    members = STACKS[name]
+    run = TrainingRun(engine=Local(threads=threads), chunk=2)
+    together = train(members, SHORT, run=run)
+    assert together.n_stacks == 1
+    assert together.counts() == {"done": len(members)}
+    for member, trained in zip(members, together.members, strict=True):
+        assert_same(trained, train([member], SHORT, run=run).members[0])
+
+
+def test_neither_chunks_nor_the_size_of_stacks_change_a_bit():
+    members = STACKS["masks, encodings and targets"]
+    results = [
+        train(members, SHORT, run=TrainingRun(chunk=chunk, stack_size=size))
+        for chunk, size in ((1, 64), (5, 64), (4, 2))
+    ]
+    assert [result.n_stacks for result in results] == [1, 1, 3]
+    for others in results[1:]:
+        for first, second in zip(results[0].members, others.members, strict=True):
+            assert_same(first, second)
+
+
+def test_training_is_the_plain_loop_with_pytorchs_optimiser():
+    member = normed(4, seed=3)
+    trained = train([member, normed(1)], SHORT).members[0]
+    shape = shape_of(member.config, member.task.n_positions)
+    constants = stacked([constants_of(member.config, member.task.n_positions)])
+    drawn = draw_parameters(member.config, member.generator())
+    weights = {name: nn.Parameter(values) for name, values in drawn.items()}
+    optimiser = torch.optim.Adam(weights.values(), lr=1e-2)
+    data = stack_tasks([member.task], [member.seed])
+    losses = []
+    for step in range(SHORT.steps):
+        batch = data.batch(step, SHORT.batch)
+        logits = forward(
+            shape, {name: each[None] for name, each in weights.items()}, constants, batch.inputs, rows=(5,)
+        )
+        loss = nn.functional.cross_entropy(logits[0, :, 0], batch.targets[0, :, 0])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose(trained.losses, np.reshape(losses, (2, 4)).mean(axis=1), rtol=1e-5)
+    for name, each in weights.items():
+        difference = (trained.parameters[name] - each.detach()).abs().max()
+        assert difference < PLAIN_LOOP * max(1.0, float(each.detach().abs().max())), name
+
+
+def test_learning_happens_and_is_evaluated():
+    options = TrainingOptions(steps=90, batch=32, window=10, evaluate_every=30, examples=100)
+    trained = train([copier(5), copier(0, mask="sliding_window(width=2)")], options)
+    last, unseen = trained.members
+    assert list(last.evaluation_steps) == [0, 30, 60, 90]
+    assert last.evaluations["accuracy"][0] < 0.6 < last.evaluations["accuracy"][-1]
+    assert last.losses[-1] < 0.5 < last.losses[0]
+    # Two layers of window 2 reach three positions back; position 0 is out of sight of position 5.
+    assert unseen.evaluations["accuracy"][-1] < 0.4
+    assert unseen.losses[-1] > 1.4
+
+
+def test_a_member_that_diverges_leaves_and_the_others_never_notice():
+    wild = copier(1, seed=5, optimiser=SGD(1e30))
+    calm = [copier(target, optimiser=SGD(1e-2)) for target in range(2)]
+    trained = train([calm[0], wild, calm[1]], SHORT)
+    assert trained.counts() == {"done": 2, "diverged": 1}
+    diverged = trained.members[1]
+    assert diverged.status == "diverged"
+    assert diverged.steps == 4
+    assert diverged.parameters is None
+    assert "the mean loss over steps 0 ... 3 was" in diverged.reason
+    assert len(diverged.losses) == 1
+    for member, found in zip(calm, (trained.members[0], trained.members[2]), strict=True):
+        assert_same(found, train([member], SHORT).members[0])
+
+
+def test_members_end_by_rule_at_their_own_step():
+    options = TrainingOptions(steps=120, batch=32, window=5, examples=20, stopping=Below(0.5, windows=2))
+    members = [copier(5), copier(0, mask="sliding_window(width=2)")]
+    trained = train(members, options).members
+    assert [each.status for each in trained] == ["stopped_early", "done"]
+    assert trained[0].steps < 120 == trained[1].steps
+    assert trained[0].steps == 5 * len(trained[0].losses)
+    assert np.all(trained[0].losses[-2:] < 0.5)
+    assert not np.all(trained[0].losses[-3:-1] < 0.5)
+    assert list(trained[0].evaluation_steps) == [trained[0].steps]
+    assert trained[0].reason == "below(loss=0.5, windows=2)"
+    for member, found in zip(members, trained, strict=True):
+        assert_same(found, train([member], options).members[0])
+
+
+def test_rules_look_at_the_tail_of_the_curve():
+    curve = np.array([2.0, 1.0, 0.4, 0.3], dtype=np.float32)
+    assert Below(0.5, windows=2).stops(curve)
+    assert not Below(0.5, windows=3).stops(curve)
+    assert not Below(0.5, windows=5).stops(curve)
+    assert not Plateau(windows=2).stops(curve)
+    assert Plateau(windows=2, improvement=0.8).stops(curve)
+    assert not Plateau(windows=4, improvement=0.8).stops(curve)
+
+
+@dataclass(frozen=True)
+class Breaking(PositionCopy):
+    """A task that cannot be drawn for seed 13."""
+
+    def stack(self, tasks, seeds, device):
+        if 13 in seeds:
+            raise ValueError("seed 13\nis broken")
+        return super().stack(tasks, seeds, device)
+
+
+def test_a_member_that_fails_is_recorded_and_stops_no_other():
+    members = [replace(copier(1, seed=seed), task=Breaking(1, context=6, vocabulary=5)) for seed in (1, 13, 2)]
+    trained = train(members, SHORT)
+    assert [each.status for each in trained.members] == ["done", "failed", "done"]
+    assert trained.members[1].reason == "ValueError: seed 13 is broken"
+    assert trained.members[1].parameters is None
+    for index in (0, 2):
+        assert_same(trained.members[index], train([members[index]], SHORT).members[0])
+
+
+def test_stacks_hold_what_goes_together():
+    members = [copier(0), normed(0), copier(1, depth=1), copier(2), retriever(0), copier(3, optimiser=SGD(1e-2))]
+    assert group(members, stack_size=64) == ((0, 3), (1,), (2,), (4,), (5,))
+    assert group(members * 2, stack_size=3)[0] == (0, 3, 6)
+
+
+def test_what_cannot_be_trained_is_refused_at_once():
+    wrong = replace(copier(0), config=replace(copier(0).config, vocabulary_size=7))
+    for members, message in (
+        ([], "there is nothing to train"),
+        ([copier(0), copier(0)], "2 members are named"),
+        (
+            [wrong],
+            "the model's vocabulary_size is 7, its task position_copy(target=0, context=6, vocabulary=5) needs 5",
+        ),
+    ):
+        with pytest.raises(UsageError) as caught:
+            train(members, SHORT)
+        assert message in str(caught.value)
+    for options, message in (
+        ({"steps": 0}, "training: steps must be a whole number >= 1, got 0"),
+        ({"steps": 5, "evaluate_every": 3}, "evaluate_every must be a multiple of window (10), got 3"),
+        ({"steps": 5, "diverged_above": -1}, "diverged_above must be a number > 0, got -1"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            TrainingOptions(**options)
+        assert message in str(caught.value)
+    with pytest.raises(UsageError, match="device 'abacus' cannot be used"):
+        train([copier(0)], SHORT, run=TrainingRun(device="abacus"))
+
+
+def test_public_names_are_the_rooms():
+    assert pb.train is train
+    assert isinstance(copier(0).optimiser, Adam)
+    assert issubclass(RunError, RuntimeError)
