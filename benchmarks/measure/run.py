@@ -22,10 +22,15 @@ from clock import extra_megabytes, interleaved
 from scipy.optimize import nnls
 from subject import Size, random_llama, random_prompts
 
+from posbias import load_model, load_prompts
+
 ROW = "{:<34} {:>10} {:>14} {:>10}"
 SMALL = Size(layers=4, width=128, heads=4)
 JACOBIAN_POSITIONS = 128
 PROMPTS, PROMPT_POSITIONS = 64, 64
+DEMO_POSITIONS = 512
+DEMO_METHODS = [name for name in gradients.METHODS if name != "inseq"]
+"""inseq would tokenise the prompt anew, and differently."""
 BUDGET_GIGABYTES = 20
 LONGEST = 1 << 22
 
@@ -44,6 +49,14 @@ def time_gradients(lengths: Sequence[int], repeats: int, names: Sequence[str]) -
         methods = gradients.build(model, random_prompts(1, n_positions), list(names))
         seconds = interleaved(methods, repeats)
         table(f"gradient profile, N = {n_positions}", "seconds", seconds, "floor")
+
+
+def time_demo(repeats: int, names: Sequence[str]) -> None:
+    """The profile of one prompt of the default corpus, on the demo model."""
+    model = load_model("demo")
+    prompts = load_prompts("default", model, n_positions=DEMO_POSITIONS, count=1)
+    methods = gradients.build(model, prompts, [name for name in names if name in DEMO_METHODS])
+    table(f"gradient profile, demo model, N = {DEMO_POSITIONS}", "seconds", interleaved(methods, repeats), "floor")
 
 
 def gradient_memory(lengths: Sequence[int], names: Sequence[str]) -> None:
@@ -118,9 +131,11 @@ def header() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = ("gradients", "memory", "attention", "attention-memory", "jacobians", "prompts")
+    parts = ("gradients", "demo", "memory", "attention", "attention-memory", "jacobians", "prompts")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 2048, 4096], help="of the gradient profiles")
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, default=[1024, 2048, 4096], help="of the gradient profiles and their memory"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of every method")
     parser.add_argument("--methods", nargs="+", choices=gradients.METHODS, default=list(gradients.METHODS))
     arguments = parser.parse_args()
@@ -129,6 +144,7 @@ def main() -> None:
     header()
     run = {
         "gradients": lambda: time_gradients(arguments.lengths, arguments.repeats, arguments.methods),
+        "demo": lambda: time_demo(arguments.repeats, arguments.methods),
         "memory": lambda: gradient_memory(arguments.lengths, arguments.methods),
         "attention": lambda: time_attention([1024, 2048], arguments.repeats),
         "attention-memory": lambda: attention_memory([512, 1024, 2048]),

@@ -15,7 +15,7 @@ from posbias.models import load_model
 from posbias.models.demo import fetch_demo
 from posbias.tasks.language.key_value import KeyValue
 
-OPTIONS = ServerOptions(concurrency=2, retries=12, first_delay=1.0, longest_delay=5.0, kind="text")
+OPTIONS = ServerOptions(concurrency=2, retries=60, first_delay=1.0, longest_delay=5.0, kind="text")
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from posbias.architecture import Architecture
 from posbias.architecture.masks import Causal, Full, Prefix, SlidingWindow
 from posbias.errors import UsageError
+from posbias.models.reference import ReferenceConfig
 from posbias.tasks.synthetic import (
     IGNORED,
     FreeRecall,
@@ -17,6 +19,7 @@ from posbias.tasks.synthetic import (
     cross_entropy,
     stack_tasks,
 )
+from posbias.training import Member
 
 ITEMS, VOCABULARY, SPAN = 5, 9, 2
 FREE, CUE_OF_SPAN, FILLER = VOCABULARY, VOCABULARY + 1, VOCABULARY + 2
@@ -121,3 +124,15 @@ def test_masks_that_show_the_answers_are_refused() -> None:
         with pytest.raises(UsageError, match=f"the first {mutual} do"):
             task.check_mask(mask)
     PositionCopy(0).check_mask(Full())
+
+
+def test_a_member_whose_mask_shows_the_answers_is_refused_before_training() -> None:
+    task = FreeRecall(ITEMS, VOCABULARY)
+
+    def member(mask: str) -> Member:
+        config = ReferenceConfig(Architecture(1, mask=mask), width=8, vocabulary_size=task.vocabulary_size)
+        return Member("recall", config, task)
+
+    member("causal").check()
+    with pytest.raises(UsageError, match="answers stand after position 5"):
+        member("full").check()

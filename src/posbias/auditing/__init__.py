@@ -1,6 +1,7 @@
 """Runs that join the rooms, as records; above all the audit: one model as trained and at birth beside every theory."""
 
 from posbias.auditing.attention import attention_record
+from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour
 from posbias.auditing.measuring import MeasurePlan, measure_models, measure_source
 from posbias.auditing.options import AuditOptions
 from posbias.auditing.recording import comparison_record, measurement_record
@@ -9,9 +10,11 @@ from posbias.auditing.run import Audit, audit
 __all__ = [
     "Audit",
     "AuditOptions",
+    "BehaviourPlan",
     "MeasurePlan",
     "attention_record",
     "audit",
+    "audit_behaviour",
     "comparison_record",
     "measure_models",
     "measure_source",

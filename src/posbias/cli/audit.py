@@ -31,6 +31,17 @@ def audit(
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     checkpointing: options.Checkpointing = False,
+    behaviour: Annotated[
+        str | None,
+        typer.Option("--behaviour", help="Tie influence to the answers of a task, e.g. 'key_value(pairs=10)'.", show_default=False),
+    ] = None,
+    behaviour_count: Annotated[int, typer.Option("--behaviour-count", help="Contents asked.", min=1)] = 12,
+    behaviour_positions: Annotated[
+        str, typer.Option("--behaviour-positions", help="all, spread(5), or places such as 0,4,9.")
+    ] = "spread(5)",
+    behaviour_tokens: Annotated[
+        int | None, typer.Option("--behaviour-tokens", help="Generated at most.", min=1, show_default="the task's own")
+    ] = None,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = None,
@@ -42,11 +53,16 @@ def audit(
     json: options.Json = False,
 ) -> None:
     """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""
-    from posbias.auditing import AuditOptions
+    from posbias.auditing import AuditOptions, BehaviourPlan, audit_behaviour
     from posbias.auditing import audit as run_audit
+    from posbias.cli.evaluate import places_of
     from posbias.cli.output import print_json, print_summary
+    from posbias.evaluation import EvaluateOptions
     from posbias.measurement import PassOptions
+    from posbias.models import load_model
     from posbias.prompts import PromptSource
+    from posbias.report.behaviour import show_behaviour
+    from posbias.tasks.language import LANGUAGE_TASKS
 
     settings = AuditOptions(
         source=PromptSource(prompts, windows, shuffle),

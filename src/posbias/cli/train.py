@@ -24,7 +24,7 @@ def train(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", help="Per stack; equal threads, equal bits.", min=1, show_default="all cores"),
+        typer.Option("--threads", help="Per stack; they share out the members.", min=1, show_default="all cores"),
     ] = None,
     ray_address: options.RayAddress = None,
     stack_size: Annotated[int, typer.Option("--stack-size", help="Most members in one program.", min=1)] = 64,

@@ -36,15 +36,17 @@ CONTROLS: Mapping[str, tuple[str, ...]] = {
 """What may be held fixed: the position itself, the distance to the nearer end, or both."""
 
 Ranks = Float64[np.ndarray, "draws n_positions"]
+Rows = Float64[np.ndarray, "_ _"]
+"""A table whose shape is checked with a message of our own, or is one of several groups'."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """Two quantities of one model at one length, on the same contents and positions."""
 
-    first: Scores
+    first: Rows
     """For instance the share of influence of the item at each position; NaN where not measured."""
-    second: Scores
+    second: Rows
     """For instance whether the answer was right."""
     positions: tuple[int, ...]
     """Place of each column, ascending."""
@@ -195,7 +197,7 @@ def _cleared(curves: Ranks, fixed: Float64[np.ndarray, "n_fixed n_positions"]) -
     return cleared
 
 
-def _pooled(left: Sequence[Ranks], right: Sequence[Ranks], freedom: int) -> Float64[np.ndarray, "draws"]:
+def _pooled(left: Sequence[Rows], right: Sequence[Rows], freedom: int) -> Float64[np.ndarray, "draws"]:
     """Correlation of all columns of all groups together; NaN where a side has no variance or no freedom is left."""
     first, second = np.concatenate(left, axis=1), np.concatenate(right, axis=1)
     product = (first * second).sum(axis=1)
@@ -205,7 +207,7 @@ def _pooled(left: Sequence[Ranks], right: Sequence[Ranks], freedom: int) -> Floa
     return np.where(defined, np.clip(product / scale, -1, 1), np.nan)
 
 
-def _permuted(rows: Sequence[Ranks], generator: np.random.Generator) -> list[Ranks]:
+def _permuted(rows: Sequence[Rows], generator: np.random.Generator) -> list[Rows]:
     """The columns of each group in other orders; all orders of a single short group."""
     if len(rows) == 1 and rows[0].shape[1] <= EXACT_POSITIONS:
         return [rows[0][0][np.array(list(permutations(range(rows[0].shape[1]))))]]

@@ -232,8 +232,7 @@ def calibrate(model: Model, n_positions: int, run: Work, *, usual: Work | None =
         The estimate; None where the short runs fail, which the run itself will report.
     """
     usual = usual or run
-    scale = min(1.0, n_positions / (2 * SHORT_LENGTHS[-1]))
-    lengths = sorted({min(n_positions, max(2, round(length * scale))) for length in SHORT_LENGTHS})
+    lengths = _short_lengths(n_positions)
     try:
         # The first run sets up what is set up once, which belongs to no count.
         times = [_seconds(usual, _tokens(model, lengths[0]))]
@@ -249,6 +248,16 @@ def calibrate(model: Model, n_positions: int, run: Work, *, usual: Work | None =
         seconds=_extrapolate(model, (lengths[0], lengths[-1]), times, n_positions),
         device=model.device,
     )
+
+
+def _short_lengths(n_positions: int) -> list[int]:
+    """Up to three lengths, ascending, at most half of the one asked for, or up to itself where that is FEWEST or so."""
+    if n_positions < 2 * FEWEST:
+        return sorted(
+            {min(n_positions, max(2, length)) for length in (n_positions // 4, n_positions // 2, n_positions)}
+        )
+    scale = min(1.0, n_positions / (2 * SHORT_LENGTHS[-1]))
+    return [int(length * scale) for length in SHORT_LENGTHS]
 
 
 def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:

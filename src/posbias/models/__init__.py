@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from posbias.models.initialise import reinitialise
     from posbias.models.loading import load_model
     from posbias.models.model import BranchNorms, LastOutput, Model, Outputs
-    from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+    from posbias.models.reference import (
+        ReferenceConfig,
+        ReferenceTransformer,
+        load_reference,
+        reference_from_hugging_face,
+        save_reference,
+    )
 
 # Where each name lives: torch and transformers are imported when a name is first used, not with the package.
 _HOMES = {
@@ -26,7 +32,10 @@ _HOMES = {
     "copy_demo": "demo",
     "fetch_demo": "demo",
     "load_model": "loading",
+    "load_reference": "reference",
+    "reference_from_hugging_face": "reference",
     "reinitialise": "initialise",
+    "save_reference": "reference",
 }
 
 __all__ = [
@@ -42,7 +51,10 @@ __all__ = [
     "copy_demo",
     "fetch_demo",
     "load_model",
+    "load_reference",
+    "reference_from_hugging_face",
     "reinitialise",
+    "save_reference",
 ]
 
 

@@ -1,4 +1,6 @@
-"""`load_model`: from what a user names (hub id, directory, GGUF file, "demo", "config:...") to a `HuggingFaceModel`.
+"""`load_model`: from what a user names (hub id, directory, GGUF file, "demo", "config:...") to a model.
+
+A directory may hold a transformers checkpoint or one of our own trained reference models.
 
 Only weights that cannot carry code are read (safetensors, GGUF), no repository's own code is run, and nothing local is
 looked up on the network. Every refusal is one line.
@@ -17,6 +19,7 @@ from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.initialise import attention_of, random_network
 from posbias.models.placement import AUTO, Placement, check_device
 from posbias.models.quiet import quiet
+from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
 from posbias.models.request import ModelRequest, absolute_source
 from posbias.models.sources import Source, one_line, read_config, resolve_source
 from posbias.models.weights import first_not_finite, quantised
@@ -31,7 +34,7 @@ def load_model(
     dtype: str = "float32",
     device: str = "cpu",
     max_memory: int | None = None,
-) -> HuggingFaceModel:
+) -> HuggingFaceModel | ReferenceTransformer:
     """Load a causal language model, frozen and in evaluation mode.
 
     Args:
@@ -45,7 +48,8 @@ def load_model(
         max_memory: Bytes on each device, half of them for weights, with `auto`; None: what is free.
 
     Returns:
-        The model; its tokenizer is None where none was found.
+        The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
+        `ReferenceTransformer` (float32 or float64).
 
     Raises:
         UsageError: no such model, not a decoder, pickled weights, remote code, an unknown dtype or device, weights
@@ -53,6 +57,9 @@ def load_model(
         RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
     """
     chosen_dtype, chosen_device = _dtype(dtype), check_device(device)
+    trained = _trained_here(source, init_seed=init_seed, dtype=dtype, device=device)
+    if trained is not None:
+        return trained
     resolved = resolve_source(source)
     if resolved.config_only and init_seed is None:
         init_seed = 0
@@ -74,6 +81,21 @@ def load_model(
     if bad is not None:
         raise RunError(f"model {resolved.name!r}: weight {bad!r} holds NaN or infinite values; allowed: finite")
     model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory)
+    return model
+
+
+def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
+    """A saved reference model, or None where the source is none."""
+    named = str(source).removeprefix("config:") if isinstance(source, str | Path) else ""
+    path = Path(named).expanduser()
+    if not named or named == "demo" or not is_reference(path):
+        return None
+    if device == AUTO:
+        raise UsageError(f"device {AUTO!r} spreads large models; name a device for {path.name!r}, e.g. cpu")
+    if str(source).startswith("config:") and init_seed is None:
+        init_seed = 0
+    model = load_reference(path, dtype=dtype, init_seed=init_seed, device=device)
+    model.request = ModelRequest(absolute_source(source), init_seed, dtype, device)
     return model
 
 

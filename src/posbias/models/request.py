@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
-    from posbias.models.hugging_face import HuggingFaceModel
+    from posbias.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ModelRequest:
     max_memory: int | None = None
     """Bytes; None: whatever is there."""
 
-    def load(self) -> "HuggingFaceModel":
+    def load(self) -> "Model":
         """The model."""
         from posbias.models.loading import load_model
 
@@ -30,7 +30,7 @@ class ModelRequest:
         )
 
     @staticmethod
-    def load_same(request: "ModelRequest | None", network_sha256: str | None) -> "HuggingFaceModel":
+    def load_same(request: "ModelRequest | None", network_sha256: str | None) -> "Model":
         """The model of a request, checked to have the weights and configuration it had where the request was made.
 
         Raises:

@@ -162,7 +162,9 @@ def born(family: str, size: str, *, seed: int, dtype: str = "float32") -> Huggin
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"{family}-{size}.json"
         path.write_text(json.dumps(model_config(family, size)))
-        return load_model(f"config:{path}", init_seed=seed, dtype=dtype)
+        model = load_model(f"config:{path}", init_seed=seed, dtype=dtype)
+        assert isinstance(model, HuggingFaceModel)  # made from a transformers configuration
+        return model
 
 
 def without_rope(model: HuggingFaceModel) -> HuggingFaceModel:

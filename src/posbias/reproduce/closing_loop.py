@@ -13,7 +13,7 @@ from jaxtyping import Float64
 
 from posbias.comparison.metrics import spearman
 from posbias.report.figures import Curve, Figure
-from posbias.report.palette import BLUE, FAINT, GREEN, VERMILION, Stroke
+from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, VERMILION, Stroke
 from posbias.report.reproductions import Table
 from posbias.reproduce.paired import Difference, difference
 
@@ -25,14 +25,18 @@ STROKES = {
     "uniform_rollout": Stroke(VERMILION, "dash"),
     "rollout": Stroke(BLUE, "solid"),
     "mean_field": Stroke(GREEN, "solid"),
-    "jacobian": Stroke(GREEN, "dashdot"),
+    "jacobian": Stroke(ORANGE, "dashdot"),
+    "control": Stroke(FAINT, "longdash"),
 }
 NAMES = {
     "uniform_rollout": "rollout of the architecture",
     "rollout": "rollout of its attention",
     "mean_field": "mean field",
     "jacobian": "measured Jacobian",
+    "control": "control 1/(j + 1)",
 }
+CONTROL = ("control", "initial")
+"""Knows neither depth, encoding nor weights: a theory that predicts no better has said nothing but "early"."""
 
 Rows = Float64[np.ndarray, "n_seeds n_places"]
 
@@ -73,6 +77,13 @@ class Agreement:
 
 
 POOLED = "all architectures"
+
+
+def with_control(predicted: Mapping[tuple[str, str], Rows]) -> dict[tuple[str, str], Rows]:
+    """The predictions of an architecture, and the control over the same places."""
+    seeds, places = next(iter(predicted.values())).shape
+    falling = np.tile(1 / np.arange(1.0, places + 1), (seeds, 1))
+    return {**predicted, CONTROL: falling}
 
 
 def agreements(loops: Sequence[Loop], generator: np.random.Generator) -> list[Agreement]:
@@ -137,6 +148,7 @@ def loop_sentences(found: Sequence[Agreement]) -> list[str]:
             other.correlation is not None and other.correlation.supports(-1) == "reproduced" for other in own
         )
         correlation = agreement.correlation.interval
+        gain = _over_control(found, agreement)
         answer = (
             "predicts"
             if correlation.low > 0
@@ -148,9 +160,25 @@ def loop_sentences(found: Sequence[Agreement]) -> list[str]:
             f"Loop: {NAMES[agreement.theory]}, {agreement.moment}, {answer} {agreement.outcome}: rank "
             f"correlation over places {agreement.correlation} over {agreement.correlation.n_seeds} architectures, "
             f"{100 * agreement.variance:.0f} % of the variance; its own interval is clear of zero "
-            f"above in {positive}, below in {negative} of {len(own)}."
+            f"above in {positive}, below in {negative} of {len(own)}.{gain}"
         )
     return sentences
+
+
+def _over_control(found: Sequence[Agreement], pooled: Agreement) -> str:
+    """How much better than the control, architecture by architecture."""
+    known = {
+        (entry.architecture, entry.theory, entry.moment): entry.correlation.interval.value
+        for entry in found
+        if entry.outcome == pooled.outcome and entry.architecture != POOLED and entry.correlation is not None
+    }
+    own = (pooled.theory, pooled.moment)
+    shared = [name for name, *key in known if tuple(key) == own and (name, *CONTROL) in known]
+    if own == CONTROL or not shared:
+        return ""
+    gaps = np.array([known[(name, *own)] - known[(name, *CONTROL)] for name in shared])
+    better = difference(gaps, generator=np.random.default_rng(0))
+    return f" Rank correlation minus the control's: {better}."
 
 
 def loop_table(found: Sequence[Agreement]) -> Table:

@@ -11,7 +11,7 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.report.reproductions import Reproduction, Table
-from posbias.reproduce.closing_loop import Loop, agreements, loop_figure, loop_sentences, loop_table
+from posbias.reproduce.closing_loop import Loop, agreements, loop_figure, loop_sentences, loop_table, with_control
 from posbias.reproduce.findings import Finding, findings_table, tally
 from posbias.reproduce.icl_cells import ENCODINGS, Cells, Figures
 from posbias.reproduce.icl_flags import flag_findings
@@ -143,7 +143,7 @@ def icl_loops(outcomes: Outcomes) -> list[Loop]:
         learnt = {
             name: outcomes.values(array, factors, seeds) for name, array in ((FINAL, "accuracy"), (SPEED, "course"))
         }
-        loops.append(Loop(cell_name(factors), predicted, learnt))
+        loops.append(Loop(cell_name(factors), with_control(predicted), learnt))
     return loops
 
 

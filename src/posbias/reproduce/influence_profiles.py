@@ -1,7 +1,8 @@
 """Influence of every position on the last one, of many trained members at once: what theories say and what is measured.
 
-`uniform_rollout` knows masks, decay and residual shares; `rollout` knows each member's own mean attention as well;
-`jacobian` is measured. Members of one shape are computed together. docs/theory, sections 1 and 4.
+`uniform_rollout` knows masks, decay and residual shares; `rollout` each member's
+own mean attention as well; `mean_field` knows variances at initialisation; `jacobian` is measured. Members of one
+shape are computed together. docs/theory, sections 1 and 4.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,15 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posbias.models.reference import ReferenceShape, constants_of, draw_parameters, shape_of, stacked
+from posbias.errors import UsageError
+from posbias.models.reference import (
+    ReferenceShape,
+    ReferenceTransformer,
+    constants_of,
+    draw_parameters,
+    shape_of,
+    stacked,
+)
 from posbias.models.reference.forward import (
     embedded,
     entrance,
@@ -23,6 +32,7 @@ from posbias.models.reference.forward import (
 )
 from posbias.models.reference.layers import of_layer
 from posbias.tasks.synthetic import stack_tasks
+from posbias.theory.mean_field import mean_field
 from posbias.training import Member
 from posbias.training.trainer import group
 
@@ -49,6 +59,29 @@ class Profiled:
 def initial(member: Member) -> Profiled:
     """A member before its first step: the parameters its training began with."""
     return Profiled(member, draw_parameters(member.config, member.generator()))
+
+
+def mean_field_profiles(members: Sequence[Member]) -> list[Float64[np.ndarray, "n_positions"] | None]:
+    """Mean field at initialisation, from the variances of each member's first parameters.
+
+    Members of one configuration and seed begin with the same parameters, whatever their task; each is computed once.
+
+    Returns:
+        A profile per member; None where the theory does not know the network (vectors as inputs, no output maps).
+    """
+    known: dict[tuple[int, ...], Float64[np.ndarray, n_positions] | None] = {}
+    found = []
+    for member in members:
+        parameters = initial(member).parameters
+        key = tuple(hash(values.numpy().tobytes()) for values in parameters.values())
+        if key not in known:
+            model = ReferenceTransformer(member.config, parameters)
+            try:
+                known[key] = mean_field(model, member.task.n_positions).profile.influence
+            except UsageError:
+                known[key] = None
+        found.append(known[key])
+    return found
 
 
 def influence_profiles(members: Sequence[Profiled], *, seed: int) -> list[Profiles]:

@@ -12,9 +12,9 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.report.reproductions import Reproduction
-from posbias.reproduce.closing_loop import Loop, agreements, loop_figure, loop_sentences, loop_table
+from posbias.reproduce.closing_loop import Loop, agreements, loop_figure, loop_sentences, loop_table, with_control
 from posbias.reproduce.findings import findings_table, tally
-from posbias.reproduce.influence_profiles import KINDS, Profiled, influence_profiles, initial
+from posbias.reproduce.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
 from posbias.reproduce.outcomes import Outcome, Outcomes
 from posbias.reproduce.position_copy_published import CONFIGURATIONS, CONTEXT, SOURCE, Configuration, blind_loss
 from posbias.reproduce.position_copy_statements import Losses, position_copy_findings
@@ -23,6 +23,7 @@ from posbias.reproduce.study_runs import StudySettings, clear_studies, run_studi
 from posbias.training import TrainedMember
 
 PAPER = "position-copy-liu2026"
+MOMENTS = ("initial", "trained")
 FINAL, SPEED = "a low final loss", "fast learning"
 
 
@@ -59,6 +60,9 @@ def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Ou
         }
         for each, a, b in zip(finished, at_birth, trained, strict=True)
     }
+    for each, profile in zip(finished, mean_field_profiles([each.member for each in finished]), strict=True):
+        if profile is not None:
+            profiles[each.member.name]["mean_field/initial"] = profile
     return Outcomes([_outcome(each, profiles.get(each.member.name, {})) for each in members])
 
 
@@ -120,11 +124,10 @@ def position_copy_loops(outcomes: Outcomes) -> list[Loop]:
     losses, speeds = by_target(outcomes, "loss"), by_target(outcomes, "course")
     for configuration, rows in losses.items():
         predicted = {}
-        for kind in KINDS:
-            for moment in ("initial", "trained"):
-                profiles = _profiles(outcomes, configuration, f"{kind}/{moment}")
-                predicted[kind, moment] = np.stack([profiles[target][:, target] for target in range(CONTEXT)], axis=1)
-        loops.append(Loop(str(configuration), predicted, {FINAL: -rows, SPEED: -speeds[configuration]}))
+        for kind, moment in (("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in MOMENTS)):
+            profiles = _profiles(outcomes, configuration, f"{kind}/{moment}")
+            predicted[kind, moment] = np.stack([profiles[target][:, target] for target in range(CONTEXT)], axis=1)
+        loops.append(Loop(str(configuration), with_control(predicted), {FINAL: -rows, SPEED: -speeds[configuration]}))
     return loops
 
 

@@ -1,18 +1,24 @@
-"""`Course`: one stack trained from its first step to its last, window by window, members leaving as they end.
+"""`Course`: members of one shape trained from the first step to the last, window by window, each leaving as it ends.
 
-What a course knows goes into a checkpoint at the end of a window and comes back bit for bit: parameters, moments, loss
+On a CPU the members are split into small stacks, which the threads share out between them: every matrix product has
+one thread, so that no bit depends on how many threads or members there are, and small products lose no time to being
+split. Elsewhere they are one stack. What a course knows goes into a checkpoint at the end of a window and comes back bit for bit: parameters, moments, loss
 curves, evaluations, and who is still in training. Batches are a function of the step, so nothing else is needed.
 """
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 
+from posbias.engines.threads import pinned
 from posbias.errors import RunError
 from posbias.parts import PartStore
 from posbias.training.members import Member, MemberStatus, TrainedMember
@@ -21,7 +27,7 @@ from posbias.training.stack import Stack
 from posbias.training.watching import Watcher
 
 CPU_CHUNK = 4
-"""Members that go forward and backward together on a CPU, unless told otherwise (benchmarks/train)."""
+"""Members of a stack on a CPU, unless told otherwise: what they compute stays in the caches (benchmarks/train)."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -59,14 +65,18 @@ class Course:
     ) -> None:
         self.members = tuple(members)
         self.options = options
-        device = torch.device(run.device)
-        chunk = run.chunk or (CPU_CHUNK if device.type == "cpu" else len(self.members))
-        self._stack: Stack | None = Stack(self.members, device=device, chunk=chunk)
-        self._active = list(range(len(self.members)))
+        self._device = torch.device(run.device)
+        self._chunk = run.chunk or (CPU_CHUNK if self._device.type == "cpu" else len(self.members))
         self._diaries = [_Diary() for _ in self.members]
         self._step = 0
         self._checkpoint_seconds = run.checkpoint_seconds
         self._watcher = watcher
+        self._place(range(len(self.members)))
+
+    def _place(self, indices: Sequence[int]) -> None:
+        """Stacks of these members, as they are before the first step."""
+        self._groups = [list(indices[start : start + self._chunk]) for start in range(0, len(indices), self._chunk)]
+        self._stacks = [Stack([self.members[index] for index in group], device=self._device) for group in self._groups]
 
     def train(self, store: PartStore, name: str) -> list[TrainedMember]:
         """All members, trained on from the checkpoint of that name where there is one.
@@ -74,83 +84,86 @@ class Course:
         Raises:
             RunError: a checkpoint cannot be written (a full disk).
         """
-        found = store.find(name)
-        if found is not None:
-            self._restore(found)
-        elif self.options.evaluate_every:
-            self._evaluate(self._active)
-        saved = time.monotonic()
-        while self._active and self._step < self.options.steps:
-            self._window()
-            if time.monotonic() - saved >= self._checkpoint_seconds:
-                store.keep(name, self._checkpoint())
-                saved = time.monotonic()
+        with _crew(self._device) as crew:
+            found = store.find(name)
+            if found is not None:
+                self._restore(found)
+            elif self.options.evaluate_every:
+                self._evaluate(self._groups, crew)
+            saved = time.monotonic()
+            while self._stacks and self._step < self.options.steps:
+                self._window(crew)
+                if time.monotonic() - saved >= self._checkpoint_seconds:
+                    store.keep(name, self._checkpoint())
+                    saved = time.monotonic()
         return [self._trained(index) for index in range(len(self.members))]
 
-    def _window(self) -> None:
+    def _window(self, crew: "Crew") -> None:
         """Steps up to the next entry of the loss curve, and what follows from it."""
-        assert self._stack is not None
-        stop = min(self._step + self.options.window, self.options.steps)
-        losses = torch.stack([self._stack.step(step, self.options.batch) for step in range(self._step, stop)])
-        # Summed one after another: the order of a vectorised sum may depend on how many members there are.
-        mean = np.add.accumulate(losses.double().cpu().numpy(), axis=0)[-1] / len(losses)
+        start, stop = self._step, min(self._step + self.options.window, self.options.steps)
+        losses = crew(lambda stack: stack.steps(start, stop, batch=self.options.batch).double().cpu(), self._stacks)
         self._step = stop
-        for index, loss in zip(self._active, mean, strict=True):
-            self._diaries[index].losses.append(float(np.float32(loss)))
-            self._diaries[index].steps = stop
-        self._watcher.window([self.members[index] for index in self._active], stop, mean.tolist())
+        ends: dict[int, MemberStatus] = {}
+        for group, found in zip(self._groups, losses, strict=True):
+            # Summed one after another: the order of a vectorised sum may depend on how many members there are.
+            mean = np.add.accumulate(found.numpy(), axis=0)[-1] / (stop - start)
+            for index, loss in zip(group, mean, strict=True):
+                self._diaries[index].losses.append(float(np.float32(loss)))
+                self._diaries[index].steps = stop
+            self._watcher.window([self.members[index] for index in group], stop, mean.tolist())
+            ends |= {index: end for index in group if (end := self._end(index, start)) is not None}
         last = stop == self.options.steps
-        ends = {place: end for place in range(len(self._active)) if (end := self._end(self._active[place], last))}
-        due = self.options.evaluate_every and stop % self.options.evaluate_every == 0
-        if due or last:
-            self._evaluate([index for place, index in enumerate(self._active) if ends.get(place) != "diverged"])
-        else:
-            self._evaluate([self._active[place] for place, end in ends.items() if end == "stopped_early"])
+        due = last or bool(self.options.evaluate_every and stop % self.options.evaluate_every == 0)
+        looked_at = [
+            [index for index in group if ends.get(index) != "diverged" and (due or index in ends)]
+            for group in self._groups
+        ]
+        self._evaluate(looked_at, crew)
         self._leave(ends)
 
-    def _end(self, index: int, last: bool) -> MemberStatus | None:
-        """Whether and how a member ends after its latest window."""
+    def _end(self, index: int, start: int) -> MemberStatus | None:
+        """Whether and how a member ends after its latest window, which began with step `start`."""
         diary = self._diaries[index]
-        loss = diary.losses[-1]
-        if not loss <= self.options.diverged_above:
-            diary.reason = f"the mean loss over steps {diary.steps - self._length()} ... {diary.steps - 1} was {loss:g}"
+        if not diary.losses[-1] <= self.options.diverged_above:
+            diary.reason = f"the mean loss over steps {start} ... {self._step - 1} was {diary.losses[-1]:g}"
             return "diverged"
-        if last:
+        if self._step == self.options.steps:
             return "done"
         if self.options.stopping.stops(diary.curve):
             diary.reason = str(self.options.stopping)
             return "stopped_early"
         return None
 
-    def _length(self) -> int:
-        """Steps of the latest window."""
-        return (self._step - 1) % self.options.window + 1
-
-    def _evaluate(self, indices: Sequence[int]) -> None:
-        """The task's evaluation of some of the members in training."""
-        if not indices or not self.options.examples:
+    def _evaluate(self, groups: Sequence[Sequence[int]], crew: "Crew") -> None:
+        """The task's evaluation of some members of every stack."""
+        if not self.options.examples:
             return
-        assert self._stack is not None
-        chosen = [self._active.index(index) for index in indices]
-        stack = self._stack if len(chosen) == len(self._active) else self._stack.select(chosen)
-        found = stack.evaluate(self.options.examples)
-        for place, index in enumerate(indices):
-            diary = self._diaries[index]
-            diary.evaluation_steps.append(self._step)
-            diary.evaluations.append({name: np.array(values[place]) for name, values in found.items()})
+        wanted, stacks = [], []
+        for group, whole, stack in zip(groups, self._groups, self._stacks, strict=True):
+            if group:
+                wanted.append(group)
+                stacks.append(stack if len(group) == len(whole) else stack.select([whole.index(i) for i in group]))
+        for group, found in zip(wanted, crew(lambda stack: stack.evaluate(self.options.examples), stacks), strict=True):
+            for place, index in enumerate(group):
+                self._diaries[index].evaluation_steps.append(self._step)
+                self._diaries[index].evaluations.append(
+                    {name: np.array(values[place]) for name, values in found.items()}
+                )
 
-    def _leave(self, ends: dict[int, MemberStatus]) -> None:
-        """Take the members at these places of the stack out of it."""
-        if not ends:
-            return
-        assert self._stack is not None
-        for place, status in ends.items():
-            diary = self._diaries[self._active[place]]
-            diary.status = status
-            diary.parameters = None if status == "diverged" else self._stack.parameters(place)
-        stay = [place for place in range(len(self._active)) if place not in ends]
-        self._active = [self._active[place] for place in stay]
-        self._stack = self._stack.select(stay) if stay else None
+    def _leave(self, ends: Mapping[int, MemberStatus]) -> None:
+        """Take members out of their stacks."""
+        groups, stacks = [], []
+        for group, stack in zip(self._groups, self._stacks, strict=True):
+            for place, index in enumerate(group):
+                if index in ends:
+                    self._diaries[index].status = ends[index]
+                    gone = ends[index] == "diverged"
+                    self._diaries[index].parameters = None if gone else stack.parameters(place)
+            stay = [place for place, index in enumerate(group) if index not in ends]
+            if stay:
+                groups.append([group[place] for place in stay])
+                stacks.append(stack if len(stay) == len(group) else stack.select(stay))
+        self._groups, self._stacks = groups, stacks
 
     def _trained(self, index: int) -> TrainedMember:
         diary = self._diaries[index]
@@ -170,9 +183,10 @@ class Course:
     def _checkpoint(self) -> Arrays:
         """Everything that the rest of the course depends on, and what has come out so far."""
         arrays: Arrays = {}
-        if self._stack is not None:
-            arrays["values"] = self._stack.values.cpu().numpy()
-            arrays |= {f"state/{name}": values.cpu().numpy() for name, values in self._stack.state.items()}
+        if self._stacks:
+            arrays["values"] = torch.cat([stack.values for stack in self._stacks]).cpu().numpy()
+            for name in self._stacks[0].state:
+                arrays[f"state/{name}"] = torch.cat([stack.state[name] for stack in self._stacks]).cpu().numpy()
         for index, diary in enumerate(self._diaries):
             arrays[f"{index}/losses"] = diary.curve
             for number, found in enumerate(diary.evaluations):
@@ -180,14 +194,15 @@ class Course:
             for name, values in (diary.parameters or {}).items():
                 arrays[f"{index}/parameters/{name}"] = values.numpy()
         plain = [[diary.status, diary.reason, diary.steps, diary.evaluation_steps] for diary in self._diaries]
-        text = json.dumps({"step": self._step, "active": self._active, "members": plain})
+        text = json.dumps({"step": self._step, "active": sum(self._groups, []), "members": plain})
         arrays["course"] = np.frombuffer(text.encode(), dtype=np.uint8)
         return arrays
 
     def _restore(self, arrays: Arrays) -> None:
         """Stand where the checkpoint was written."""
         course = json.loads(arrays["course"].tobytes())
-        self._step, self._active = course["step"], course["active"]
+        self._step = course["step"]
+        self._place(course["active"])
         for index, (diary, plain) in enumerate(zip(self._diaries, course["members"], strict=True)):
             diary.status, diary.reason, diary.steps, diary.evaluation_steps = plain
             diary.losses = arrays[f"{index}/losses"].tolist()
@@ -196,10 +211,26 @@ class Course:
             ]
             kept = _below(arrays, f"{index}/parameters/")
             diary.parameters = {name: torch.from_numpy(values) for name, values in kept.items()} or None
-        assert self._stack is not None
-        self._stack = self._stack.select(self._active) if self._active else None
-        if self._stack is not None:
-            self._stack.load(arrays["values"], _below(arrays, "state/"))
+        row = 0
+        for stack in self._stacks:
+            rows = slice(row, row + len(stack.members))
+            stack.load(arrays["values"][rows], {name: each[rows] for name, each in _below(arrays, "state/").items()})
+            row = rows.stop
+
+
+Crew = Callable[[Callable[[Stack], Any], Sequence[Stack]], list[Any]]
+"""Applies a function to stacks, several at a time."""
+
+
+@contextmanager
+def _crew(device: torch.device) -> Iterator[Crew]:
+    """On a CPU as many threads as PyTorch would use, each with one to itself; elsewhere this thread."""
+    if device.type != "cpu":
+        yield lambda apply, stacks: [apply(stack) for stack in stacks]
+        return
+    threads = torch.get_num_threads()
+    with pinned(1), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield lambda apply, stacks: list(pool.map(apply, stacks))
 
 
 def _below(arrays: Arrays, stem: str) -> Arrays:

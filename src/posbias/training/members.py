@@ -77,10 +77,9 @@ class Member:
 
     def describe(self) -> dict[str, Any]:
         """Everything its result depends on, as plain values."""
-        model = {**vars(self.config), "architecture": self.config.architecture.describe()}
         return {
             "name": self.name,
-            "model": model,
+            "model": self.config.to_dict(),
             "task": str(self.task),
             "optimiser": str(self.optimiser),
             "seed": self.seed,

@@ -52,7 +52,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Where members are trained and kept; nothing here changes a number, but for device and the engine's threads."""
+    """Where members are trained and kept; nothing here changes a number, but for the device."""
 
     engine: Engine = field(default_factory=Local)
     device: str = "cpu"
@@ -65,8 +65,8 @@ class TrainingRun:
     stack_size: int = 64
     """Most members trained as one program, >= 1."""
     chunk: int | None = None
-    """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and need less memory,
-    more keep a graphics processor busy. None: 4 on a CPU, all on other devices."""
+    """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
+    every thread, more keep a graphics processor busy. None: 4 on a CPU, all on other devices."""
 
     def __post_init__(self) -> None:
         check_whole("training", "stack_size", self.stack_size, least=1)

@@ -11,15 +11,18 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from posbias.errors import UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference import draw_parameters, save_reference
 from posbias.records import Record, plain
+from posbias.tasks.synthetic import stack_tasks
 from posbias.training.layout import Layout
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingRun
@@ -79,8 +82,9 @@ def check_disk(members: list[Member], run: TrainingRun) -> int:
     for stack in group(members, stack_size=run.stack_size):
         first = members[stack[0]]
         parameters = draw_parameters(first.config, torch.Generator().manual_seed(0))
-        size = next(iter(parameters.values())).element_size()
-        needed += COPIES * len(stack) * Layout.of(parameters).size * size
+        items = items_of(first)
+        values = COPIES * Layout.of(parameters).size + (0 if items is None else items.numel())
+        needed += len(stack) * values * next(iter(parameters.values())).element_size()
     there = next(path for path in (run.directory, *run.directory.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if needed > free:
@@ -144,8 +148,36 @@ def _saved(index: int, trained: TrainedMember, directory: Path | None) -> str | 
         return None
     place = f"{MODELS}/{index:04d}"
     provenance = {**plain(trained.member.describe()), "status": trained.status, "steps": trained.steps}
-    save_reference(directory / place, trained.member.config, parameters=trained.parameters, provenance=provenance)
+    save_reference(
+        directory / place,
+        trained.member.config,
+        parameters=trained.parameters,
+        provenance=provenance,
+        items=items_of(trained.member),
+    )
     return place
+
+
+@runtime_checkable
+class HasVectors(Protocol):
+    """Data of a task whose inputs are vectors."""
+
+    vectors: Tensor
+    """[member, item, feature]: what an input may hold at a position, noise aside."""
+
+
+def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
+    """The vectors that token ids name in a member's saved model: its task's own; None where it reads tokens.
+
+    Raises:
+        UsageError: a task of vector inputs that has no table of them.
+    """
+    if member.task.vocabulary_size is not None:
+        return None
+    data = stack_tasks([member.task], [member.seed])
+    if not isinstance(data, HasVectors):
+        raise UsageError(f"task {member.task} has vector inputs, but no table of them to save with a model")
+    return data.vectors[0]
 
 
 def _arrays(trained: Trained) -> dict[str, np.ndarray]:

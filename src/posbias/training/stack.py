@@ -1,10 +1,11 @@
-"""`Stack`: members of one shape as one program - parameters, constants and data with a leading member axis.
+"""`Stack`: a few members of one shape as one program - parameters, constants and data with a leading member axis.
 
 One step draws a batch for every member, goes forward and backward through stacked matrix products, and updates one flat
-buffer. Members never mix: a member's numbers are those it would get alone.
+buffer. Members never mix, and with one thread to a product (`posbias.training.course` sees to that) a member's numbers
+are, to the last bit, those it would get alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,13 +28,11 @@ class Stack:
     Args:
         members: At least one; equal `stack_key`.
         device: Where parameters and data are.
-        chunk: Members that go forward and backward together.
     """
 
-    def __init__(self, members: Sequence[Member], *, device: torch.device, chunk: int) -> None:
+    def __init__(self, members: Sequence[Member], *, device: torch.device) -> None:
         self.members = tuple(members)
         self.device = device
-        self.chunk = chunk
         first = self.members[0]
         drawn = [draw_parameters(member.config, member.generator()) for member in self.members]
         self.layout = Layout.of(drawn[0])
@@ -46,7 +45,7 @@ class Stack:
         """A stack of some of the members, as they stand; this one is unchanged."""
         chosen = object.__new__(Stack)
         chosen.members = tuple(self.members[index] for index in indices)
-        chosen.device, chosen.chunk, chosen.layout = self.device, self.chunk, self.layout
+        chosen.device, chosen.layout = self.device, self.layout
         rows = torch.tensor(list(indices), dtype=torch.int64, device=self.device)
         chosen.values = self.values[rows].contiguous()
         chosen.state = kept(self.state, rows)
@@ -76,38 +75,31 @@ class Stack:
         for name, kept_values in state.items():
             self.state[name].copy_(torch.from_numpy(kept_values))
 
+    def steps(self, start: int, stop: int, *, batch: int) -> Float[Tensor, "step member"]:
+        """Updates number start ... stop - 1 of every member; the losses (nats) before each."""
+        return torch.stack([self.step(step, batch) for step in range(start, stop)])
+
     def step(self, step: int, batch: int) -> Float[Tensor, "member"]:
         """One update of every member on its own batch; the losses (nats) before the update."""
         drawn = self._data.batch(step, batch)
-        gradients = self.layout.views(self._gradients)
-        losses = []
-        for part in self._parts():
-            leaves = {
-                name: view.detach().requires_grad_() for name, view in self.layout.views(self.values[part]).items()
-            }
-            logits = self._forward(leaves, drawn.inputs[part], part)
-            loss = cross_entropy(logits, drawn.targets[part])
-            # A bias of the keys drops out of the softmax: its gradient is 0.
-            found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
-            torch._foreach_copy_([gradients[name][part] for name in leaves], list(found))
-            losses.append(loss.detach())
+        leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(self.values).items()}
+        losses = cross_entropy(self._forward(leaves, drawn.inputs), drawn.targets)
+        # A bias of the keys drops out of the softmax: its gradient is 0.
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        torch._foreach_copy_(list(self.layout.views(self._gradients).values()), list(found))
         self.state["step"] += 1
         kind = type(self.members[0].optimiser)
         kind.update(self.values, self._gradients, self.state, self._settings)
-        return torch.cat(losses)
+        return losses.detach()
 
     @torch.no_grad()
     def predict(
         self, inputs: Float[Tensor, "member batch position feature"] | Int[Tensor, "member batch position"]
     ) -> Float[Tensor, "member batch row output"]:
         """Logits of the scored positions, as every member stands."""
-        values = self.layout.views(self.values)
-        found = []
-        for part in self._parts():
-            parameters = {name: view[part] for name, view in values.items()}
-            pieces = torch.split(inputs[part], EVALUATED_AT_ONCE, dim=1)
-            found.append(torch.cat([self._forward(parameters, piece, part) for piece in pieces], dim=1))
-        return torch.cat(found)
+        parameters = self.layout.views(self.values)
+        pieces = torch.split(inputs, EVALUATED_AT_ONCE, dim=1)
+        return torch.cat([self._forward(parameters, piece) for piece in pieces], dim=1)
 
     def evaluate(self, examples: int) -> dict[str, np.ndarray]:
         """The task's own evaluation of every member: arrays with a leading member axis, by name."""
@@ -118,12 +110,7 @@ class Stack:
         views = self.layout.views(self.values[index : index + 1])
         return {name: view[0].detach().cpu().clone() for name, view in views.items()}
 
-    def _parts(self) -> Iterator[slice]:
-        for start in range(0, len(self.members), self.chunk):
-            yield slice(start, start + self.chunk)
-
-    def _forward(self, parameters: dict[str, Tensor], inputs: Tensor, part: slice) -> Tensor:
-        constants = {name: values[part] for name, values in self._constants.items()}
+    def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if inputs.is_floating_point():
             inputs = inputs.to(self.values.dtype)
-        return forward(self._shape, parameters, constants, inputs, rows=self._rows)
+        return forward(self._shape, parameters, self._constants, inputs, rows=self._rows)

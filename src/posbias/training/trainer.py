@@ -41,7 +41,7 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
     """Train all members.
 
     Members of one shape, task shape and kind of optimiser are stacked; each member's result is that of training it
-    alone: on a CPU to the last bit, given the engine's threads.
+    alone: on a CPU to the last bit, whatever the engine and its threads.
 
     Args:
         members: At least one, names distinct.
@@ -115,7 +115,6 @@ class StackWork:
             "stacks": [list(stack) for stack in self.stacks],
             "options": self.options.describe(),
             "device": self.run.device,
-            "threads": self.run.engine.pinned_threads,
             "made_by": made_by(),
         }
         return PartStore(self.run.directory, settings, resume=resume)

@@ -134,10 +134,14 @@ class ServerResponder(Responder):
         raise RunError(f"{lead}{failed}; {finished} of {len(futures)} answers are finished and kept {where}") from None
 
     def _reply(self, request: Request, generate: bool, score: bool) -> Reply:
-        return Reply(
-            self._generated(request) if generate else None,
-            self._scored(request) if score and request.answer is not None else None,
-        )
+        try:
+            return Reply(
+                self._generated(request) if generate else None,
+                self._scored(request) if score and request.answer is not None else None,
+            )
+        except (RunError, RefusedError):
+            self._asker.stop.set()  # nothing more is asked, or paid, once the run has failed
+            raise
 
     def _generated(self, request: Request) -> Response:
         body: dict[str, Any] = {**self._prompt(request), "max_tokens": request.max_tokens, "temperature": 0}

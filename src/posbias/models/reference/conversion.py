@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.architecture import Architecture, Encoding, Rope
+from posbias.architecture import Architecture, Encoding, NoEncoding, Rope
 from posbias.errors import UsageError
 from posbias.models.families.base import AttentionParts, Block, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
@@ -64,7 +64,7 @@ def _config(model: HuggingFaceModel, parts: AttentionParts, *, mlp: MlpParts, no
     family = model.family
     traits = model.architecture_traits()
     rotary = [_rotary(model, layer) for layer in range(traits["depth"])]
-    encoding = rotary if any(rotary) else traits["encoding"]
+    encoding = [found or NoEncoding() for found in rotary] if any(rotary) else traits["encoding"]
     biases = (parts.query_bias, parts.output_bias, mlp.up_bias, mlp.down_bias)
     return ReferenceConfig(
         Architecture(traits["depth"], traits["heads"], mask=traits["mask"], encoding=encoding),

@@ -148,7 +148,8 @@ def check_parameters(config: ReferenceConfig, parameters: Mapping[str, Tensor]) 
 
 def _drawn_items(config: ReferenceConfig) -> Float[Tensor, "item feature"]:
     normal = torch.randn((DRAWN_ITEMS, config.width), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return (normal / config.width**0.5).to(config.torch_dtype)
+    items: Tensor = normal / config.width**0.5
+    return items.to(config.torch_dtype)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -169,6 +170,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(path / WEIGHTS_FILE)
+        tensors: dict[str, Tensor] = load_file(path / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise RunError(f"model {path.name!r}: {WEIGHTS_FILE} cannot be read ({error})") from None
+    return tensors

@@ -17,8 +17,9 @@ from posbias.errors import UsageError
 from posbias.models.families.base import AttentionParts, Block, Family, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference import NORM_EPSILON, ReferenceBlock, ReferenceTransformer
-from posbias.theory.mean_field.activations import ACTIVATIONS, Activation, recognise
+from posbias.models.reference import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
+from posbias.models.reference.layers import ACTIVATIONS
+from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.spec import (
     AttentionSpec,
     HeadNormSpec,
@@ -181,40 +182,56 @@ def _rotation(model: HuggingFaceModel, block: Block, layer: int) -> Float64[np.n
 
 
 def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
-    config = model.config
-    if config.values != "gaussian":
-        raise UsageError(f"mean field needs values drawn for every head (gaussian), got {config.values!r}")
+    config, network = model.config, model.network
+    if config.values != "gaussian" or not config.output_map:
+        drawn = config.values if config.output_map else "no output maps"
+        raise UsageError(f"mean field needs values drawn for every head (gaussian), got {drawn!r}")
     if np.any(config.architecture.layer_sinks > -np.inf):
         raise UsageError("mean field has no theory for attention sinks; the architecture must have none")
-    blocks = [block for block in model.network.blocks if isinstance(block, ReferenceBlock)]
-    final = model.network.final_gain if config.norm == "pre" else None
+    if config.readout != "linear":
+        raise UsageError(f"mean field has no theory for the readout {config.readout!r}; allowed: linear")
+    if config.input_encoding is not None:
+        raise UsageError(f"mean field has no theory for {config.input_encoding} added to the input; allowed: learned")
+    blocks = [block for block in network.blocks if isinstance(block, ReferenceBlock)]
     return MeanFieldSpec(
         width=model.width,
         layers=tuple(LayerSpec(_reference_attention(block), _reference_mlp(block)) for block in blocks),
         embedding=_embedding_power(model),
-        final_norm=None if final is None else NormSpec(NORM_EPSILON, gain=_power(final)),
+        positions=0.0 if config.learned_positions is None else _power(network.get_parameter("positions")),
+        embedding_norm=_reference_norm(network, "embedding") if config.embedding_norm else None,
+        final_norm=_reference_norm(network, "final") if config.norm == "pre" else None,
     )
+
+
+def _reference_norm(module: ReferenceBlock | ReferenceNetwork, name: str) -> NormSpec:
+    shift = 0.0 if module.config.normalisation == "rms" else _power(module.get_parameter(f"{name}_shift"))
+    return NormSpec(module.config.norm_epsilon, gain=_power(module.get_parameter(f"{name}_gain")), bias=shift)
+
+
+def _reference_linear(block: ReferenceBlock, name: str) -> LinearSpec:
+    bias = _power(block.get_parameter(f"{name}_bias")) if block.config.biases else 0.0
+    return LinearSpec(_power(block.get_parameter(name)), bias=bias)
 
 
 def _reference_attention(block: ReferenceBlock) -> AttentionSpec:
     config = block.config
     content = config.attention == "content"
-    kept, added = (1.0, 1.0) if config.residual == "added" else (0.0, 1.0)
+    kept, added = (config.residual_scale, 1.0) if config.residual == "added" else (0.0, 1.0)
     if config.residual == "mixed":
         kept, added = 1 - block.mixing, block.mixing
-    gain = None if config.norm == "none" else NormSpec(NORM_EPSILON, gain=_power(block.attention_gain))
+    norm = None if config.norm == "none" else _reference_norm(block, "attention")
     return AttentionSpec(
         heads=config.architecture.heads,
         head_dim=config.head_dim,
         scale=config.head_dim**-0.5,
-        query=LinearSpec(_power(block.query) if content else 0.0),
-        key=LinearSpec(_power(block.key) if content else 0.0),
-        value=LinearSpec(_power(block.value)),
-        output=LinearSpec(_power(block.output)),
+        query=_reference_linear(block, "query") if content else LinearSpec(0.0),
+        key=_reference_linear(block, "key") if content else LinearSpec(0.0),
+        value=_reference_linear(block, "value"),
+        output=_reference_linear(block, "output"),
         groups=tuple(_without_rotary(group) if content else group for group in block.groups),
         rotation=_reference_rotation(block) if content else None,
-        pre_norm=gain if config.norm == "pre" else None,
-        residual=ResidualSpec(kept, added, gain if config.norm == "post" else None),
+        pre_norm=norm if config.norm == "pre" else None,
+        residual=ResidualSpec(kept, added, norm if config.norm == "post" else None),
     )
 
 
@@ -222,15 +239,16 @@ def _reference_mlp(block: ReferenceBlock) -> MlpSpec | None:
     config = block.config
     if not config.mlp:
         return None
-    gain = None if config.norm == "none" else NormSpec(NORM_EPSILON, gain=_power(block.mlp_gain))
-    kept = 0.0 if config.residual == "none" else 1.0
+    norm = None if config.norm == "none" else _reference_norm(block, "mlp")
+    kept = {"none": 0.0, "mixed": 1.0, "added": config.residual_scale}[config.residual]
     return MlpSpec(
-        hidden=4 * config.width,
-        activation=ACTIVATIONS["gelu"],
-        up=LinearSpec(_power(block.up)),
-        down=LinearSpec(_power(block.down)),
-        pre_norm=gain if config.norm == "pre" else None,
-        residual=ResidualSpec(kept, 1.0, gain if config.norm == "post" else None),
+        hidden=config.hidden_width,
+        activation=recognise(lambda x: ACTIVATIONS[config.activation](torch.from_numpy(x)).numpy()),
+        up=_reference_linear(block, "up"),
+        down=_reference_linear(block, "down"),
+        gate=_reference_linear(block, "gate") if config.gated_mlp else None,
+        pre_norm=norm if config.norm == "pre" else None,
+        residual=ResidualSpec(kept, 1.0, norm if config.norm == "post" else None),
     )
 
 
