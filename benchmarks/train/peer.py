@@ -95,6 +95,10 @@ class PlainTraining:
         self.batches = iter(DataLoader(Sequences(task, seed=0), batch_size=batch))
         self.optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-6)
 
+    def train(self, start: int, stop: int, inputs: Tensor | None = None, targets: Tensor | None = None) -> None:
+        for _ in range(start, stop):
+            self.step(inputs, targets)
+
     def step(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """One update, on a batch of the dataset or a given one."""
         if inputs is None or targets is None:

@@ -24,6 +24,7 @@ from posbias.models.reference import ReferenceConfig, draw_parameters
 from posbias.tasks.synthetic import InContextRetrieval
 from posbias.training import AdamW, Member
 from posbias.training.course import CPU_CHUNK
+from posbias.training.course import _crew as crew_of
 from posbias.training.stack import Stack
 
 DEPTH, WIDTH, BATCH, POSITIONS, LABELS = 2, 64, 128, 17, 32
@@ -60,8 +61,21 @@ def member(seed: int) -> Member:
     return Member(f"seed {seed}", config, TASK, seed, AdamW(learning_rate=1e-3, weight_decay=1e-6))
 
 
-def stack_of(count: int, device: torch.device, chunk: int) -> Stack:
-    return Stack([member(seed) for seed in range(count)], device=device, chunk=chunk)
+class Program:
+    """The members of a course, as it trains them: small stacks shared out between threads, or one stack on a GPU."""
+
+    def __init__(self, count: int, device: torch.device, chunk: int) -> None:
+        members = [member(seed) for seed in range(count)]
+        self.stacks = [Stack(members[start : start + chunk], device=device) for start in range(0, count, chunk)]
+        self.device = device
+
+    def train(self, start: int, stop: int) -> None:
+        with crew_of(self.device) as crew:
+            crew(lambda stack: stack.steps(start, stop, batch=BATCH), self.stacks)
+
+    def draw(self, start: int, stop: int) -> None:
+        with crew_of(self.device) as crew:
+            crew(lambda stack: [stack._data.batch(step, BATCH) for step in range(start, stop)], self.stacks)
 
 
 def plain(seed: int, device: torch.device) -> PlainTraining:
@@ -76,7 +90,7 @@ def same_losses(device: torch.device, steps: int = 20) -> float:
 
     The plain way sees what the stack draws for member 1 of 3.
     """
-    stack, peer = stack_of(3, device, chunk=3), plain(1, device)
+    stack, peer = Stack([member(seed) for seed in range(3)], device=device), plain(1, device)
     worst = 0.0
     for step in range(steps):
         drawn = stack._data.batch(step, BATCH)
@@ -87,11 +101,10 @@ def same_losses(device: torch.device, steps: int = 20) -> float:
     return worst
 
 
-def timed(run: Callable[[int], object], *, steps: int, models: int, device: torch.device) -> Cost:
+def timed(run: Callable[[int, int], object], *, steps: int, models: int, device: torch.device) -> Cost:
     """The cost of one model-step over some steps."""
     wall, processor = time.perf_counter(), time.process_time()
-    for step in range(steps):
-        run(step)
+    run(0, steps)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     count = steps * models
@@ -105,7 +118,7 @@ def median(costs: list[Cost]) -> Cost:
 def peak_flops(device: torch.device) -> float:
     """Flops per second of a large float32 matrix product: the best of several."""
     square = torch.ones(2048, 2048, device=device)
-    runs = [timed(lambda _: square @ square, steps=1, models=1, device=device).wall for _ in range(8)]
+    runs = [timed(lambda _start, _stop: square @ square, steps=1, models=1, device=device).wall for _ in range(8)]
     return 2 * 2048**3 / min(runs)
 
 
@@ -132,14 +145,14 @@ def plain_flops() -> int:
 
 def compare(arguments: argparse.Namespace, device: torch.device, chunk: int) -> None:
     """One model at a time against 32, in alternation."""
-    stack, peer = stack_of(MEMBERS, device, chunk), plain(0, device)
-    given = stack._data.batch(0, BATCH)
+    program, peer = Program(MEMBERS, device, chunk), plain(0, device)
+    given = program.stacks[0]._data.batch(0, BATCH)
     inputs, targets = given.inputs[0], given.targets[0, :, 0]
-    ways: dict[str, tuple[Callable[[int], object], int, int]] = {
-        "plain loop, per-sample dataset": (lambda _: peer.step(), 1, plain_flops()),
-        "plain loop, data given": (lambda _: peer.step(inputs, targets), 1, plain_flops()),
-        f"stacked, M = {MEMBERS}": (lambda step: stack.step(step, BATCH), MEMBERS, stacked_flops()),
-        f"of which data, M = {MEMBERS}": (lambda step: stack._data.batch(step, BATCH), MEMBERS, 0),
+    ways: dict[str, tuple[Callable[[int, int], object], int, int]] = {
+        "plain loop, per-sample dataset": (peer.train, 1, plain_flops()),
+        "plain loop, data given": (lambda start, stop: peer.train(start, stop, inputs, targets), 1, plain_flops()),
+        f"stacked, M = {MEMBERS}": (program.train, MEMBERS, stacked_flops()),
+        f"of which data, M = {MEMBERS}": (program.draw, MEMBERS, 0),
     }
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     for round_number in range(arguments.rounds + 1):
@@ -168,12 +181,12 @@ def compare(arguments: argparse.Namespace, device: torch.device, chunk: int) -> 
 
 def sweep(arguments: argparse.Namespace, device: torch.device, chunk: int) -> dict[int, Cost]:
     """The cost of a model-step against the number of members."""
-    stacks = {count: stack_of(count, device, chunk) for count in SIZES}
+    programs = {count: Program(count, device, chunk) for count in SIZES}
     costs: dict[int, list[Cost]] = {count: [] for count in SIZES}
     for round_number in range(arguments.rounds + 1):
-        for count, stack in stacks.items():
+        for count, program in programs.items():
             steps = max(2, arguments.steps // count)
-            cost = timed(lambda step, s=stack: s.step(step, BATCH), steps=steps, models=count, device=device)
+            cost = timed(program.train, steps=steps, models=count, device=device)
             if round_number:
                 costs[count].append(cost)
     print("\n" + ROW.format("members M", "wall ms", "CPU ms", "", ""))

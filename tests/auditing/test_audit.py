@@ -18,6 +18,7 @@ from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
+from posbias.report import view_of
 
 LENGTH, COUNT = 24, 6
 OPTIONS = AuditOptions(kinds=("jacobian(probes=2)", "probability"), births=6)

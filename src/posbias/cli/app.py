@@ -20,6 +20,7 @@ from posbias.cli import (
     listing,
     measure,
     models,
+    place,
     predict,
     report,
     reproduce,
@@ -50,6 +51,7 @@ app.command("decompose", epilog=decompose.EXAMPLE)(decompose.decompose)
 app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
 app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
 app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
+app.command("place", epilog=place.EXAMPLE)(place.place)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("reproduce", epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.command("train", epilog=train.EXAMPLE)(train.train)

@@ -1,12 +1,19 @@
 """`posbias audit`: the whole examination of one model."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posbias.cli import options
-from posbias.cli.invocation import command_line
+from posbias.cli.invocation import command_line, passed_arguments
+
+if TYPE_CHECKING:
+    from posbias.auditing import AuditOptions, BehaviourPlan
+    from posbias.records import Record
+
+BEHAVIOUR = "behaviour"
+"""Where the tie to behaviour is kept, below the audit's directory."""
 
 EXAMPLE = (
     "Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 "
@@ -33,7 +40,11 @@ def audit(
     checkpointing: options.Checkpointing = False,
     behaviour: Annotated[
         str | None,
-        typer.Option("--behaviour", help="Tie influence to the answers of a task, e.g. 'key_value(pairs=10)'.", show_default=False),
+        typer.Option(
+            "--behaviour",
+            help="Tie influence to the answers of a task, e.g. 'key_value(pairs=10)'.",
+            show_default=False,
+        ),
     ] = None,
     behaviour_count: Annotated[int, typer.Option("--behaviour-count", help="Contents asked.", min=1)] = 12,
     behaviour_positions: Annotated[
@@ -53,16 +64,11 @@ def audit(
     json: options.Json = False,
 ) -> None:
     """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""
-    from posbias.auditing import AuditOptions, BehaviourPlan, audit_behaviour
+    from posbias.auditing import AuditOptions
     from posbias.auditing import audit as run_audit
-    from posbias.cli.evaluate import places_of
     from posbias.cli.output import print_json, print_summary
-    from posbias.evaluation import EvaluateOptions
     from posbias.measurement import PassOptions
-    from posbias.models import load_model
     from posbias.prompts import PromptSource
-    from posbias.report.behaviour import show_behaviour
-    from posbias.tasks.language import LANGUAGE_TASKS
 
     settings = AuditOptions(
         source=PromptSource(prompts, windows, shuffle),
@@ -78,9 +84,68 @@ def audit(
         engine=options.engine_of(engine, workers=workers, threads=threads, address=ray_address),
         command=command_line(context),
     )
+    plan = None
+    if behaviour is not None:
+        plan = _plan(
+            behaviour, behaviour_positions, count=behaviour_count, max_tokens=behaviour_tokens, options=settings
+        )
     finished = run_audit(model, n_positions=length, prompts=count, out=out, options=settings)
+    tied = None if plan is None else _tie(model, plan, out, context)
     if json:
-        print_json(finished.record.as_json())
+        own = finished.record.as_json()
+        print_json(own if tied is None else {**own, "behaviour": tied.as_json()})
         return
     print_summary(finished.record)
     typer.echo(f"report: {finished.report}")
+    if tied is not None:
+        _show_tie(tied, out)
+
+
+def _plan(task: str, positions: str, *, count: int, max_tokens: int | None, options: "AuditOptions") -> "BehaviourPlan":
+    """What `--behaviour` and its flags ask for.
+
+    Raises:
+        UsageError: an unknown task, or positions that it does not have.
+    """
+    from posbias.auditing import BehaviourPlan
+    from posbias.cli.evaluate import places_of
+    from posbias.evaluation import EvaluateOptions
+    from posbias.tasks.language import LANGUAGE_TASKS
+
+    asked = LANGUAGE_TASKS.parse(task)
+    evaluation = EvaluateOptions(
+        count=count,
+        positions=places_of(positions, asked),
+        max_tokens=max_tokens,
+        seed=options.seed,
+        resume=options.resume,
+    )
+    return BehaviourPlan(asked, evaluation)
+
+
+def _tie(model: str, plan: "BehaviourPlan", out: Path | None, context: typer.Context) -> "Record":
+    """Behaviour and influence on the same prompts, in a run directory of its own below the audit's."""
+    from posbias.auditing import audit_behaviour
+    from posbias.models import load_model
+
+    given = passed_arguments(context)
+    loaded = load_model(
+        model,
+        init_seed=given["init_seed"],
+        dtype=given["dtype"],
+        device=given["device"],
+        max_memory=options.bytes_of(given["max_memory"]),
+    )
+    directory = None if out is None else out / BEHAVIOUR
+    return audit_behaviour(loaded, plan, out=directory, arguments=given, command=command_line(context))
+
+
+def _show_tie(record: "Record", out: Path | None) -> None:
+    from rich.console import Console
+
+    from posbias.records import REPORT_FILE
+    from posbias.report.behaviour import show_behaviour
+
+    show_behaviour(record, Console())
+    if out is not None:
+        typer.echo(f"report: {out / BEHAVIOUR / REPORT_FILE}")

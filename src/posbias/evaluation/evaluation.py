@@ -178,7 +178,7 @@ def _collect(
     for chunk in track(chunks, f"asking {asking.task}"):
         for content, piece in zip(chunk, ask(chunk, asking, responder), strict=True):
             finished[content.piece] = store.keep(content.piece, piece)
-    return [piece for content in contents if (piece := finished[content.piece]) is not None]
+    return [found for content in contents if (found := finished[content.piece]) is not None]
 
 
 def _settings(asking: Asking, responder: Responder) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from posbias.comparison.metrics import finite
 from posbias.comparison.sampling import draw_weights, interval_of, interval_record
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, Scores
+from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM
 from posbias.intervals import Interval
 
 PERMUTATIONS = 5000
@@ -62,7 +62,7 @@ class Pair:
             raise UsageError("a tie needs finite values, or NaN where nothing was measured; got an infinite one")
 
     @property
-    def complete(self) -> tuple[Scores, Scores]:
+    def complete(self) -> tuple[Rows, Rows]:
         """The contents that have both quantities at every position."""
         there = ~(np.isnan(self.first).any(axis=1) | np.isnan(self.second).any(axis=1))
         return self.first[there], self.second[there]
@@ -157,7 +157,7 @@ def tie(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Tie:
 def _correlation(
     name: str,
     groups: Sequence[Pair],
-    tables: Sequence[tuple[Scores, Scores]],
+    tables: Sequence[tuple[Rows, Rows]],
     weights: Sequence[Float64[np.ndarray, "draws _"]],
     generator: np.random.Generator,
 ) -> Correlation:
@@ -216,7 +216,7 @@ def _permuted(rows: Sequence[Rows], generator: np.random.Generator) -> list[Rows
 
 
 def _within(
-    tables: Sequence[tuple[Scores, Scores]], weights: Sequence[Float64[np.ndarray, "draws _"]]
+    tables: Sequence[tuple[Rows, Rows]], weights: Sequence[Float64[np.ndarray, "draws _"]]
 ) -> Float64[np.ndarray, "draws"]:
     """Correlation over examples after contents' and positions' means are taken out, groups pooled."""
     product, squares, other = 0.0, 0.0, 0.0

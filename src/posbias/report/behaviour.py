@@ -82,7 +82,12 @@ def show_behaviour(record: Record, console: "Console") -> None:
 
 def tables_of(record: Record) -> list[Table]:
     """Scores by position, differences to the best one, and the tie where it was measured."""
-    tables: list[Table] = [(f"{record.resolved['task']}: by position of the answer", *_score_cells(record))]
+    tables: list[Table] = [
+        (
+            f"{record.resolved['task']}: by position of the answer (0 ... {record.scalars['n_items'] - 1})",
+            *_score_cells(record),
+        )
+    ]
     for name, curve in record.scalars["curves"].items():
         if curve["comparison"] is not None:
             tables.append((f"{label(MEASURES, name)}: against the best position", *_difference_cells(curve)))
@@ -128,18 +133,18 @@ def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
         first = next(iter(curves.values()))
         token = MISSING if first["gold_tokens"] is None else f"{first['gold_tokens'][column]:.0f}"
         means = [interval_text(curve["means"][column]) for curve in curves.values()]
-        cells.append([f"{place + 1} of {record.scalars['n_items']}", token, str(first["counts"][column]), *means])
+        cells.append([str(place), token, str(first["counts"][column]), *means])
     return header, cells
 
 
 def _difference_cells(curve: Stored) -> tuple[list[str], list[list[str]]]:
     comparison, places = curve["comparison"], curve["positions"]
-    best = f"{places[comparison['best']] + 1}"
+    best = places[comparison["best"]]
     header = ["position", f"difference to position {best}", "chosen on other contents", "McNemar p (Holm)"]
     cells = []
     for entry in comparison["differences"]:
         adjusted = MISSING if entry["adjusted_p"] is None else f"{entry['adjusted_p']:.2g}"
-        number = f"{places[entry['position']] + 1}"
+        number = str(places[entry["position"]])
         cells.append([number, interval_text(entry["bootstrap"]), f"{entry['cross_fitted']:+.3f}", adjusted])
     return header, cells
 

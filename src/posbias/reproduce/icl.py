@@ -16,7 +16,7 @@ from posbias.reproduce.findings import Finding, findings_table, tally
 from posbias.reproduce.icl_cells import ENCODINGS, Cells, Figures
 from posbias.reproduce.icl_flags import flag_findings
 from posbias.reproduce.icl_outcomes import icl_outcomes
-from posbias.reproduce.icl_sink_statements import sink_findings
+from posbias.reproduce.icl_sink_statements import sink_control, sink_findings
 from posbias.reproduce.icl_statements import retrieval_findings
 from posbias.reproduce.icl_views import gaps_table, retrieval_figures
 from posbias.reproduce.influence_profiles import KINDS
@@ -64,12 +64,15 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
     """Statements, tables and figures from trained members."""
     generator = np.random.default_rng(settings.seed)
     cells = {name: Cells(outcomes, base) for name, base in VARIANTS.items()}
-    findings = [
+    published = [
         *_statements(cells["mixture"], Figures("mixture"), generator),
         *_statements(cells["fixed-vocabulary"], Figures("fixed"), generator),
+    ]
+    controls = [
         *_controls(cells["mixture"], generator),
         *flag_findings(cells["mixture"], cells["std-1-over-d"], generator),
     ]
+    findings = [*published, *controls]
     loops = icl_loops(outcomes)
     found = agreements(loops, generator)
     charts = [loop_figure(f"icl-loop-{number}", found, outcome) for number, outcome in enumerate((FINAL, SPEED))]
@@ -79,7 +82,7 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
         title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
         statements=[
             reached(outcomes, steps=steps, batch=batch),
-            tally(findings),
+            tally(published),
             *[finding.sentence() for finding in findings],
             *loop_sentences(found),
             *_lost(outcomes),
@@ -97,10 +100,11 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
 
 
 def _controls(cells: Cells, generator: np.random.Generator) -> list[Finding]:
-    """The statements about gaps once more, on evaluation sets whose right label stands nowhere else; those that ran."""
+    """What the source has not: gaps where the right label stands nowhere else, and sinks before training."""
     plain = Cells(cells.outcomes, cells.base, design="unconfounded")
     found = retrieval_findings(plain, Figures("mixture"), generator)
-    return [replace(finding, where=f"{finding.where}, unconfounded sets") for finding in found if finding.tests]
+    unconfounded = [replace(each, where=f"{each.where}, unconfounded sets") for each in found if each.tests]
+    return [*unconfounded, sink_control(cells, Figures("mixture"), generator)]
 
 
 def _statements(cells: Cells, figures: Figures, generator: np.random.Generator) -> list[Finding]:

@@ -2,10 +2,11 @@
 
 On a CPU the members are split into small stacks, which the threads share out between them: every matrix product has
 one thread, so that no bit depends on how many threads or members there are, and small products lose no time to being
-split. Elsewhere they are one stack. What a course knows goes into a checkpoint at the end of a window and comes back bit for bit: parameters, moments, loss
-curves, evaluations, and who is still in training. Batches are a function of the step, so nothing else is needed.
+split. Elsewhere they are one stack. What a course knows goes into a checkpoint at the end of a window and comes back
+bit for bit: parameters, moments, curves, evaluations; batches are a function of the step.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -194,7 +195,7 @@ class Course:
             for name, values in (diary.parameters or {}).items():
                 arrays[f"{index}/parameters/{name}"] = values.numpy()
         plain = [[diary.status, diary.reason, diary.steps, diary.evaluation_steps] for diary in self._diaries]
-        text = json.dumps({"step": self._step, "active": sum(self._groups, []), "members": plain})
+        text = json.dumps({"step": self._step, "active": list(itertools.chain(*self._groups)), "members": plain})
         arrays["course"] = np.frombuffer(text.encode(), dtype=np.uint8)
         return arrays
 

@@ -86,7 +86,7 @@ class ReferenceNetwork(nn.Module):
         layers = range(config.architecture.depth)
         self.blocks = nn.ModuleList([ReferenceBlock(config, layer) for layer in layers])
         for name, value in parameters.items():
-            _place(self, name, nn.Parameter(value.detach().clone()))
+            _place(self, name, nn.Parameter(value.detach().to(config.torch_dtype, copy=True)))
 
     def forward(
         self, embeddings: Float[Tensor, "batch position feature"]

@@ -1,0 +1,118 @@
+"""`posbias place`: the order of retrieved passages that a measured model is expected to use best."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.invocation import command_line, passed_arguments
+from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    from posbias.records import Record
+
+EXAMPLE = (
+    "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number or one JSON "
+    "object with a `score` per line: `posbias place --run runs/pairs --scores scores.jsonl`"
+)
+BEHAVIOUR = "behaviour"
+
+
+def place(
+    context: typer.Context,
+    run: Annotated[Path, typer.Option("--run", help="Directory of a run of posbias evaluate (or audit --behaviour).")],
+    scores: Annotated[str, typer.Option("--scores", help="Relevance of each passage: a file, or 0.9,0.4,...")],
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by", help="accuracy, probability or reciprocal_rank.", show_default="the first that was measured"
+        ),
+    ] = None,
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    json: options.Json = False,
+) -> None:
+    """Order passages for one model: where the relevant ones should stand, and what that is worth on held-out data."""
+    from posbias.cli.output import print_json
+    from posbias.evaluation import measured_use
+    from posbias.evaluation import place as find_order
+    from posbias.records import Record, load_record, run_directory
+
+    relevance = scores_of(scores)
+    arguments = passed_arguments(context)
+    with run_directory(out, verb="place", arguments=arguments) as directory:
+        measured = load_record(_run_of(run))
+        found = find_order(relevance, measured_use(measured, measure=by), seed=seed)
+        record = Record(
+            verb="place",
+            arguments=arguments,
+            resolved={
+                "title": f"{measured.resolved.get('title', 'a model')}: order of {len(relevance)} passages",
+                "command": command_line(context),
+                "run": measured.run_id,
+                "relevance": relevance,
+            },
+            scalars=found.as_record(),
+            seeds={"bootstrap": seed},
+        )
+        if directory is not None:
+            record.save(directory)
+    if json:
+        print_json(record.as_json())
+    else:
+        _show(record)
+
+
+def scores_of(text: str) -> list[float]:
+    """Relevances from a file or a list: numbers, or JSON objects with a `score`, one per line.
+
+    Raises:
+        UsageError: something else; a wrong line is named.
+    """
+    path = Path(text)
+    if not path.is_file():
+        return [_number(part, f"--scores, value {number}") for number, part in enumerate(text.split(","), start=1)]
+    try:
+        content = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {text!r}: {error}") from None
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
+    return [_score_in(line, f"{path.name}, line {number}") for number, line in lines]
+
+
+def _score_in(line: str, where: str) -> float:
+    import json
+
+    if not line.lstrip().startswith("{"):
+        return _number(line, where)
+    try:
+        found: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: not JSON ({error.msg})") from None
+    if isinstance(found.get("score"), bool) or not isinstance(found.get("score"), int | float):
+        raise UsageError(f"{where}: needs a number 'score', got {found.get('score')!r}")
+    return float(found["score"])
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(
+            f"{where}: {text.strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
+        ) from None
+
+
+def _run_of(run: Path) -> Path:
+    """The run itself, or the behaviour below an audit's directory."""
+    below = run / BEHAVIOUR
+    return below if below.is_dir() else run
+
+
+def _show(record: "Record") -> None:
+    from rich.console import Console
+
+    from posbias.report.placement import show_placement
+
+    show_placement(record, Console())

@@ -1,0 +1,147 @@
+"""The examples of a task as a task of EleutherAI's lm-evaluation-harness, for others to run there.
+
+Three kinds of files: the prompts as they are (one JSON object per line), task descriptions that put nothing around
+them, and the published scoring rule as a small module of its own. The harness reads the prompts relative to the
+directory it is started in, hence `cd DIRECTORY` first.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posbias.errors import RunError, UsageError
+from posbias.records import write_atomically
+from posbias.tasks.language import Example, LanguageTask
+
+DATA_FILE = "examples.jsonl"
+SCORING_FILE = "posbias_scoring.py"
+
+_SCORING = '''"""Scoring of {task}, by position of the answer; needs nothing but Python."""
+
+import re
+import string
+
+
+def _normalised(text):
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\\b(a|an|the)\\b", " ", bare).split())
+
+
+def _right(prediction, answers):
+    if "{rule}" == "substring":
+        return float(any(answer.lower() in prediction.lower() for answer in answers))
+    first_line = _normalised(prediction.split("\\n")[0])
+    return float(any(_normalised(answer) in first_line for answer in answers))
+
+
+def process_results(doc, results):
+    right = _right(results[0], doc["answers"])
+    return {{"accuracy": right, f"accuracy_at_{{doc['position']}}": right}}
+'''
+"""Text of the scoring module."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    directory: Path
+    names: tuple[str, ...]
+    """Tasks as the harness knows them: generated answers, and the log-probability of the right one."""
+    examples: int
+
+
+def export_lm_eval(
+    task: LanguageTask, examples: Sequence[Example], directory: str | Path, *, max_tokens: int | None = None
+) -> Exported:
+    """Write examples as two tasks: answers generated and judged by the published rule, and the right answer scored.
+
+    Args:
+        task: What the examples are of.
+        examples: Any number, >= 1; conversations of one message are written as its text (start the harness with
+            `--apply_chat_template`).
+        directory: Where to write; files there are replaced.
+        max_tokens: Generated at most; None: the task's own.
+
+    Raises:
+        UsageError: no examples, or a conversation of several messages.
+        RunError: the files cannot be written.
+    """
+    if not examples:
+        raise UsageError("no examples to export; give at least 1")
+    rows = [_row(example) for example in examples]
+    stem = "posbias_" + "".join(letter if letter.isalnum() else "_" for letter in str(task)).strip("_")
+    positions = sorted({row["position"] for row in rows})
+    stop = ["\n"] if task.scoring == "best_subspan_em" else []
+    directory = Path(directory)
+    files = {
+        DATA_FILE: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        SCORING_FILE: _SCORING.format(task=task, rule=task.scoring),
+        f"{stem}.yaml": _generated(stem, positions, stop, max_tokens or task.max_tokens),
+        f"{stem}_logprob.yaml": _scored(f"{stem}_logprob"),
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_atomically(directory / name, text.encode())
+    except OSError as error:
+        raise RunError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
+    return Exported(directory, (stem, f"{stem}_logprob"), len(rows))
+
+
+def _row(example: Example) -> dict[str, object]:
+    """One example in plain values, its prompt as text."""
+    prompt = example.prompt
+    if not isinstance(prompt, str):
+        if len(prompt) != 1:
+            raise UsageError(f"a conversation of {len(prompt)} messages cannot be exported; allowed: 1, the user's")
+        prompt = prompt[0]["content"]
+    return {
+        "prompt": prompt,
+        "answers": list(example.answers),
+        "target": example.target,
+        "position": -1 if example.gold_position is None else example.gold_position,
+        "n_items": example.n_items,
+        "content": example.content,
+        "condition": example.condition,
+    }
+
+
+def _common(name: str, output_type: str) -> str:
+    return f"""task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {DATA_FILE}
+test_split: test
+output_type: {output_type}
+num_fewshot: 0
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{target}}}}"
+target_delimiter: ""
+"""
+
+
+def _generated(name: str, positions: Sequence[object], stop: Sequence[str], max_tokens: int) -> str:
+    metrics = ["accuracy", *(f"accuracy_at_{position}" for position in positions)]
+    listed = "".join(f"  - metric: {metric}\n    aggregation: mean\n    higher_is_better: true\n" for metric in metrics)
+    return f"""{_common(name, "generate_until")}process_results: !function {Path(SCORING_FILE).stem}.process_results
+generation_kwargs:
+  until: {json.dumps(list(stop))}
+  max_gen_toks: {max_tokens}
+  do_sample: false
+  temperature: 0.0
+metric_list:
+{listed}"""
+
+
+def _scored(name: str) -> str:
+    return f"""{_common(name, "loglikelihood")}metric_list:
+  - metric: perplexity
+    aggregation: perplexity
+    higher_is_better: false
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+"""

@@ -1,0 +1,55 @@
+"""A placement in words and a table, from its record alone."""
+
+from typing import TYPE_CHECKING
+
+from posbias.records import Record
+from posbias.report.behaviour import interval_text
+from posbias.report.tables import plain_columns, ruled
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ORDERS = {"best_first": "best first", "best_last": "best last", "alternating": "best at both ends"}
+
+
+def show_placement(record: Record, console: "Console") -> None:
+    """Print the order, what it is worth against the usual ones, and what the data do not decide."""
+    header = ["against", "its order", "expected gain", "on held-out contents", "raises it"]
+    cells = [
+        [
+            ORDERS[gain["over"]],
+            _order(gain["order"]),
+            interval_text(gain["expected"]),
+            interval_text(gain["held_out"]),
+            "yes" if gain["raises"] else "not shown",
+        ]
+        for gain in record.scalars["gains"]
+    ]
+    title = f"Gain in {record.scalars['measure'].replace('_', ' ')}, per unit of relevance"
+    for statement in statements_of(record):
+        console.print(statement, highlight=False, markup=False, soft_wrap=True)
+    if console.is_terminal:
+        console.print(ruled(title, header, cells))
+    else:
+        console.file.write(f"\n{title}\n{plain_columns(header, cells)}\n")
+
+
+def statements_of(record: Record) -> list[str]:
+    """The order, and what it rests on."""
+    found = record.scalars
+    rest = (
+        f"{100 * found['kept']:.0f} % of the measured differences between positions are kept, the rest is noise"
+        if found["decided"]
+        else "the contents do not show that positions differ, so best first is kept"
+    )
+    statements = [
+        f"order of the passages, first to last (0 is the first given): {_order(found['order'])}",
+        f"curve of {found['n_contents']} contents, p {found['p_flat']:.2g} against flat: {rest}",
+    ]
+    if found["interpolated"]:
+        statements.append("the slots were not all measured themselves: the curve is interpolated between positions")
+    return statements
+
+
+def _order(order: list[int]) -> str:
+    return " ".join(map(str, order))

@@ -1,0 +1,86 @@
+"""`posbias train` end to end: a study in, a record and one model per member out."""
+
+import json
+
+import numpy as np
+import pytest
+
+import posbias as pb
+
+STUDY = """
+task: position_copy(target=0, context=6, vocabulary=5)
+model: {depth: 1, width: 8, residual: none}
+optimiser: adam(learning_rate=1e-2)
+train: {steps: 20, batch: 8, window: 5, evaluate_every: 10, examples: 10}
+grid: {task.target: [0, 5]}
+seeds: 2
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+def test_a_study_leaves_a_record_and_models_that_can_be_measured(posbias, study, tmp_path):
+    out = tmp_path / "run"
+    result = posbias("train", study, "--out", out, "--json")
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    record = pb.load_record(out)
+    assert record.verb == "train"
+    assert record.scalars == printed["scalars"]
+    assert record.scalars["counts"] == {"done": 4}
+    done = pb.run_study(pb.load_study(study))
+    np.testing.assert_array_equal(record.arrays["losses"], [each.losses for each in done.trained.members])
+    assert record.arrays["evaluation_steps"].tolist() == [[0, 10, 20]] * 4
+    assert record.arrays["evaluations/loss"].shape == (4, 3)
+    assert not (out / "parts").exists()
+    entry = record.scalars["members"][3]
+    assert (entry["name"], entry["model"]) == ("target=5 seed=1", "models/0003")
+    measured = posbias(
+        "measure",
+        out / entry["model"],
+        "--prompts",
+        "synthetic",
+        "--length",
+        6,
+        "--count",
+        2,
+        "--kinds",
+        "jacobian",
+        "--json",
+    )
+    assert measured.returncode == 0, measured.stderr
+    described = json.loads(measured.stdout)["resolved"]["model"]
+    assert described["provenance"]["name"] == "target=5 seed=1"
+
+
+def test_the_table_has_a_row_per_point_with_an_interval_over_seeds(posbias, study):
+    result = posbias("train", study)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[1].split() == ["task.target", "seeds", "loss"]
+    assert lines[2].split()[:4] == ["0", "2", "of", "2"]
+    assert "- 4 members in 1 stacks: 4 done." in lines
+
+
+def test_bad_use_is_one_line_and_leaves_nothing(posbias, tmp_path):
+    for change, flags, message in (
+        (("seeds: 2", "seeds: 600"), [], "has 1200 members; more than 1000 must be confirmed with --yes"),
+        (("target: [0, 5]", "target: [0, 6]"), [], "target must lie in the context, 0 ... 5, got 6"),
+        (("depth: 1", "deep: 1"), [], "model has no field 'deep'"),
+        (("", ""), ["--engine", "cloud"], "unknown engine 'cloud'; known: local, ray"),
+        (("", ""), ["--device", "abacus"], "device 'abacus' cannot be used"),
+        (("", ""), ["--stack-size", "0"], "--stack-size"),
+    ):
+        path = tmp_path / "study.yaml"
+        path.write_text(STUDY.replace(*change))
+        result = posbias("train", path, *flags, "--out", tmp_path / "run")
+        assert result.returncode == 2, (message, result.stderr)
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+    assert posbias("train", tmp_path / "none.yaml").returncode == 2

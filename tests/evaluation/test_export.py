@@ -1,0 +1,90 @@
+"""Exported tasks: valid YAML, prompts exactly ours, the scoring module equal to the published rules."""
+
+import importlib.util
+import json
+
+import jinja2
+import pytest
+import yaml
+
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.export import DATA_FILE, SCORING_FILE, export_lm_eval
+from posbias.evaluation.scoring import SCORERS
+from posbias.tasks.language import LANGUAGE_TASKS
+
+TASKS = ["key_value(pairs=4)", "documents(documents=4)", "example_order(shots=4)", "key_value(pairs=3, chat=True)"]
+
+
+class Loader(yaml.SafeLoader):
+    """YAML with the harness's own tag, which names a function beside the file."""
+
+
+Loader.add_constructor("!function", lambda loader, node: ("function", loader.construct_scalar(node)))
+
+
+def exported(spelled, directory):
+    task = LANGUAGE_TASKS.parse(spelled)
+    examples = list(task.examples(None, count=2, seed=1))
+    return task, examples, export_lm_eval(task, examples, directory, max_tokens=7)
+
+
+def scoring_module(directory):
+    spec = importlib.util.spec_from_file_location("exported_scoring", directory / SCORING_FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("spelled", TASKS)
+def test_rendered_prompts_and_targets_are_exactly_ours(spelled, tmp_path):
+    _, examples, found = exported(spelled, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / DATA_FILE).read_text().splitlines()]
+    assert found.examples == len(examples) == len(rows)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    for name in found.names:
+        settings = yaml.load((tmp_path / f"{name}.yaml").read_text(), Loader)  # noqa: S506 (a safe loader)
+        assert settings["task"] == name
+        assert settings["dataset_kwargs"]["data_files"][settings["test_split"]] == DATA_FILE
+        for example, row in zip(examples, rows, strict=True):
+            text = environment.from_string(settings["doc_to_text"]).render(row)
+            prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[0]["content"]
+            assert text == prompt
+            assert environment.from_string(settings["doc_to_target"]).render(row) == example.target
+    assert settings["target_delimiter"] == ""
+
+
+def test_generation_has_our_limit_stop_and_a_metric_for_every_position(tmp_path):
+    _, _, found = exported("documents(documents=4)", tmp_path)
+    settings = yaml.load((tmp_path / f"{found.names[0]}.yaml").read_text(), Loader)  # noqa: S506
+    assert settings["generation_kwargs"] == {"until": ["\n"], "max_gen_toks": 7, "do_sample": False, "temperature": 0.0}
+    assert settings["process_results"] == ("function", "posbias_scoring.process_results")
+    assert [entry["metric"] for entry in settings["metric_list"]] == [
+        "accuracy",
+        *(f"accuracy_at_{position}" for position in range(4)),
+    ]
+
+
+@pytest.mark.parametrize("spelled", TASKS)
+@pytest.mark.parametrize(
+    ("prediction", "answers"),
+    [
+        ("The Eiffel Tower.\nno", ["eiffel tower"]),
+        ("\nEiffel", ["Eiffel"]),
+        ("it is AN apple", ["Apple"]),
+        ("nothing", ["Eiffel", "apple"]),
+        ("", ["a b"]),
+    ],
+)
+def test_the_scoring_module_judges_as_the_published_rule(spelled, prediction, answers, tmp_path):
+    task, _, _ = exported(spelled, tmp_path)
+    found = scoring_module(tmp_path).process_results({"answers": answers, "position": 3}, [prediction])
+    assert found["accuracy"] == found["accuracy_at_3"] == SCORERS[task.scoring](prediction, answers)
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path):
+    task = LANGUAGE_TASKS.parse("key_value(pairs=3)")
+    with pytest.raises(UsageError, match="at least 1"):
+        export_lm_eval(task, [], tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        export_lm_eval(task, list(task.examples(None, count=1)), tmp_path / "file" / "below")

@@ -1,0 +1,225 @@
+"""The networks of published experiments, written out once more with loops, and what their masks and encodings do."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from posbias.architecture import Architecture
+from posbias.errors import UsageError
+from posbias.models.reference import (
+    ReferenceConfig,
+    attention_maps,
+    constants_of,
+    copy_network,
+    draw_parameters,
+    forward,
+    retrieval_network,
+    shape_of,
+    stacked,
+)
+
+EXACT = 1e-12
+N, BATCH = 9, 3
+MASKS = ["full", "causal", "sliding_window(width=5)", "prefix(length=4)"]
+ENCODINGS = ["none", "sinusoidal(width=8)", "rope(head_dim=8)", "decay(rate=0.8)"]
+
+
+def drawn(config: ReferenceConfig, seed: int = 0) -> dict[str, Tensor]:
+    return draw_parameters(config, torch.Generator().manual_seed(seed))
+
+
+def run(config: ReferenceConfig, parameters: dict[str, Tensor], inputs: Tensor, rows: tuple[int, ...]) -> Tensor:
+    """One model as a stack of one."""
+    n_positions = inputs.shape[1]
+    constants = stacked([constants_of(config, n_positions)])
+    return forward(shape_of(config, n_positions), stacked([parameters]), constants, inputs[None], rows=rows)[0]
+
+
+def visible(mask: str, query: int, key: int) -> bool:
+    return {
+        "full": True,
+        "causal": key <= query,
+        "sliding_window(width=5)": query - 5 < key <= query,
+        "prefix(length=4)": key <= query or (query < 4 and key < 4),
+    }[mask]
+
+
+def turn(vector: Tensor, position: int) -> Tensor:
+    """Rotary positions through complex numbers."""
+    half = len(vector) // 2
+    angle = position * 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    pairs = torch.complex(vector[:half], vector[half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([pairs.real, pairs.imag])
+
+
+def retrieval_by_hand(
+    parameters: dict[str, Tensor], sequence: Tensor, *, mask: str, encoding: str, kept: float
+) -> tuple[Tensor, Tensor]:
+    """Logits of the last token, and all attention weights [layer, query, key]."""
+    stream = sequence.clone()
+    if encoding.startswith("sinusoidal"):
+        for position in range(N):
+            for pair in range(4):
+                angle = position * 10000.0 ** (-2 * pair / 8)
+                stream[position, 2 * pair] += np.sin(angle)
+                stream[position, 2 * pair + 1] += np.cos(angle)
+    maps = []
+    for layer in range(2):
+        query, key, value = (parameters[f"blocks.{layer}.{name}"][0] for name in ("query", "key", "value"))
+        weights = torch.zeros(N, N, dtype=torch.float64)
+        for i in range(N):
+            for j in range(N):
+                q, k = stream[i] @ query, stream[j] @ key
+                if encoding.startswith("rope"):
+                    q, k = turn(q, i), turn(k, j)
+                if visible(mask, i, j):
+                    weights[i, j] = torch.exp(q @ k / 8**0.5)
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        if encoding.startswith("decay"):  # the softmaxed weights times 0.8^|i - j|, normalised again
+            distance = torch.arange(N)[:, None] - torch.arange(N)[None, :]
+            weights = weights * 0.8 ** distance.abs().double()
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        maps.append(weights)
+        stream = kept * stream + weights @ stream @ value
+    hidden = stream[-1]
+    for layer in range(3):
+        hidden = torch.relu(hidden @ parameters[f"readout.{layer}.weight"] + parameters[f"readout.{layer}.bias"])
+    return hidden @ parameters["readout.3.weight"] + parameters["readout.3.bias"], torch.stack(maps)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("kept", [0.0, 1.0, 0.5])
+def test_the_retrieval_network_is_what_its_definition_says(mask: str, encoding: str, kept: float) -> None:
+    config = retrieval_network(Architecture(2, mask=mask, encoding=encoding), width=8, labels=5, residual=kept > 0)
+    config = replace(config, dtype="float64", residual_scale=kept or 1.0)
+    parameters = drawn(config)
+    inputs = torch.randn(BATCH, N, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits = run(config, parameters, inputs, rows=(N - 1,))
+    constants = stacked([constants_of(config, N)])
+    maps = attention_maps(shape_of(config, N), stacked([parameters]), constants, inputs[None])
+    for row in range(BATCH):
+        expected, weights = retrieval_by_hand(parameters, inputs[row], mask=mask, encoding=encoding, kept=kept)
+        torch.testing.assert_close(logits[row, 0], expected, rtol=EXACT, atol=EXACT)
+        torch.testing.assert_close(maps[:, 0, row, 0], weights, rtol=EXACT, atol=EXACT)
+
+
+def test_the_retrieval_network_has_the_published_size() -> None:
+    config = retrieval_network(Architecture(2))
+    shapes = {name: tuple(value.shape) for name, value in drawn(config).items()}
+    layers = {f"blocks.{layer}.{name}": (1, 64, 64) for layer in range(2) for name in ("query", "key", "value")}
+    readout = {f"readout.{layer}.weight": (64, 64) for layer in range(3)} | {"readout.3.weight": (64, 32)}
+    biases = {f"readout.{layer}.bias": (64,) for layer in range(3)} | {"readout.3.bias": (32,)}
+    assert shapes == layers | readout | biases
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("mlp", [False, True])
+def test_the_copy_network_is_what_its_definition_says(residual: bool, mlp: bool) -> None:
+    config = replace(copy_network(Architecture(2), width=6, residual=residual, mlp=mlp), dtype="float64")
+    parameters = drawn(config)
+    token_ids = torch.randint(0, 10, (BATCH, N), generator=torch.Generator().manual_seed(2))
+    found = run(config, parameters, token_ids, rows=(N - 1,))[:, 0]
+    stream = parameters["embedding"][token_ids]
+    for layer in range(2):
+        own = {name.split(".")[2]: value for name, value in parameters.items() if name.startswith(f"blocks.{layer}.")}
+
+        def project(name: str, own: dict[str, Tensor] = own, stream: Tensor = stream) -> Tensor:
+            bias = own[f"{name}_bias"][0] if mlp else 0.0
+            return stream @ own[name][0] + bias
+
+        logits = project("query") @ project("key").transpose(1, 2) / 6**0.5
+        logits = logits.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+        branch = torch.softmax(logits, dim=-1) @ project("value") @ own["output"][0]
+        branch = branch + own["output_bias"] if mlp else branch
+        stream = stream + branch if residual else branch
+        if mlp:
+            update = torch.nn.functional.gelu(stream @ own["up"] + own["up_bias"]) @ own["down"] + own["down_bias"]
+            stream = stream + update if residual else update
+    expected = stream[:, -1] @ parameters["unembedding"].T
+    torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("values", ["identity", "orthogonal", "gaussian"])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("rows", [(N - 1,), (0,), (2, 3, 4), (7, 1)])
+def test_wanted_rows_are_rows_of_the_whole(values: str, heads: int, rows: tuple[int, ...]) -> None:
+    config = ReferenceConfig(
+        Architecture(2, heads, encoding="alibi", mixing=0.4),
+        width=8,
+        attention="content",
+        values=values,
+        biases=True,
+        norm="pre",
+        normalisation="layer",
+        mlp=True,
+        initialisation="linear",
+    )
+    token_ids = torch.randint(0, 64, (BATCH, N), generator=torch.Generator().manual_seed(3))
+    every = run(config, drawn(config), token_ids, rows=tuple(range(N)))
+    torch.testing.assert_close(run(config, drawn(config), token_ids, rows=rows), every[:, list(rows)])
+
+
+def test_learned_positions_are_added_to_the_input() -> None:
+    config = ReferenceConfig(Architecture(1), width=8, learned_positions=N, residual="none")
+    parameters = drawn(config)
+    token_ids = torch.zeros(1, N, dtype=torch.int64)
+    found = run(config, parameters, token_ids, rows=(N - 1,))[0, 0]
+    mean = (parameters["embedding"][0] + parameters["positions"]).mean(dim=0)
+    torch.testing.assert_close(found, mean @ parameters["unembedding"].T)
+    with pytest.raises(UsageError, match="reference has 9 learned positions, 10 asked"):
+        shape_of(config, N + 1)
+
+
+@pytest.mark.parametrize(
+    ("initialisation", "deviation"), [("linear", 3**-0.5 / 8), ("normal", 0.02), ("gaussian", 1 / 8)]
+)
+def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) -> None:
+    config = ReferenceConfig(Architecture(1), width=64, attention="content", initialisation=initialisation, biases=True)
+    parameters = drawn(config)
+    assert float(parameters["blocks.0.query"].std()) == pytest.approx(deviation, rel=0.05)
+    assert float(parameters["blocks.0.query"].abs().max()) <= (1 / 8 if initialisation == "linear" else 1)
+    assert bool(parameters["blocks.0.query_bias"].any()) == (initialisation == "linear")
+    single = drawn(replace(config, dtype="float32"))
+    assert all(torch.equal(single[name], parameters[name].float()) for name in parameters)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float16"}, "reference dtype 'float16' is unknown; allowed: float32, float64"),
+        ({"vocabulary_size": None}, "reference outputs must be given where there is no vocabulary"),
+        ({"outputs": 0}, "reference outputs must be at least 1, got 0"),
+        ({"width": True}, "reference width must be at least 1, got True"),
+        ({"key_value_heads": 3}, "reference key_value_heads 3 is not a divisor of 2 heads"),
+        ({"values": "gaussian", "output_map": False, "head_width": 3}, "needs heads \\* head_dim = width, got 2 \\* 3"),
+        ({"residual_scale": float("nan")}, "reference residual_scale must be finite, got nan"),
+        ({"norm_epsilon": 0.0}, "reference norm_epsilon must be a finite number > 0, got 0.0"),
+        (
+            {"architecture": Architecture(1, encoding="sinusoidal(width=8)"), "absolute": "added"},
+            "reference width 16 differs from the 8 features of sinusoidal",
+        ),
+        (
+            {"architecture": Architecture(1, encoding="rope"), "attention": "content", "width": 5},
+            "rotary positions need an even number of features per head, got 5",
+        ),
+    ],
+)
+def test_bad_configurations_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ReferenceConfig(**{"architecture": Architecture(depth=1, heads=2), **change})
+
+
+def test_bad_inputs_are_refused() -> None:
+    config = ReferenceConfig(Architecture(1))
+    token_ids = torch.zeros(1, N, dtype=torch.int64)
+    with pytest.raises(UsageError, match=r"rows must be positions within 0 ... 8, at least one, got \[9\]"):
+        run(config, drawn(config), token_ids, rows=(N,))
+    with pytest.raises(UsageError, match="at least one, got"):
+        run(config, drawn(config), token_ids, rows=())
+    with pytest.raises(UsageError, match=r"inputs must be \[member, batch, position\] of token ids"):
+        run(config, drawn(config), torch.zeros(1, N, 16), rows=(0,))

@@ -1,0 +1,120 @@
+"""Stacked models: each computes what it computes alone, whatever its mask and encoding, and so do its gradients."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from posbias.architecture import Architecture
+from posbias.models.reference import (
+    ReferenceConfig,
+    constants_of,
+    draw_parameters,
+    forward,
+    retrieval_network,
+    shape_of,
+    stacked,
+)
+
+N = 7
+SAME = 1e-5
+"""Single precision; products over members may be summed in another order than for one."""
+
+PLAIN = [
+    Architecture(2),
+    Architecture(2, mask="sliding_window(width=3)", encoding="decay(rate=0.8)"),
+    Architecture(2, mask="prefix(length=2)"),
+    Architecture(2, mask="full", encoding="alibi"),
+]
+ROTARY = [
+    Architecture(2, encoding=["rope(head_dim=8)", "none"]),
+    Architecture(2, encoding="rope(base=100.0, head_dim=8)"),
+]
+ADDED = [Architecture(2, encoding="sinusoidal(width=8)"), Architecture(2, encoding="sinusoidal(width=8, base=50.0)")]
+
+
+def gradients(
+    config: ReferenceConfig, parameters: dict[str, Tensor], constants: dict[str, Tensor], inputs: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    logits = forward(shape_of(config, N), leaves, constants, inputs, rows=(N - 1,))
+    found = torch.autograd.grad(logits.square().sum(), list(leaves.values()))
+    return logits.detach(), dict(zip(leaves, found, strict=True))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("architectures", [PLAIN, ROTARY, ADDED], ids=["plain", "rotary", "added"])
+def test_a_member_is_itself_in_any_company(architectures: list[Architecture], residual: bool) -> None:
+    configs = [retrieval_network(each, width=8, labels=5, residual=residual) for each in architectures]
+    assert len({shape_of(config, N) for config in configs}) == 1
+    drawn = [draw_parameters(config, torch.Generator().manual_seed(seed)) for seed, config in enumerate(configs)]
+    fixed = [constants_of(config, N) for config in configs]
+    inputs = torch.randn(len(configs), 4, N, 8, generator=torch.Generator().manual_seed(9))
+    together = gradients(configs[0], stacked(drawn), stacked(fixed), inputs)
+    for member, config in enumerate(configs):
+        alone = gradients(config, stacked([drawn[member]]), stacked([fixed[member]]), inputs[member : member + 1])
+        torch.testing.assert_close(together[0][member], alone[0][0], rtol=SAME, atol=SAME)
+        for name, value in alone[1].items():
+            torch.testing.assert_close(together[1][name][member], value[0], rtol=SAME, atol=SAME)
+
+
+def test_shapes_tell_apart_what_cannot_compute_together() -> None:
+    config = retrieval_network(Architecture(2))
+    others = [
+        retrieval_network(Architecture(3)),
+        retrieval_network(Architecture(2), residual=True),
+        retrieval_network(Architecture(2, encoding="rope")),
+        retrieval_network(Architecture(2, encoding="sinusoidal(width=64)")),
+        replace(config, norm="pre"),
+        replace(config, dtype="float64"),
+    ]
+    assert len({shape_of(each, N) for each in [config, *others]}) == 1 + len(others)
+    assert shape_of(config, N) == shape_of(replace(config, seed=5), N) != shape_of(config, N + 1)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("encoding", ["none", "rope"])
+@pytest.mark.parametrize("biases", [False, True])
+def test_products_of_weights_formed_ahead_change_nothing(heads: int, encoding: str, biases: bool) -> None:
+    config = ReferenceConfig(
+        Architecture(2, heads, encoding=encoding),
+        width=8,
+        attention="content",
+        values="gaussian",
+        residual="added",
+        biases=biases,
+        initialisation="linear",
+    )
+    merged = shape_of(config, N)
+    parameters = stacked([draw_parameters(config, torch.Generator().manual_seed(1))])
+    constants = stacked([constants_of(config, N)])
+    token_ids = torch.randint(0, 64, (1, 3, N), generator=torch.Generator().manual_seed(2))
+    for rows in [(N - 1,), tuple(range(N))]:
+        ahead = forward(merged, parameters, constants, token_ids, rows=rows)
+        plain = forward(replace(merged, merges=False), parameters, constants, token_ids, rows=rows)
+        torch.testing.assert_close(ahead, plain, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["none", "rope"])
+def test_gradients_match_central_differences(encoding: str) -> None:
+    config = ReferenceConfig(
+        Architecture(2, encoding=encoding),
+        width=4,
+        vocabulary_size=None,
+        outputs=3,
+        attention="content",
+        values="gaussian",
+        output_map=False,
+        residual="added",
+    )
+    parameters = stacked([draw_parameters(config, torch.Generator().manual_seed(seed)) for seed in range(2)])
+    constants = stacked([constants_of(config, 4)] * 2)
+    shape, names = shape_of(config, 4), list(parameters)
+
+    def logits(inputs: Tensor, *values: Tensor) -> Tensor:
+        return forward(shape, dict(zip(names, values, strict=True)), constants, inputs, rows=(3,))
+
+    inputs = torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    leaves = [value.requires_grad_() for value in (inputs, *parameters.values())]
+    assert torch.autograd.gradcheck(logits, leaves, fast_mode=True)

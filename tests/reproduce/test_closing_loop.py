@@ -1,0 +1,151 @@
+"""The loop: planted relations are found, absent ones are not, and the profiles are those of the theories."""
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.architecture import Architecture
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+from posbias.reproduce.closing_loop import (
+    CONTROL,
+    POOLED,
+    Loop,
+    agreements,
+    loop_figure,
+    loop_sentences,
+    loop_table,
+    unit_measures,
+    with_control,
+)
+from posbias.reproduce.influence_profiles import influence_profiles, initial, mean_field_profiles
+from posbias.tasks.synthetic import PositionCopy
+from posbias.theory import predict
+from posbias.training import Member
+
+PLACES = 8
+
+
+def generator():
+    return np.random.default_rng(0)
+
+
+def profiles(seeds=6):
+    rows = np.random.default_rng(3).dirichlet(np.ones(PLACES), seeds)
+    return np.maximum(rows, 1e-3)
+
+
+def loops(relation):
+    found = []
+    for number in range(6):
+        influence = profiles() * (1 + 0.01 * number)
+        found.append(Loop(f"model {number}", {("rollout", "initial"): influence}, {"learning": relation(influence)}))
+    return found
+
+
+def pooled(found):
+    return next(entry for entry in found if entry.architecture == POOLED)
+
+
+def test_an_outcome_that_follows_influence_is_predicted():
+    found = agreements(loops(lambda influence: 0.5 * np.log(influence)), generator())
+    entry = pooled(found)
+    assert entry.correlation.interval.value == pytest.approx(1)
+    assert entry.slope.interval.value == pytest.approx(0.5)
+    assert entry.variance == pytest.approx(1)
+    assert "initial, predicts learning" in loop_sentences(found)[0]
+    assert len(loop_table(found).cells) == 7
+    assert loop_figure("loop", found, "learning") is not None
+
+
+def test_the_reverse_and_nothing_are_said_as_such():
+    reverse = agreements(loops(lambda influence: -influence), generator())
+    assert "predicts the reverse of learning" in loop_sentences(reverse)[0]
+    noise = np.random.default_rng(5)
+    nothing = agreements(loops(lambda influence: noise.normal(size=influence.shape)), generator())
+    assert "does not predict learning" in loop_sentences(nothing)[0]
+
+
+def test_what_has_no_order_is_left_out():
+    flat = np.full((2, PLACES), 1 / PLACES)
+    assert np.isnan(unit_measures(flat, profiles(2))).all()
+    found = agreements([Loop("flat", {("rollout", "initial"): flat}, {"learning": profiles(2)})], generator())
+    assert found[0].correlation is None
+    assert found[0].row()["correlation"] is None
+    assert loop_sentences(found) == []
+    assert loop_figure("loop", found, "learning") is None
+
+
+def test_the_control_falls_and_theories_are_held_against_it():
+    rows = with_control({("rollout", "initial"): profiles()})
+    assert (np.diff(rows[CONTROL], axis=1) < 0).all()
+    both = [
+        Loop(
+            loop.architecture, with_control(loop.predicted), {"learning": np.log(loop.predicted["rollout", "initial"])}
+        )
+        for loop in loops(lambda influence: influence)
+    ]
+    sentences = loop_sentences(agreements(both, generator()))
+    assert "minus the control's: +" in sentences[0]
+
+
+def trained(**settings):
+    architecture = Architecture(depth=3, mask=settings.pop("mask", "causal"), encoding=settings.pop("encoding", "none"))
+    config = ReferenceConfig(
+        architecture,
+        width=4,
+        vocabulary_size=10,
+        attention="content",
+        values="gaussian",
+        dtype="float32",
+        **settings,
+    )
+    return Member("one", config, PositionCopy(3), 1)
+
+
+@pytest.mark.parametrize(("mask", "encoding"), [("causal", "none"), ("prefix(length=4)", "decay(rate=0.8)")])
+def test_without_residual_the_architectures_rollout_is_the_librarys(mask, encoding):
+    member = trained(residual="none", mask=mask, encoding=encoding)
+    ours = influence_profiles([initial(member)], seed=0)[0]["uniform_rollout"]
+    theirs = predict(member.config.architecture, 10, theory="attention_only").profile.influence
+    np.testing.assert_allclose(ours, theirs, atol=1e-7)
+
+
+def test_every_profile_sums_to_one_and_stacking_changes_nothing():
+    members = [initial(trained(residual=residual)) for residual in ("added", "none", "added")]
+    together = influence_profiles(members, seed=0)
+    alone = [influence_profiles([each], seed=0)[0] for each in members]
+    for first, second in zip(together, alone, strict=True):
+        for kind, profile in first.items():
+            assert profile.sum() == pytest.approx(1)
+            assert (profile >= 0).all()
+            np.testing.assert_allclose(profile, second[kind], atol=1e-5)
+
+
+def test_the_jacobian_is_that_of_the_model():
+    """Against the exact Jacobian of the same network, sequence by sequence."""
+    from posbias.reproduce.influence_profiles import SEQUENCES
+    from posbias.tasks.synthetic import stack_tasks
+
+    member = trained(residual="added")
+    start = initial(member)
+    model = ReferenceTransformer(member.config, start.parameters)
+    tokens = stack_tasks([member.task], [member.seed]).batch(0, SEQUENCES).inputs[0]
+    shares = []
+    for sequence in tokens:
+        jacobian = torch.autograd.functional.jacobian(
+            lambda vectors: model.outputs(vectors, [9]).hidden[0, 0], model.embed(sequence[None])
+        )
+        norms = jacobian[:, 0].square().sum(dim=(0, 2)).sqrt()
+        shares.append(norms / norms.sum())
+    exact = torch.stack(shares).mean(0).numpy()
+    measured = influence_profiles([start], seed=0)[0]["jacobian"]
+    assert np.abs(measured - exact).max() < 0.03
+
+
+def test_mean_field_is_computed_once_per_start_and_none_where_it_does_not_apply():
+    member = trained(residual="added")
+    other = Member("other", member.config, PositionCopy(5), member.seed)
+    first, second = mean_field_profiles([member, other])
+    assert first is second
+    assert first.sum() == pytest.approx(1)
+    assert mean_field_profiles([trained(residual="added", output_map=False)]) == [None]

@@ -1,0 +1,144 @@
+"""Studies: what a file may say, what its grid becomes, and what is refused before anything is trained."""
+
+import pytest
+
+from posbias.errors import UsageError
+from posbias.training import SGD, Below, load_study, study_of
+from posbias.training.study_files import read_yaml
+
+STUDY = """
+name: tiny
+task: position_copy(0, context=6, vocabulary=5)
+model: {depth: 2, width: 8, residual: none}
+optimiser: adamw(weight_decay=0.1)
+train: {steps: 20, batch: 8, window: 5, stopping: "below(loss=0.5)"}
+grid:
+  task.target: [0, 5]
+  look:
+    near: {model.mask: sliding_window(width=2), model.encoding: alibi}
+    far: {model.mask: causal}
+  optimiser.learning_rate: [1e-3, 0.01]
+seeds: [3, 7]
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_grid_is_every_combination_with_every_seed(tmp_path):
+    study = load_study(written(tmp_path, STUDY))
+    members = study.members()
+    assert study.name == "tiny"
+    assert study.n_members == len(members) == 16
+    assert len({member.name for member in members}) == 16
+    first, last = members[0], members[-1]
+    assert first.name == "target=0 look=near learning_rate=0.001 seed=3"
+    assert dict(last.coordinates) == {"task.target": 5, "look": "far", "optimiser.learning_rate": 0.01}
+    assert (last.task.target, last.task.context, last.seed) == (5, 6, 7)
+    assert str(first.config.architecture.mask) == "sliding_window(width=2)"
+    assert str(last.config.architecture.encoding) == "none"
+    assert (first.optimiser.learning_rate, last.optimiser.learning_rate) == (0.001, 0.01)
+    assert first.optimiser.weight_decay == 0.1
+    assert (first.config.vocabulary_size, first.config.n_outputs, first.config.width) == (5, 5, 8)
+    assert (first.config.attention, first.config.values, first.config.dtype) == ("content", "gaussian", "float32")
+    assert study.options.stopping == Below(0.5)
+
+
+def test_another_variant_in_the_grid_brings_its_own_parameters():
+    document = {
+        "task": "position_copy(target=0)",
+        "model": {"depth": 1, "width": 8},
+        "optimiser": "adam(beta1=0.5)",
+        "train": {"steps": 1},
+        "grid": {"optimiser.name": ["adam", "sgd"]},
+    }
+    with_adam, with_sgd = study_of(document, name="s").members()
+    assert with_adam.optimiser.beta1 == 0.9
+    assert with_sgd.optimiser == SGD()
+
+
+GOOD = {
+    "task": {"name": "position_copy", "target": 0},
+    "model": {"depth": 1, "width": 8},
+    "train": {"steps": 1},
+}
+RETRIEVAL = {"task": "in_context_retrieval(features=7)", "model": {"depth": 1}, "train": {"steps": 1}}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (["a"], "the study must be a mapping"),
+        ({**GOOD, "grids": {}}, "the study has no field 'grids'; fields: name, task, model"),
+        ({"task": "position_copy(target=0)"}, "study 's' has no section 'train'"),
+        ({**GOOD, "train": {"batch": 3}}, "train has no steps"),
+        ({**GOOD, "train": {"steps": 1, "epochs": 3}}, "train has no field 'epochs'; fields: steps, batch"),
+        ({**GOOD, "train": {"steps": 1, "stopping": "soon"}}, "unknown stopping rule 'soon'"),
+        ({**GOOD, "model": {"depth": 1, "widht": 8}}, "model has no field 'widht'"),
+        ({**GOOD, "task": "position_cpy"}, "unknown synthetic task 'position_cpy'"),
+        ({**GOOD, "task": {"target": 0}}, "task needs a name"),
+        ({**GOOD, "seeds": 0}, "seeds must be a count >= 1 or a list"),
+        ({**GOOD, "seeds": [1, 1]}, "seeds must be a count >= 1 or a list"),
+        ({**GOOD, "grid": {"model.widht": [1]}}, "grid setting 'model.widht' is unknown"),
+        ({**GOOD, "grid": {"train.steps": [1]}}, "grid setting 'train.steps' is unknown"),
+        ({**GOOD, "grid": {"model.width": []}}, "grid axis 'model.width' has no values"),
+        ({**GOOD, "grid": {"model.width": 3}}, "grid axis 'model.width' must be a list"),
+        ({**GOOD, "grid": {"task.targt": [1]}}, "synthetic task position_copy has no 'targt'; parameters: target"),
+        ({**GOOD, "model": {"width": 8}}, "model.depth is not given"),
+        ({**GOOD, "grid": {"task.target": [0, 10]}}, "target must lie in the context, 0 ... 9, got 10"),
+        ({**GOOD, "grid": {"model.heads": [3]}}, "width 8 is not a multiple of 3 heads"),
+        ({**GOOD, "model": {"depth": 1, "width": 7, "encoding": "sinusoidal(width=7)"}}, "even"),
+        ({**RETRIEVAL, "grid": {"task.classes": [16]}}, "classes must be at least labels = 32, got 16"),
+        ({**RETRIEVAL, "model": {"depth": 1, "width": 8}}, "the model's width is 8"),
+    ],
+)
+def test_what_makes_no_study_is_one_line_that_names_it(document, message):
+    with pytest.raises(UsageError) as caught:
+        study_of(document, name="s").members()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_thousands_need_to_be_meant():
+    study = study_of({**GOOD, "seeds": 1001}, name="s")
+    with pytest.raises(UsageError, match=r"study 's' has 1001 members; more than 1000 must be confirmed with --yes"):
+        study.members()
+    huge = study_of({**GOOD, "grid": {f"axis {n}": {str(v): {} for v in range(100)} for n in range(8)}}, name="s")
+    assert huge.n_members == 100**8
+    with pytest.raises(UsageError, match="10000000000000000 members"):
+        huge.members()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a: [1", "is not YAML"),
+        ("a: 1\na: 2", "line 2: 'a' is given twice"),
+        ("a: !!python/object/apply:os.system ['true']", "line 1: "),
+        ("a: !!binary aGk=", "is no plain number or text"),
+        ("a: 2026-11-21", "'2026-11-21' is no plain number or text (write it in quotes)"),
+        ("? [a]\n: 1", "a key must be a text or a number"),
+        ("a: &a [*a]", "more than 20 levels of nesting"),
+    ],
+)
+def test_files_that_are_not_plain_yaml_are_refused_with_their_line(tmp_path, text, message):
+    path = written(tmp_path, text)
+    if "apply" in text:
+        assert read_yaml(path) == {"a": ["true"]}  # a tag on a list is not obeyed
+        return
+    with pytest.raises(UsageError) as caught:
+        read_yaml(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_are_numbers(tmp_path):
+    path = written(tmp_path, "{a: 1e-3, b: 1_000, c: .5, d: none, e: '1', f: true, g: null, h: -2, i: 1.5e+3, j: yes}")
+    expected = {"a": 1e-3, "b": 1000, "c": 0.5, "d": "none", "e": "1", "f": True, "g": None, "h": -2, "i": 1500.0}
+    assert read_yaml(path) == {**expected, "j": True}
+    with pytest.raises(UsageError, match="cannot read study"):
+        read_yaml(tmp_path / "nothing.yaml")
