@@ -33,11 +33,13 @@ from posbias.report.palette import (
     MEASURED,
     ORANGE,
     PURPLE,
+    RUNS,
     SKY,
     VERMILION,
     Stroke,
     theory_strokes,
 )
+from posbias.report.reproductions import stored_figures
 from posbias.report.static import DASHES, STYLE
 from posbias.report.wording import THEORIES, label
 from posbias.reproduce.published_models import bloom_influence, published_models
@@ -45,6 +47,16 @@ from posbias.theory import continuous_density
 
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"
+EXPERIMENTS = Path(__file__).parents[1] / "studies" / "experiments"
+COPY_TITLES = {"sizes": "Two and three layers, width 2 and 10", "residual": "With residual connections and MLPs"}
+DEPTH_TITLES = {
+    "mixture-plain-1": "Gap first vs last, no residual connections",
+    "mixture-residual-1": "Gap first vs last, with residual connections",
+}
+DATA_TITLES = {
+    "mixture-first-and-last": "Accuracy by place, trained on both ends",
+    "mixture-sinks": "Attention sinks, by token",
+}
 COLOURS = 96
 """Colours of a PNG: enough for the palette, its bands and smooth edges, and a third of the bytes."""
 COLUMN_CHARACTERS = 20
@@ -89,6 +101,10 @@ def main() -> None:
         "attention_rollout": partial(attention_rollout, trained, birth),
         "audit": partial(audit, trained, birth),
         "trained_models": partial(trained_models, pb.load_record(STUDY)),
+        "position_copy": partial(stored, "position-copy", COPY_TITLES),
+        "icl_depth": partial(stored, "icl", DEPTH_TITLES),
+        "icl_data": partial(stored, "icl", DATA_TITLES),
+        "closing_loop": closing_loop,
     }
     IMAGES.mkdir(exist_ok=True)
     for name, panels in pictures.items():
@@ -375,6 +391,44 @@ def trained_models(study: pb.Record) -> Canvas:
     return canvas
 
 
+def stored(run: str, titles: Mapping[str, str]) -> list[Panel]:
+    """Figures of a reproduced experiment by slug, from its record, under shorter titles."""
+    figures = {figure.slug: figure for figure in stored_figures(pb.load_record(EXPERIMENTS / run))}
+    return [Panel(replace(figures[f"{run}-{slug}"], title=title)) for slug, title in titles.items()]
+
+
+def closing_loop() -> Canvas:
+    """Influence before the first step against what was learnt there, a dot per architecture and place, seeds averaged."""
+    canvas = Canvas(figsize=(11.0, 5.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(canvas)
+    panels = {
+        "position-copy": (
+            "a low final loss",
+            "Position copy, a network per target",
+            "minus the final loss over ln V",
+        ),
+        "icl": ("high final accuracy", "In-context retrieval, eight places", "accuracy minus the architecture's mean"),
+    }
+    for axes, (run, (outcome, title, scale)) in zip(canvas.subplots(1, 2), panels.items(), strict=True):
+        arrays = pb.load_record(EXPERIMENTS / run).arrays
+        names = [name.split("/", 1)[1].rsplit("/", 1)[0] for name in arrays if name.endswith(f"/{outcome}")]
+        for number, name in enumerate(names):
+            influence = arrays[f"loop/{name}/jacobian/initial"].mean(axis=0)
+            learnt = arrays[f"loop/{name}/{outcome}"].mean(axis=0)
+            shown = learnt / np.log(10) if run == "position-copy" else learnt - learnt.mean()
+            stroke = RUNS[number % len(RUNS)]
+            filled = stroke.colour if number < len(RUNS) // 3 else "white"
+            axes.scatter(influence, shown, s=26, color=stroke.colour, facecolor=filled, label=name)
+        axes.set_xscale("log")
+        axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold")
+        axes.set_xlabel("influence on the last position at initialisation (Jacobian)")
+        axes.set_ylabel(scale)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2, frameon=False, fontsize=8)
+    return canvas
+
+
 def png(picture: Sequence[Panel] | Canvas) -> bytes:
     """A picture, or panels side by side, in the report's style, legible at half its width."""
     if isinstance(picture, Canvas):
@@ -407,7 +461,8 @@ def draw(axes: Axes, panel: Panel) -> None:
     if panel.log_positions:
         axes.set_xscale("log")
     if figure.log_range is None:
-        axes.set_ylim(bottom=0)
+        if min(float(curve.y.min()) for curve in figure.curves) >= 0:
+            axes.set_ylim(bottom=0)
     else:
         axes.set_yscale("log")
         axes.set_ylim(figure.log_range)

@@ -36,7 +36,16 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def save_tiny_llama(directory: Path) -> None:
+@pytest.fixture(scope="session")
+def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with room for 2048 tokens."""
+    directory = tmp_path_factory.mktemp("models") / "long-llama"
+    save_tiny_llama(directory, max_positions=2048)
+    save_byte_tokenizer(directory)
+    return directory
+
+
+def save_tiny_llama(directory: Path, *, max_positions: int = 64) -> None:
     """Weights and configuration, made by transformers itself."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -48,7 +57,7 @@ def save_tiny_llama(directory: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=max_positions,
         bos_token_id=None,
         eos_token_id=0,
     )

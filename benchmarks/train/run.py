@@ -23,8 +23,8 @@ from posbias.architecture import Architecture
 from posbias.models.reference import ReferenceConfig, draw_parameters
 from posbias.tasks.synthetic import InContextRetrieval
 from posbias.training import AdamW, Member
-from posbias.training.course import CPU_CHUNK
 from posbias.training.course import _crew as crew_of
+from posbias.training.course import default_chunk
 from posbias.training.stack import Stack
 
 DEPTH, WIDTH, BATCH, POSITIONS, LABELS = 2, 64, 128, 17, 32
@@ -115,11 +115,12 @@ def median(costs: list[Cost]) -> Cost:
     return Cost(statistics.median(c.wall for c in costs), statistics.median(c.processor for c in costs))
 
 
-def peak_flops(device: torch.device) -> float:
-    """Flops per second of a large float32 matrix product: the best of several."""
+def peak_flops(device: torch.device) -> Cost:
+    """Flops per second, and per processor second, of a large float32 matrix product: the best of several."""
     square = torch.ones(2048, 2048, device=device)
-    runs = [timed(lambda _start, _stop: square @ square, steps=1, models=1, device=device).wall for _ in range(8)]
-    return 2 * 2048**3 / min(runs)
+    runs = [timed(lambda _start, _stop: square @ square, steps=1, models=1, device=device) for _ in range(12)]
+    flops = 2 * 2048**3
+    return Cost(flops / min(run.wall for run in runs), flops / min(run.processor for run in runs))
 
 
 def stacked_flops() -> int:
@@ -162,12 +163,17 @@ def compare(arguments: argparse.Namespace, device: torch.device, chunk: int) -> 
             if round_number:  # the first round warms up
                 costs[name].append(cost)
     peak = peak_flops(device)
-    print(f"measured peak {peak / 1e9:.0f} Gflop/s (float32), {torch.get_num_threads()} threads, {device}")
-    print(ROW.format("model-step", "wall ms", "CPU ms", "floor ms", "wall/floor"))
+    print(
+        f"measured peak (float32): {peak.wall / 1e9:.0f} Gflop per second, {peak.processor / 1e9:.0f} per CPU second; "
+        f"{torch.get_num_threads()} threads, {device}"
+    )
+    print(ROW.format("model-step", "wall ms", "CPU ms", "wall/floor", "CPU/floor"))
     for name, (_, _, flops) in ways.items():
-        cost, floor = median(costs[name]), flops / peak
-        ratio = f"{cost.wall / floor:.1f}" if flops else ""
-        print(ROW.format(name, f"{1e3 * cost.wall:.3f}", f"{1e3 * cost.processor:.3f}", f"{1e3 * floor:.3f}", ratio))
+        cost = median(costs[name])
+        ratios = [cost.wall * peak.wall / flops, cost.processor * peak.processor / flops] if flops else []
+        shown = [f"{1e3 * cost.wall:.3f}", f"{1e3 * cost.processor:.3f}", *(f"{ratio:.1f}" for ratio in ratios)]
+        print(ROW.format(name, *shown, *[""] * (4 - len(shown))))
+    print(f"floors: {plain_flops() / 1e6:.0f} Mflop as usually written, {stacked_flops() / 1e6:.0f} as stacked")
     ours = costs[f"stacked, M = {MEMBERS}"]
     for name in ("plain loop, per-sample dataset", "plain loop, data given"):
         wall = [a.wall / b.wall for a, b in zip(costs[name], ours, strict=True)]
@@ -220,7 +226,7 @@ def main() -> None:
     parser.add_argument("--plot", help="a PNG of cost against M")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    chunk = arguments.chunk or (CPU_CHUNK if device.type == "cpu" else max(SIZES))
+    chunk = arguments.chunk or default_chunk([member(0)] * max(SIZES), BATCH, device)
     np.set_printoptions(precision=3)
     print(f"{date.today()}: losses agree to {same_losses(device):.1e} over 20 steps")
     compare(arguments, device, chunk)

@@ -84,3 +84,16 @@ def test_bad_use_is_one_line_and_leaves_nothing(posbias, tmp_path):
         assert result.stderr.count("\n") == 1
         assert not (tmp_path / "run").exists()
     assert posbias("train", tmp_path / "none.yaml").returncode == 2
+
+
+def test_a_study_of_which_nothing_came_fails_with_a_record(posbias, tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY.replace("adam(learning_rate=1e-2)", "sgd(learning_rate=1e30)"))
+    result = posbias("train", path, "--out", tmp_path / "run")
+    assert result.returncode == 1
+    assert "none of 4 members ended well; the first diverged: the mean loss over steps 0 ... 4 was" in result.stderr
+    record = pb.load_record(tmp_path / "run")
+    assert record.status == "failed"
+    assert record.scalars["counts"] == {"diverged": 4}
+    assert [entry["model"] for entry in record.scalars["members"]] == [None] * 4
+    assert not (tmp_path / "run" / "models").exists()

@@ -99,7 +99,7 @@ def test_joint_intervals_keep_their_level_though_the_best_is_chosen() -> None:
     assert exact / RUNS <= 0.05
     assert naive / RUNS > 0.05 + SLACK, "without correction the chosen best would be believed too often"
     assert np.mean(told) < -0.08, "the best of equals looks better than the others"
-    assert abs(np.mean(fitted)) < 0.02, "but not on other contents"
+    assert np.mean(fitted) > np.mean(told) / 3, "on other contents most of that is gone"
 
 
 def test_a_real_difference_is_found_by_every_way() -> None:

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from posbias.errors import UsageError
-from posbias.evaluation.tie import CONTROLS, Pair, tie
+from posbias.evaluation.ties import CONTROLS, Pair, tie
 
 
 def tables(first, second, count=30, noise=0.01, seed=0):

@@ -93,7 +93,6 @@ def test_what_the_source_reports_bears_out_every_statement(items):
     cells = Cells(Outcomes(as_published(items)), {"items": items})
     findings = statements(cells, items)
     wrong = {finding.reported: finding.verdict for finding in findings if finding.verdict != "reproduced"}
-    # One encoding has no U before six layers; the fixed vocabulary's depth effect holds for all three.
     assert not wrong
     assert len(findings) == 16
 
@@ -116,12 +115,11 @@ def test_what_was_not_trained_is_not_run():
 
 
 def test_the_flags_of_the_code_are_compared_on_common_seeds():
-    outcomes = Outcomes([*as_published(), *as_published(scale="deviation", seeds=6)])
+    outcomes = Outcomes([*as_published(), *as_published(scale="deviation")])
     paper, code = Cells(outcomes, {"scale": "variance"}), Cells(outcomes, {"scale": "deviation"})
     findings = flag_findings(paper, code, np.random.default_rng(0))
-    assert [finding.verdict for finding in findings][1:] == ["reproduced", "undecided", "reproduced"] or len(
-        findings
-    ) == 4
+    assert [finding.verdict for finding in findings][1] == "reproduced", "depth amplifies with std 1/d as well"
+    assert [finding.verdict for finding in findings][3] == "reproduced", "decay differs from no encoding"
     assert "std 1/d minus with variance 1/d" in findings[0].found
     assert "decay" in findings[3].reported
 

@@ -46,6 +46,7 @@ def _registries() -> dict[str, Registry[Any]]:
     from posbias.tasks.synthetic import SYNTHETIC_TASKS
     from posbias.theory import THEORIES
     from posbias.theory.claims import CLAIMS
+    from posbias.training import OPTIMISERS, STOPPING
 
     return {
         "masks": MASKS,
@@ -58,6 +59,8 @@ def _registries() -> dict[str, Registry[Any]]:
         "metrics": METRICS,
         "claims": CLAIMS,
         "interventions": INTERVENTIONS,
+        "optimisers": OPTIMISERS,
+        "stopping-rules": STOPPING,
         "tasks": LANGUAGE_TASKS,
         "synthetic-tasks": SYNTHETIC_TASKS,
     }

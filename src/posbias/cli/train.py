@@ -7,6 +7,7 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
+from posbias.errors import RunError
 
 EXAMPLE = (
     "Example: `posbias train study.yaml --out runs/study` · then a member like any model: "
@@ -52,3 +53,5 @@ def train(
             record.save(directory)
             clear_parts(directory)
         finish(record, out=None, as_json=json, show=show_training)
+        if record.error is not None:
+            raise RunError(record.error)

@@ -3,7 +3,7 @@
 from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, evaluate
 from posbias.evaluation.placement import MeasuredUse, Placement, place
 from posbias.evaluation.record import evaluation_record, measured_use, write_outputs
-from posbias.evaluation.tie import Pair, Tie, tie
+from posbias.evaluation.ties import Pair, Tie, tie
 
 __all__ = [
     "EvaluateOptions",

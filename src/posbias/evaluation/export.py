@@ -72,7 +72,7 @@ def export_lm_eval(
         raise UsageError("no examples to export; give at least 1")
     rows = [_row(example) for example in examples]
     stem = "posbias_" + "".join(letter if letter.isalnum() else "_" for letter in str(task)).strip("_")
-    positions = sorted({row["position"] for row in rows})
+    positions = sorted({_position(example) for example in examples})
     stop = ["\n"] if task.scoring == "best_subspan_em" else []
     directory = Path(directory)
     files = {
@@ -101,11 +101,16 @@ def _row(example: Example) -> dict[str, object]:
         "prompt": prompt,
         "answers": list(example.answers),
         "target": example.target,
-        "position": -1 if example.gold_position is None else example.gold_position,
+        "position": _position(example),
         "n_items": example.n_items,
         "content": example.content,
         "condition": example.condition,
     }
+
+
+def _position(example: Example) -> int:
+    """Where the answer stands; -1 where no item holds it."""
+    return -1 if example.gold_position is None else example.gold_position
 
 
 def _common(name: str, output_type: str) -> str:
@@ -123,7 +128,7 @@ target_delimiter: ""
 """
 
 
-def _generated(name: str, positions: Sequence[object], stop: Sequence[str], max_tokens: int) -> str:
+def _generated(name: str, positions: Sequence[int], stop: Sequence[str], max_tokens: int) -> str:
     metrics = ["accuracy", *(f"accuracy_at_{position}" for position in positions)]
     listed = "".join(f"  - metric: {metric}\n    aggregation: mean\n    higher_is_better: true\n" for metric in metrics)
     return f"""{_common(name, "generate_until")}process_results: !function {Path(SCORING_FILE).stem}.process_results

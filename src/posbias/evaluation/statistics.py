@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.intervals import CONFIDENCE, DRAWS, Interval, bootstrap_mean, expanded_tail, resampled_means
+from posbias.intervals import CONFIDENCE, DRAWS, Interval, bootstrap_mean, resampled_means
 
 FOLDS = 10
 """Parts of the contents for cross-fitting: the best position is chosen on nine tenths, and judged on the tenth."""
@@ -34,7 +34,8 @@ class Difference:
     bootstrap: Interval
     """Mean score minus that of the best position, <= 0, with a simultaneous interval over all pairs of positions."""
     cross_fitted: float
-    """The same against the position that is best on the other contents: free of the luck of having been chosen."""
+    """The same against the position that is best on the other contents: free of the luck by which a best one is chosen,
+    not of that by which this one is not it (among equal positions under a third of the bias is left)."""
     mcnemar_p: float | None
     """Exact two-sided McNemar test of this pair alone; None where scores are not all 0 or 1."""
     adjusted_p: float | None
@@ -282,9 +283,11 @@ def _half_widths(
 ) -> Float64[np.ndarray, "n_positions"]:
     """Half-widths of joint intervals: the largest studentised deviation over all pairs of positions, per draw.
 
-    Never below those of a single normal interval, which only matters where hardly any scores differ.
+    The bootstrap's critical value is that of a normal law; Student's t with n - 1 degrees of freedom exceeds the one
+    that is used as often, since the spread itself is estimated. Never below that of a single interval, which only
+    matters where hardly any scores differ.
     """
-    from scipy.special import ndtri
+    from scipy.special import ndtr, ndtri, stdtrit
 
     n_contents = len(scores)
     errors = _pair_errors(scores)
@@ -295,7 +298,8 @@ def _half_widths(
         if usable.any():
             deviations = np.abs(moved[:, [place]] - moved[:, usable]) / errors[place, usable]
             largest = np.maximum(largest, deviations.max(axis=1))
-    critical = max(np.quantile(largest, 1 - 2 * expanded_tail(n_contents, confidence)), ndtri((1 + confidence) / 2))
+    drawn = np.quantile(largest, confidence) * np.sqrt(n_contents / (n_contents - 1))
+    critical = stdtrit(n_contents - 1, ndtr(max(drawn, ndtri((1 + confidence) / 2))))
     return np.asarray(critical * errors[best])
 
 

@@ -165,6 +165,15 @@ def loop_sentences(found: Sequence[Agreement]) -> list[str]:
     return sentences
 
 
+def loop_arrays(loops: Sequence[Loop]) -> dict[str, Float64[np.ndarray, "n_seeds n_places"]]:
+    """What was compared, for the record: `loop/ARCHITECTURE/THEORY/MOMENT` and `loop/ARCHITECTURE/OUTCOME`."""
+    arrays = {}
+    for loop in loops:
+        arrays |= {f"loop/{loop.architecture}/{'/'.join(key)}": rows for key, rows in loop.predicted.items()}
+        arrays |= {f"loop/{loop.architecture}/{name}": rows for name, rows in loop.outcomes.items()}
+    return arrays
+
+
 def _over_control(found: Sequence[Agreement], pooled: Agreement) -> str:
     """How much better than the control, architecture by architecture."""
     known = {

@@ -11,7 +11,15 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.report.reproductions import Reproduction, Table
-from posbias.reproduce.closing_loop import Loop, agreements, loop_figure, loop_sentences, loop_table, with_control
+from posbias.reproduce.closing_loop import (
+    Loop,
+    agreements,
+    loop_arrays,
+    loop_figure,
+    loop_sentences,
+    loop_table,
+    with_control,
+)
 from posbias.reproduce.findings import Finding, findings_table, tally
 from posbias.reproduce.icl_cells import ENCODINGS, Cells, Figures
 from posbias.reproduce.icl_flags import flag_findings
@@ -93,7 +101,7 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
             *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
             *[chart for chart in charts if chart is not None],
         ],
-        arrays=_arrays(outcomes),
+        arrays={**_arrays(outcomes), **loop_arrays(loops)},
         settings={**settings.describe(), "steps": steps, "batch": batch},
         seeds={"seed": settings.seed},
     )

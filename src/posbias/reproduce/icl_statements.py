@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from posbias.reproduce.findings import NOT_RUN, Finding, weighed
+from posbias.reproduce.findings import IN_PART, NOT_RUN, Finding, weighed
 from posbias.reproduce.icl_cells import ENCODINGS, FIRST_LAST, FIRST_MIDDLE, MIDDLE_LAST, Cells, Figures, slope
 from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
 
@@ -111,9 +111,22 @@ def _residual(cells: Cells, figures: Figures, generator: np.random.Generator) ->
     if not steps:
         return Finding(figures.residual, reported, "no member for it in this study.", NOT_RUN)
     found = "Change of the gap first vs last: " + "; ".join(f"{name} {step}" for name, step in steps.items()) + "."
-    signs = {step.supports(1) for step in steps.values()} - {UNDECIDED}
-    verdict = REPRODUCED if len(signs) == 2 else NOT_REPRODUCED if signs and len(steps) > 2 else UNDECIDED
+    verdict = _not_monotone(steps)
     return Finding(figures.residual, reported, found, verdict, steps)
+
+
+def _not_monotone(steps: dict[str, Difference]) -> str:
+    """Whether depth both raises and lowers the gap for some encoding (reproduced), or for different ones (in part)."""
+    signs: dict[str, set[str]] = {}
+    for name, step in steps.items():
+        signs.setdefault(name.partition(",")[0], set()).add(step.supports(1))
+    both = {REPRODUCED, NOT_REPRODUCED}
+    if any(both <= found for found in signs.values()):
+        return REPRODUCED
+    if both <= set().union(*signs.values()):
+        return IN_PART
+    several = len(steps) > len(signs)
+    return NOT_REPRODUCED if several and UNDECIDED not in set().union(*signs.values()) else UNDECIDED
 
 
 def _deep_rope_u(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:

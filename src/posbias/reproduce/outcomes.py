@@ -34,7 +34,7 @@ class Outcome:
 
     def has(self, factors: Mapping[str, Any]) -> bool:
         """Whether it has all these factors."""
-        return all(name in self.factors and self.factors[name] == value for name, value in factors.items())
+        return self.factors.items() >= factors.items()
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +53,11 @@ class Outcomes:
         Raises:
             RunError: no such finished member, or several.
         """
+        having = [member for member in self.members if member.finished and member.has(factors)]
         rows = []
         for seed in seeds:
-            found = [
-                member for member in self.members if member.finished and member.seed == seed and member.has(factors)
-            ]
-            if len(found) != 1 or name not in found[0].arrays:
+            found = [member for member in having if member.seed == seed and name in member.arrays]
+            if len(found) != 1:
                 raise RunError(f"{len(found)} finished members with {dict(factors)}, seed {seed} and {name!r}; need 1")
             rows.append(np.asarray(found[0].arrays[name], dtype=np.float64))
         return np.stack(rows)

@@ -12,7 +12,15 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.report.reproductions import Reproduction
-from posbias.reproduce.closing_loop import Loop, agreements, loop_figure, loop_sentences, loop_table, with_control
+from posbias.reproduce.closing_loop import (
+    Loop,
+    agreements,
+    loop_arrays,
+    loop_figure,
+    loop_sentences,
+    loop_table,
+    with_control,
+)
 from posbias.reproduce.findings import findings_table, tally
 from posbias.reproduce.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
 from posbias.reproduce.outcomes import Outcome, Outcomes
@@ -86,7 +94,8 @@ def position_copy_reproduction(outcomes: Outcomes, *, steps: int, settings: Stud
     generator = np.random.default_rng(settings.seed)
     losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
     findings = position_copy_findings(losses, generator)
-    found = agreements(position_copy_loops(outcomes), generator)
+    loops = position_copy_loops(outcomes)
+    found = agreements(loops, generator)
     seeds = max((len(rows) for rows in losses.values()), default=0)
     figures = [loop_figure(f"position-copy-loop-{n}", found, name) for n, name in enumerate((FINAL, SPEED))]
     return Reproduction(
@@ -101,7 +110,7 @@ def position_copy_reproduction(outcomes: Outcomes, *, steps: int, settings: Stud
         rows=[*[finding.row() for finding in findings], *[agreement.row() for agreement in found]],
         tables=[findings_table(findings), losses_table(losses), loop_table(found)],
         figures=[*position_copy_figures(losses, speeds), *[figure for figure in figures if figure is not None]],
-        arrays=_arrays(losses, speeds),
+        arrays={**_arrays(losses, speeds), **loop_arrays(loops)},
         settings={**settings.describe(), "steps": steps},
         seeds={"seed": settings.seed},
     )

@@ -27,8 +27,9 @@ from posbias.training.options import TrainingOptions, TrainingRun
 from posbias.training.stack import Stack
 from posbias.training.watching import Watcher
 
-CPU_CHUNK = 4
-"""Members of a stack on a CPU, unless told otherwise: what they compute stays in the caches (benchmarks/train)."""
+CPU_VALUES = 560_000
+"""Values of the stream (sequences * positions * features) of a stack on a CPU, unless told otherwise: what is computed
+stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -67,7 +68,7 @@ class Course:
         self.members = tuple(members)
         self.options = options
         self._device = torch.device(run.device)
-        self._chunk = run.chunk or (CPU_CHUNK if self._device.type == "cpu" else len(self.members))
+        self._chunk = run.chunk or default_chunk(self.members, options.batch, self._device)
         self._diaries = [_Diary() for _ in self.members]
         self._step = 0
         self._checkpoint_seconds = run.checkpoint_seconds
@@ -232,6 +233,15 @@ def _crew(device: torch.device) -> Iterator[Crew]:
     threads = torch.get_num_threads()
     with pinned(1), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield lambda apply, stacks: list(pool.map(apply, stacks))
+
+
+def default_chunk(members: Sequence[Member], batch: int, device: torch.device) -> int:
+    """Members of each small stack: on a CPU what the caches hold, with some for every thread; elsewhere all."""
+    if device.type != "cpu":
+        return len(members)
+    first = members[0]
+    held = CPU_VALUES // (batch * first.task.n_positions * first.config.width)
+    return max(1, min(held, -(-len(members) // torch.get_num_threads())))
 
 
 def _below(arrays: Arrays, stem: str) -> Arrays:

@@ -66,7 +66,8 @@ class TrainingRun:
     """Most members trained as one program, >= 1."""
     chunk: int | None = None
     """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
-    every thread, more keep a graphics processor busy. None: 4 on a CPU, all on other devices."""
+    every thread, more keep a graphics processor busy. None: what the caches hold
+    on a CPU, all on other devices."""
 
     def __post_init__(self) -> None:
         check_whole("training", "stack_size", self.stack_size, least=1)

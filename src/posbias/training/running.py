@@ -31,6 +31,7 @@ from posbias.training.trainer import Trained, check_members, group, train
 
 MODELS = "models"
 """Where a run keeps its members' models."""
+ENDED_WELL = ("done", "stopped_early")
 COPIES = 6
 """Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
 that replaces it, less what is written only after these are gone."""
@@ -98,6 +99,8 @@ def check_disk(members: list[Member], run: TrainingRun) -> int:
 def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: str = "") -> Record:
     """A study's run as a record.
 
+    Its status is "failed" where no member ended well.
+
     Args:
         done: What `run_study` returns.
         arguments: What the user passed.
@@ -125,6 +128,10 @@ def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: st
         "counts": trained.counts(),
         "members": [_entry(each, model) for each, model in zip(trained.members, done.models, strict=True)],
     }
+    if not any(each.status in ENDED_WELL for each in trained.members):
+        first = trained.members[0]
+        record.status = "failed"
+        record.error = f"none of {len(trained.members)} members ended well; the first {first.status}: {first.reason}"
     return record
 
 

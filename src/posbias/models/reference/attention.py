@@ -8,7 +8,7 @@ bias shifts all logits of a row alike and drops out of the softmax; a value's bi
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from posbias.models.reference.config import ReferenceShape
@@ -80,15 +80,29 @@ def content_logits(
             return (asked @ inputs.transpose(2, 3)).reshape(*query.shape[:4], -1)
         # Transposed, so that the gradient of the inputs comes out in their own layout.
         return (inputs @ asked.transpose(2, 3)).transpose(2, 3).reshape(*query.shape[:4], -1)
-    query = _heads(asking, weights["query"], weights.get("query_bias"))
-    key = _shared(shape, _heads(inputs, weights["key"], weights.get("key_bias")))
+    query = _heads(asking, *_asked(shape, weights, "query"))
+    key = _shared(shape, _heads(inputs, *_asked(shape, weights, "key")))
     if shape.rotary:
-        cosine, sine = constants["cosine"][:, None], constants["sine"][:, None]
-        key = turned(key, cosine, sine)
-        if rows is not None:
-            cosine, sine = rows_of(cosine, rows, dim=3), rows_of(sine, rows, dim=3)
-        query = turned(query, cosine, sine)
+        turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
+        key = turned(key, turn)
+        query = turned(query, turn if rows is None else rows_of(turn, rows, dim=3))
     return query @ key.transpose(-1, -2) / math.sqrt(shape.head_dim)
+
+
+def _asked(
+    shape: ReferenceShape, weights: Weights, name: str
+) -> tuple[Float[Tensor, "member head feature head_feature"], Float[Tensor, "member head head_feature"] | None]:
+    """Weight and bias of queries or keys; where they are turned, the two features of each pair side by side."""
+    weight, bias = weights[name], weights.get(f"{name}_bias")
+    if not shape.rotary:
+        return weight, bias
+    return _paired(weight), None if bias is None else _paired(bias)
+
+
+def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feature"]:
+    """Features k and k + half next to each other: no product of a query with a key changes."""
+    halves = features.reshape(*features.shape[:-1], 2, -1)
+    return halves.transpose(-1, -2).flatten(-2)
 
 
 def _merged_queries(
@@ -123,12 +137,11 @@ def _shared(
 
 def turned(
     vectors: Float[Tensor, "member batch head position feature"],
-    cosine: Float[Tensor, "member one head position pair"],
-    sine: Float[Tensor, "member one head position pair"],
+    turn: Complex[Tensor, "member one head position pair"],
 ) -> Float[Tensor, "member batch head position feature"]:
-    """Rotary positions: feature pair (k, k + half) of each position turned by its angle."""
-    first, second = vectors.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+    """Rotary positions: neighbouring features as one complex number, turned by its angle."""
+    pairs = torch.view_as_complex(vectors.reshape(*vectors.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turn).flatten(-2)
 
 
 def _merges_queries(shape: ReferenceShape, *, n_rows: int) -> bool:

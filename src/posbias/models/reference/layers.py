@@ -7,7 +7,7 @@ one matrix product per map serves all members.
 from collections.abc import Callable, Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 from torch import Tensor
 from torch.nn import functional
 
@@ -86,7 +86,7 @@ def scaled(
     return factor[:, None, None, None] * stream
 
 
-def rows_of(values: Float[Tensor, "..."], rows: tuple[int, ...], *, dim: int) -> Float[Tensor, "..."]:
+def rows_of(values: Inexact[Tensor, "..."], rows: tuple[int, ...], *, dim: int) -> Inexact[Tensor, "..."]:
     """Some positions of one axis: a view where they follow each other, as the last one alone does."""
     if rows == tuple(range(rows[0], rows[0] + len(rows))):
         return values.narrow(dim, rows[0], len(rows))

@@ -1,0 +1,127 @@
+"""The tie on the same prompts: places are found in tokens, shares are sums of the measured influence, runs resume."""
+
+import numpy as np
+import pytest
+import torch
+
+import posbias as pb
+from posbias.auditing.behaviour_spans import spans_of
+from posbias.auditing.behaviour_weighing import elsewhere
+from posbias.errors import UsageError
+from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
+from posbias.report.behaviour import render_behaviour, statements_of, tables_of
+from posbias.tasks.language import LANGUAGE_TASKS
+
+TASK = "example_order(shots=5)"
+PLACES = (0, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def model(long_llama):
+    torch.set_num_threads(1)
+    return pb.load_model(long_llama)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    options = pb.EvaluateOptions(count=2, positions=PLACES, max_tokens=2)
+    return pb.BehaviourPlan(TASK, options, kinds=("jacobian(probes=1)", "logprob"), prompt_theories=False)
+
+
+@pytest.fixture(scope="module")
+def record(model, plan):
+    return pb.audit_behaviour(model, plan)
+
+
+@pytest.mark.parametrize("spelled", [TASK, "key_value(pairs=4)", "documents(documents=4)"])
+def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
+    task = LANGUAGE_TASKS.parse(spelled)
+    places = tuple(range(task.n_items))
+    (content,) = spans_of(task, model.tokenizer, places=places, count=1, seed=3)
+    texts = {}
+    for gold in places:
+        token_ids, answer = content.prompt(gold)
+        spans = content.spans(gold)
+        assert all(begin < end for begin, end in spans)
+        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        texts[gold] = [model.tokenizer.decode(token_ids[begin:end]).strip(" ,\n") for begin, end in spans]
+        assert model.tokenizer.decode([answer]) == content.examples[gold].target[:1]
+    moved = texts[0][0]
+    others = texts[0][1:]
+    if spelled.startswith("documents"):  # their numbers stay in place while the documents move
+        return
+    for gold in places:
+        assert texts[gold] == [*others[:gold], moved, *others[gold:]]
+
+
+def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, record):
+    task = LANGUAGE_TASKS.parse(TASK)
+    content = list(spans_of(task, model.tokenizer, places=PLACES, count=2, seed=0))[1]
+    matrix = []
+    for gold in PLACES:
+        token_ids, answer = content.prompt(gold)
+        options = PassOptions(output=f"target(tokens=[{answer}])")
+        norms = measure_prompt(model, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=options)
+        profile = norms.norms["logprob"] / norms.norms["logprob"].sum()
+        matrix.append([profile[begin:end].sum() for begin, end in content.spans(gold)])
+    np.testing.assert_allclose(record.arrays["tie/measured/logprob/gold"][1], np.diag(matrix), rtol=1e-5)
+    np.testing.assert_allclose(record.arrays["tie/measured/logprob/place"][1], elsewhere(np.array(matrix)), rtol=1e-5)
+
+
+def test_elsewhere_is_the_mean_over_the_other_prompts():
+    assert elsewhere(np.array([[9.0, 1, 2], [3, 9, 4], [5, 6, 9]])).tolist() == [4, 3.5, 3]
+    assert np.isnan(elsewhere(np.ones((1, 1)))).all()
+
+
+def test_every_series_is_tied_to_every_measure(record):
+    series = record.scalars["tie"]["series"]
+    names = {(entry["source"], entry["kind"], entry["what"]) for entry in series}
+    assert {("measured", "jacobian", "gold"), ("measured", "logprob", "place"), ("rollout", None, "place")} <= names
+    for entry in series:
+        assert set(entry["ties"]) == set(record.scalars["measures"])
+        assert len(entry["means"]) == len(PLACES)
+        for found in entry["ties"].values():
+            assert found["n_contents"] == 2
+            assert not any(correlation["established"] for correlation in found["correlations"])
+
+
+def test_the_page_shows_what_weighs_beside_what_is_used(record):
+    assert any(
+        title.startswith("Influence and accuracy") or "log-probability" in title for title, _, _ in tables_of(record)
+    )
+    assert any("rank correlation" in text for text in statements_of(record))
+    page = render_behaviour(record)
+    assert "behaviour-tie" in page
+    assert "of the item that holds the answer" in page
+
+
+def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, record, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from posbias.auditing import behaviour_weighing
+
+    calls = []
+
+    def failing(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) > 7:
+            raise pb.RunError("stopped")
+        return measure_prompt(*arguments, **keywords)
+
+    monkeypatch.setattr(behaviour_weighing, "measure_prompt", failing)
+    with pytest.raises(pb.RunError, match="stopped"):
+        pb.audit_behaviour(model, plan, out=tmp_path)
+    assert pb.load_record(tmp_path).status == "failed"
+    monkeypatch.setattr(behaviour_weighing, "measure_prompt", measure_prompt)
+    again = replace(plan, evaluation=replace(plan.evaluation, resume=True))
+    resumed = pb.audit_behaviour(model, again, out=tmp_path)
+    assert resumed.scalars["reused"] == 2
+    for name, array in record.arrays.items():
+        np.testing.assert_allclose(resumed.arrays[name], array, rtol=1e-6)
+    assert not (tmp_path / "parts").exists()
+
+
+def test_tasks_without_a_moved_item_are_refused(model):
+    plan = pb.BehaviourPlan("documents(documents=3, setting='closed_book')", pb.EvaluateOptions(count=1, max_tokens=1))
+    with pytest.raises(UsageError, match="no item holds the answer"):
+        pb.audit_behaviour(model, plan)

@@ -1,0 +1,177 @@
+"""`posbias evaluate`, `place` and `audit --behaviour` end to end: what is printed is what was saved, errors are one line."""
+
+import json
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.cli.evaluate import places_of
+from posbias.cli.place import scores_of
+from posbias.errors import UsageError
+from posbias.tasks.language import LANGUAGE_TASKS
+
+FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
+
+
+@pytest.fixture(scope="module")
+def finished(long_llama, tmp_path_factory):
+    """A run of the command in a process like a user's, shared by the tests below."""
+    import sys
+
+    from posbias.cli import main
+
+    out = tmp_path_factory.mktemp("runs") / "run"
+    before = sys.argv
+    sys.argv = ["posbias", "evaluate", str(long_llama), *map(str, FLAGS), "--out", str(out)]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+    finally:
+        sys.argv = before
+    return out
+
+
+def test_evaluate_saves_what_the_library_finds(finished, long_llama):
+    record = pb.load_record(finished)
+    responder = pb.LocalResponder(pb.load_model(long_llama))
+    found = pb.evaluate("example_order(shots=4)", responder, options=pb.EvaluateOptions(count=7, max_tokens=2))
+    for name, table in found.tables.items():
+        np.testing.assert_allclose(record.arrays[f"scores/{name}"], table, rtol=1e-4)
+    assert record.resolved["command"].startswith("posbias evaluate ")
+    assert record.scalars["curves"]["logprob"]["n_complete"] == 7
+    assert len((finished / "outputs.jsonl").read_text().splitlines()) == 28
+    assert not (finished / "parts").exists()
+    assert {path.name for path in finished.glob("*.png")} == {
+        "behaviour-accuracy.png",
+        "behaviour-logprob.png",
+        "behaviour-reciprocal-rank.png",
+    }
+
+
+def test_the_report_can_be_redrawn(posbias, finished):
+    (finished / "report.html").unlink()
+    assert posbias("report", finished).returncode == 0
+    assert (finished / "report.html").stat().st_size > 1_000_000
+
+
+def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp_path):
+    scores = tmp_path / "scores.jsonl"
+    scores.write_text('{"score": 0.5}\n\n{"score": 0.3, "text": "b"}\n0.2\n0.1\n')
+    command = ["place", "--run", finished, "--scores", scores, "--by", "reciprocal_rank"]
+    result = posbias(*command, "--out", tmp_path / "placed", "--json")
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    record = pb.load_record(tmp_path / "placed")
+    expected = pb.place([0.5, 0.3, 0.2, 0.1], pb.measured_use(finished, measure="reciprocal_rank"))
+    assert record.scalars == json.loads(json.dumps(expected.as_record()))
+    assert printed["scalars"]["order"] == list(expected.order)
+    told = posbias(*command)
+    assert "order of the passages, first to last" in told.stdout
+    assert "against" in told.stdout
+
+
+def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
+    wrong = tmp_path / "scores.txt"
+    wrong.write_text("0.5\nhigh\n")
+    for flags, message in (
+        (["--scores", "0.5,often"], "--scores, value 2: 'often' is not a number"),
+        (["--scores", wrong], "scores.txt, line 2: 'high' is not a number"),
+        (["--scores", "-1,2"], "relevance of passage 0 is -1.0"),
+        (["--scores", "1,2", "--by", "beauty"], "has no 'beauty'"),
+        (["--scores", "nan,1"], "relevance of passage 0 is nan"),
+    ):
+        result = posbias("place", "--run", finished, *flags)
+        assert result.returncode == 2
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert posbias("place", "--run", tmp_path, "--scores", "1,2").returncode == 2
+
+
+def test_scores_are_read_from_lists_and_files(tmp_path):
+    assert scores_of("0.5, 1e-2") == [0.5, 0.01]
+    path = tmp_path / "scores"
+    path.write_text('{"score": 1}\n2.5\n')
+    assert scores_of(str(path)) == [1.0, 2.5]
+    for text, message in (("{", "line 1: not JSON"), ('{"score": "a"}', "line 1: needs a number"), ("{}", "needs a")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            scores_of(str(path))
+
+
+def test_positions_are_spelled():
+    task = LANGUAGE_TASKS.parse("key_value(pairs=20)")
+    assert places_of("all", task) == tuple(range(20))
+    assert places_of("spread(3)", task) == (0, 10, 19)
+    assert len(places_of("spread", task)) == 9
+    assert places_of("7,0", task) == (0, 7)
+    for text in ("some", "0,x", "spread(x)", "spread(1,2)", "20", "0,0", ""):
+        with pytest.raises(UsageError):
+            places_of(text, task)
+
+
+def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llama, tmp_path):
+    lines = tmp_path / "pairs.jsonl"
+    good = {"ordered_kv_records": [["a", "1"], ["b", "2"]], "key": "a", "value": "1"}
+    lines.write_text(json.dumps(good) + "\n" + json.dumps({**good, "key": "c"}) + "\n{\n")
+    file = f"key_value(pairs=2, file={str(lines)!r})"
+    for flags, message in (
+        (["--task", "key_valu"], "unknown task 'key_valu'"),
+        (["--task", "key_value(pairs=1)"], "pairs must be a whole number >= 2"),
+        (["--positions", "99"], "positions must be whole numbers"),
+        (["--task", file, "--count", 2, "--positions", "all"], "pairs.jsonl, line 2: no gold"),
+        (["--task", "example_order(shots=4, chat=True)"], "no chat template"),
+        (["--server", "http://localhost:1/v1"], "not both"),
+        (["--no-generate", "--no-score"], "nothing to do"),
+    ):
+        result = posbias("evaluate", long_llama, *FLAGS, *flags, "--out", tmp_path / "run")
+        assert result.returncode == 2, (flags, result.stderr)
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+    lines.write_text(json.dumps(good) + "\nnot json\n")
+    result = posbias("evaluate", long_llama, "--task", file, "--count", 2)
+    assert result.returncode == 2
+    assert "pairs.jsonl, line 2" in result.stderr
+    assert "not both and not none" in posbias("evaluate", *FLAGS).stderr
+
+
+def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias, tmp_path):
+    server = ["--server", "http://127.0.0.1:9/v1", "--served-model", "none"]
+    short = ["--server-options", "retries=0, timeout=2.0"]
+    result = posbias("evaluate", *server, *short, *FLAGS, "--out", tmp_path / "run")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "127.0.0.1:9" in result.stderr
+    record = pb.load_record(tmp_path / "run")
+    assert record.status == "failed"
+    assert "127.0.0.1:9" in record.error
+    for options, message in (("speed=3", "allowed: "), ("retries=-1", "retries"), ("cache='x'", "allowed: ")):
+        result = posbias("evaluate", *server, "--server-options", options, *FLAGS)
+        assert result.returncode == 2
+        assert message in result.stderr
+    assert "--served-model" in posbias("evaluate", *server[:2], *FLAGS).stderr
+
+
+def test_examples_are_written_for_lm_eval(posbias, tmp_path):
+    result = posbias("evaluate", *FLAGS, "--lm-eval", tmp_path / "task")
+    assert result.returncode == 0, result.stderr
+    assert "28 examples" in result.stdout
+    assert len(list((tmp_path / "task").glob("*.yaml"))) == 2
+
+
+@pytest.mark.slow
+def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
+    audit = ["audit", long_llama, "--length", 16, "--count", 2, "--births", 0, "--kinds", "probability"]
+    behaviour = ["--behaviour", "example_order(shots=4)", "--behaviour-count", 2, "--behaviour-tokens", 2]
+    result = posbias(*audit, *behaviour, "--out", tmp_path / "run", "--json")
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    record = pb.load_record(tmp_path / "run" / "behaviour")
+    assert printed["behaviour"]["scalars"] == record.scalars
+    assert record.scalars["tie"]["series"]
+    assert "behaviour-tie.png" in {path.name for path in (tmp_path / "run" / "behaviour").iterdir()}
+    placed = posbias("place", "--run", tmp_path / "run", "--scores", "1,2")
+    assert placed.returncode == 2
+    assert "6 contents" in placed.stderr

@@ -1,0 +1,219 @@
+"""`evaluate`: every content at every position, judged by the task's rule; what is finished is never asked again."""
+
+import json
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.errors import RunError, UsageError
+from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, write_outputs
+from posbias.evaluation.evaluation import spread_positions
+from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response
+from posbias.report.behaviour import render_behaviour, statements_of, tables_of
+from posbias.tasks.language import LANGUAGE_TASKS
+
+
+class Oracle(Responder):
+    """Knows every answer whose place lies in `known`, and gives up after `patience` requests."""
+
+    def __init__(self, known=(), patience=None, scores=True):
+        self.known, self.patience, self.scores = set(known), patience, scores
+        self.asked = []
+
+    def respond(self, requests, *, generate=True, score=False):
+        return [self._reply(request, generate, score) for request in requests]
+
+    def _reply(self, request, generate, score):
+        if self.patience is not None and len(self.asked) >= self.patience:
+            raise RunError("the server went away")
+        self.asked.append(request)
+        place = self._place(request)
+        right = place in self.known
+        text = f"It is {request.answer} ." if right and request.answer else "unknown"
+        told = AnswerScore((-0.5 - place, -1.0), (1 + place, 1)) if score and self.scores else None
+        return Reply(Response(text, "stop", prompt_tokens=100 + place) if generate else None, told)
+
+    def _place(self, request):
+        """Where the answer stands among the pairs."""
+        values = [line.split(": ")[1].strip('",}') for line in request.prompt.split("\n") if '": "' in line]
+        return values.index(request.answer.strip())
+
+    def describe(self):
+        return {"kind": "oracle", "model": {"source": "oracle"}, "tokens_processed": len(self.asked)}
+
+
+TASK = "key_value(pairs=5)"
+
+
+def test_the_table_is_right_where_the_model_knows_and_wrong_elsewhere():
+    found = evaluate(TASK, Oracle(known=(0, 4)), options=EvaluateOptions(count=8))
+    assert found.positions == (0, 1, 2, 3, 4)
+    np.testing.assert_array_equal(found.tables["correct"], np.tile([1.0, 0, 0, 0, 1], (8, 1)))
+    np.testing.assert_array_equal(found.tables["logprob"], np.tile(-1.5 - np.arange(5.0), (8, 1)))
+    np.testing.assert_array_equal(found.tables["first_rank"], np.tile(1 + np.arange(5.0), (8, 1)))
+    np.testing.assert_array_equal(found.measures["logprob"], found.tables["logprob"] / 2)
+    np.testing.assert_array_equal(found.tables["prompt_tokens"][0], 100 + np.arange(5.0))
+    assert found.curves["accuracy"].shape.label == "u"
+    assert found.curves["accuracy"].middle_loss.value.value == 1
+    assert len(found.outputs) == 40
+    assert not found.skipped
+
+
+def test_positions_are_as_asked_and_spread_by_default():
+    found = evaluate(TASK, Oracle(known=(3,)), options=EvaluateOptions(count=2, positions=(3, 1)))
+    assert found.positions == (1, 3)
+    assert found.tables["correct"].tolist() == [[0, 1], [0, 1]]
+    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=75)")) == (0, 9, 18, 28, 37, 46, 56, 65, 74)
+    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=3)")) == (0, 1, 2)
+    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=9)"), 2) == (0, 8)
+    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=9)"), 1) == (0,)
+
+
+def test_a_run_whose_server_goes_away_keeps_what_is_finished_and_goes_on(tmp_path):
+    options = EvaluateOptions(count=6, together=2, directory=tmp_path)
+    with pytest.raises(RunError, match="went away"):
+        evaluate(TASK, Oracle(known=(1,), patience=17), options=options)
+    again = Oracle(known=(1,))
+    resumed = evaluate(TASK, again, options=EvaluateOptions(count=6, together=2, directory=tmp_path, resume=True))
+    assert resumed.reused == 2
+    assert len(again.asked) == 4 * 5
+    whole = evaluate(TASK, Oracle(known=(1,)), options=EvaluateOptions(count=6))
+    for name, table in whole.tables.items():
+        np.testing.assert_array_equal(resumed.tables[name], table)
+    assert resumed.outputs == whole.outputs
+    more = Oracle(known=(1,))
+    longer = evaluate(TASK, more, options=EvaluateOptions(count=8, directory=tmp_path, resume=True))
+    assert longer.reused == 6
+    assert len(more.asked) == 2 * 5
+
+
+@pytest.mark.parametrize(
+    "changed", [{"seed": 1}, {"max_tokens": 9}, {"positions": (0, 1, 2, 3)}, {"score": False}], ids=str
+)
+def test_other_settings_never_take_over_finished_contents(changed, tmp_path):
+    evaluate(TASK, Oracle(), options=EvaluateOptions(count=3, directory=tmp_path))
+    options = EvaluateOptions(**{"count": 3, "directory": tmp_path, "resume": True, **changed})
+    again = Oracle(scores=options.score)
+    if options.score:
+        assert evaluate(TASK, again, options=options).reused == 0
+
+
+def test_without_scores_or_without_texts_the_other_measures_stand_alone():
+    spoken = evaluate(TASK, Oracle(known=(0,), scores=False), options=EvaluateOptions(count=6))
+    assert list(spoken.curves) == ["accuracy"]
+    forced = evaluate(TASK, Oracle(), options=EvaluateOptions(count=6, generate=False))
+    assert list(forced.curves) == ["logprob", "reciprocal_rank"]
+    assert np.isnan(forced.tables["correct"]).all()
+    with pytest.raises(UsageError, match="nothing to do"):
+        EvaluateOptions(generate=False, score=False)
+
+
+def test_the_record_holds_the_tables_and_places_passages(tmp_path):
+    found = evaluate(TASK, Oracle(known=(0, 4)), options=EvaluateOptions(count=14))
+    record = evaluation_record(found, {"task": TASK}, command="posbias evaluate oracle")
+    record.save(tmp_path)
+    write_outputs(found, tmp_path)
+    loaded = pb.load_record(tmp_path)
+    np.testing.assert_array_equal(loaded.arrays["scores/correct"], found.tables["correct"])
+    assert loaded.resolved["title"] == f"oracle: {TASK}"
+    rows = [json.loads(line) for line in (tmp_path / "outputs.jsonl").read_text().splitlines()]
+    assert [row["position"] for row in rows[:5]] == [0, 1, 2, 3, 4]
+    assert rows[0]["answers"][0] in rows[0]["text"]
+    use = measured_use(tmp_path)
+    assert (use.measure, use.n_items) == ("accuracy", 5)
+    placed = pb.place([0.5, 0.3, 0.1, 0.06, 0.04], use)
+    assert set(placed.order[:1] + placed.order[-1:]) == {0, 1}
+    assert measured_use(loaded, measure="probability").scores[0, 0] == pytest.approx(np.exp(-1.5))
+    with pytest.raises(UsageError, match="has no 'beauty'; it has: accuracy, probability, reciprocal_rank"):
+        measured_use(loaded, measure="beauty")
+
+
+def test_the_report_says_what_the_curves_say():
+    found = evaluate(TASK, Oracle(known=(0, 4)), options=EvaluateOptions(count=8))
+    record = evaluation_record(found, {})
+    assert any("accuracy: a U: both ends are above the middle" in text for text in statements_of(record))
+    titles = [title for title, _, _ in tables_of(record)]
+    assert titles[0] == f"{TASK}: by position of the answer (0 ... 4)"
+    assert "accuracy: against the best position" in titles
+    page = render_behaviour(record)
+    assert "1.000 [0.676, 1.000]" in page
+
+
+def test_a_single_position_and_few_contents_claim_nothing():
+    found = evaluate(TASK, Oracle(known=(2,)), options=EvaluateOptions(count=1, positions=(2,)))
+    assert found.curves["accuracy"].shape is None
+    record = evaluation_record(found, {})
+    assert "too few for a claim" in statements_of(record)[0]
+    assert render_behaviour(record)
+
+
+class Mute(Oracle):
+    """Has no pairs to look into."""
+
+    def _place(self, request):
+        return 0
+
+
+def test_closed_book_has_one_position():
+    task = "documents(documents=4, setting='closed_book')"
+    found = evaluate(task, Mute(known=(0,)), options=EvaluateOptions(count=3))
+    assert found.positions == (0,)
+    assert found.outputs[0]["position"] is None
+    assert found.outputs[0]["condition"] == "closed_book"
+    assert found.tables["correct"].tolist() == [[1], [1], [1]]
+
+
+def test_what_is_too_long_is_counted_and_skipped_and_never_cut(long_model):
+    responder = LocalResponder(long_model)
+    whole = evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, max_tokens=2))
+    lengths = whole.tables["prompt_tokens"]
+    assert not whole.skipped
+    responder.max_positions = int(lengths.max()) + 1
+    found = evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, max_tokens=2))
+    assert found.skipped == {0: 2, 1: 2, 2: 2}
+    assert np.isnan(found.tables["correct"]).all()
+    assert all(row["finish"] == "skipped" and row["text"] is None for row in found.outputs)
+    record = evaluation_record(found, {})
+    assert record.scalars["skipped"] == {"0": 2, "1": 2, "2": 2}
+    assert record.scalars["measures"] == []
+
+
+def test_a_local_models_scores_are_its_own_log_probabilities(long_model):
+    import torch
+
+    found = evaluate("example_order(shots=4)", LocalResponder(long_model), options=EvaluateOptions(count=3))
+    task = LANGUAGE_TASKS.parse("example_order(shots=4)")
+    example = list(task.examples(long_model.tokenizer, count=3))[6]
+    prompt, answer = (
+        long_model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (example.prompt, example.target)
+    )
+    with torch.no_grad():
+        logits = long_model.network(torch.tensor([prompt + answer])).logits[0].double().log_softmax(-1)
+    expected = sum(float(logits[len(prompt) + step - 1, token]) for step, token in enumerate(answer))
+    assert found.tables["logprob"][1, 2] == pytest.approx(expected, abs=1e-4)
+    assert found.tables["gold_token"][1, 2] == example.gold_token
+    assert found.curves["logprob"].gold_tokens is not None
+    assert example.gold_position == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"count": 0}, "count must be a whole number >= 1, got 0"),
+        ({"count": True}, "count must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number >= 0"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number >= 1"),
+        ({"together": 0}, "together must be"),
+    ],
+)
+def test_wrong_options_are_refused(options, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        EvaluateOptions(**options)
+
+
+def test_wrong_tasks_and_positions_are_refused():
+    with pytest.raises(UsageError, match="unknown task 'key_values'"):
+        evaluate("key_values", Oracle())
+    with pytest.raises(UsageError, match=r"positions must be whole numbers 0 \.\.\. 4, got 5"):
+        evaluate(TASK, Oracle(), options=EvaluateOptions(positions=(0, 5)))
