@@ -398,7 +398,7 @@ def stored(run: str, titles: Mapping[str, str]) -> list[Panel]:
 
 
 def closing_loop() -> Canvas:
-    """Influence before the first step against what was learnt there, a dot per architecture and place, seeds averaged."""
+    """Influence before the first step against what was learnt there, a dot per architecture and place, over seeds."""
     canvas = Canvas(figsize=(11.0, 5.2), dpi=150, layout="constrained")
     FigureCanvasAgg(canvas)
     panels = {

@@ -1,5 +1,7 @@
 """The tie on the same prompts: places are found in tokens, shares are sums of the measured influence, runs resume."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -43,7 +45,7 @@ def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
         token_ids, answer = content.prompt(gold)
         spans = content.spans(gold)
         assert all(begin < end for begin, end in spans)
-        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
         texts[gold] = [model.tokenizer.decode(token_ids[begin:end]).strip(" ,\n") for begin, end in spans]
         assert model.tokenizer.decode([answer]) == content.examples[gold].target[:1]
     moved = texts[0][0]

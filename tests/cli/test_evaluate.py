@@ -1,11 +1,13 @@
-"""`posbias evaluate`, `place` and `audit --behaviour` end to end: what is printed is what was saved, errors are one line."""
+"""`posbias evaluate`, `place` and `audit --behaviour` end to end: what is printed is saved, errors are one line."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
 import posbias as pb
+from posbias.cli import main
 from posbias.cli.evaluate import places_of
 from posbias.cli.place import scores_of
 from posbias.errors import UsageError
@@ -17,19 +19,11 @@ FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
 @pytest.fixture(scope="module")
 def finished(long_llama, tmp_path_factory):
     """A run of the command in a process like a user's, shared by the tests below."""
-    import sys
-
-    from posbias.cli import main
-
     out = tmp_path_factory.mktemp("runs") / "run"
-    before = sys.argv
-    sys.argv = ["posbias", "evaluate", str(long_llama), *map(str, FLAGS), "--out", str(out)]
-    try:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", ["posbias", "evaluate", str(long_llama), *map(str, FLAGS), "--out", str(out)])
         main()
-    except SystemExit as end:
-        assert not end.code
-    finally:
-        sys.argv = before
+    assert not end.value.code
     return out
 
 

@@ -27,10 +27,10 @@ def _window(cells: Cells, figures: Figures, generator: np.random.Generator) -> F
     tests = {}
     windows = [{"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS]
     if cells.has(*windows):
-        rows = [values[:, 0] for values in cells.values("sinks", *windows)]
+        rows = [_lead(values, 1) for values in cells.values("sinks", *windows)]
         tests["per token of window"] = slope(rows, SINK_WINDOWS, generator)
     reported = "the larger the window, the more the first token is the sink."
-    return weighed(figures.sinks, reported, tests, found="Change of the first token's sink score:")
+    return weighed(figures.sinks, reported, tests, found="Change of its lead over the largest other score:")
 
 
 def _prefix(cells: Cells, figures: Figures, generator: np.random.Generator) -> Finding:
