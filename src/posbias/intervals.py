@@ -44,13 +44,20 @@ def resamples(
     return generator.integers(0, n_units, size=(draws, n_units))
 
 
+def resample_counts(
+    n_units: int, *, generator: np.random.Generator, draws: int = DRAWS
+) -> Float64[np.ndarray, "draws n_units"]:
+    """How often each unit occurs in each of the same bootstrap samples; no more memory than the result."""
+    samples = resamples(n_units, generator=generator, draws=draws)
+    return np.stack([np.bincount(sample, minlength=n_units) for sample in samples]).astype(np.float64)
+
+
 def resampled_means(
     units: Float64[np.ndarray, "n_units n_values"], *, generator: np.random.Generator, draws: int = DRAWS
 ) -> Float64[np.ndarray, "draws n_values"]:
     """Means over `draws` bootstrap samples of the units, for many values at once (one matrix product)."""
     n_units = len(units)
-    samples = resamples(n_units, generator=generator, draws=draws)
-    weights = np.stack([np.bincount(sample, minlength=n_units) for sample in samples]) / n_units
+    weights = resample_counts(n_units, generator=generator, draws=draws) / n_units
     return np.asarray(weights @ units)
 
 

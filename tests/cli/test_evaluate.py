@@ -20,9 +20,10 @@ FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
 def finished(long_llama, tmp_path_factory):
     """A run of the command in a process like a user's, shared by the tests below."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["posbias", "evaluate", str(long_llama), *map(str, FLAGS), "--out", str(out)])
-        main()
+        with pytest.raises(SystemExit) as end:
+            main()
     assert not end.value.code
     return out
 

@@ -38,6 +38,13 @@ def test_a_study_leaves_a_record_and_models_that_can_be_measured(posbias, study,
     assert record.arrays["evaluation_steps"].tolist() == [[0, 10, 20]] * 4
     assert record.arrays["evaluations/loss"].shape == (4, 3)
     assert not (out / "parts").exists()
+    page = (out / "report.html").read_text()
+    assert "4 members in 1 stack: 4 done." in page
+    assert "target=5" in page
+    assert (out / "losses.png").stat().st_size > 10_000
+    (out / "report.html").unlink()
+    assert posbias("report", out).returncode == 0
+    assert (out / "report.html").read_text() == page
     entry = record.scalars["members"][3]
     assert (entry["name"], entry["model"]) == ("target=5 seed=1", "models/0003")
     measured = posbias(
@@ -64,7 +71,7 @@ def test_the_table_has_a_row_per_point_with_an_interval_over_seeds(posbias, stud
     lines = result.stdout.splitlines()
     assert lines[1].split() == ["task.target", "seeds", "loss"]
     assert lines[2].split()[:4] == ["0", "2", "of", "2"]
-    assert "- 4 members in 1 stacks: 4 done." in lines
+    assert "- 4 members in 1 stack: 4 done." in lines
 
 
 def test_bad_use_is_one_line_and_leaves_nothing(posbias, tmp_path):

@@ -1,4 +1,4 @@
-"""The adapters obey the real packages' interfaces and give the order of `posbias.place`; skipped without the packages."""
+"""The adapters obey the real packages' interfaces and give the order of `posbias.place`."""
 
 import importlib.util
 import sys

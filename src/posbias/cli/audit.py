@@ -53,6 +53,12 @@ def audit(
     behaviour_tokens: Annotated[
         int | None, typer.Option("--behaviour-tokens", help="Generated at most.", min=1, show_default="the task's own")
     ] = None,
+    behaviour_kinds: Annotated[
+        str, typer.Option("--behaviour-kinds", help="Kinds of influence on the task's prompts; as --kinds.")
+    ] = "jacobian(probes=2),logprob",
+    behaviour_theories: Annotated[
+        bool, typer.Option(help="Theories that read each of the task's prompts: the slower ones.")
+    ] = True,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = None,
@@ -86,9 +92,7 @@ def audit(
     )
     plan = None
     if behaviour is not None:
-        plan = _plan(
-            behaviour, behaviour_positions, count=behaviour_count, max_tokens=behaviour_tokens, options=settings
-        )
+        plan = _plan(context, settings)
     finished = run_audit(model, n_positions=length, prompts=count, out=out, options=settings)
     tied = None if plan is None else _tie(model, plan, out, context)
     if json:
@@ -101,7 +105,7 @@ def audit(
         _show_tie(tied, out)
 
 
-def _plan(task: str, positions: str, *, count: int, max_tokens: int | None, options: "AuditOptions") -> "BehaviourPlan":
+def _plan(context: typer.Context, settings: "AuditOptions") -> "BehaviourPlan":
     """What `--behaviour` and its flags ask for.
 
     Raises:
@@ -110,17 +114,20 @@ def _plan(task: str, positions: str, *, count: int, max_tokens: int | None, opti
     from posbias.auditing import BehaviourPlan
     from posbias.cli.evaluate import places_of
     from posbias.evaluation import EvaluateOptions
+    from posbias.measurement import resolve_kinds
     from posbias.tasks.language import LANGUAGE_TASKS
 
-    asked = LANGUAGE_TASKS.parse(task)
+    given = context.params
+    asked = LANGUAGE_TASKS.parse(given["behaviour"])
     evaluation = EvaluateOptions(
-        count=count,
-        positions=places_of(positions, asked),
-        max_tokens=max_tokens,
-        seed=options.seed,
-        resume=options.resume,
+        count=given["behaviour_count"],
+        positions=places_of(given["behaviour_positions"], asked),
+        max_tokens=given["behaviour_tokens"],
+        seed=settings.seed,
+        resume=settings.resume,
     )
-    return BehaviourPlan(asked, evaluation)
+    kinds = resolve_kinds(options.split_literals(given["behaviour_kinds"]))
+    return BehaviourPlan(asked, evaluation, kinds, given["behaviour_theories"])
 
 
 def _tie(model: str, plan: "BehaviourPlan", out: Path | None, context: typer.Context) -> "Record":

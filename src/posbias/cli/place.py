@@ -1,5 +1,6 @@
 """`posbias place`: the order of retrieved passages that a measured model is expected to use best."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +72,7 @@ def scores_of(text: str) -> list[float]:
         UsageError: something else; a wrong line is named.
     """
     path = Path(text)
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file it takes a list longer than any file name
         return [_number(part, f"--scores, value {number}") for number, part in enumerate(text.split(","), start=1)]
     try:
         content = path.read_text()

@@ -39,7 +39,7 @@ def train(
     from posbias.cli.output import finish
     from posbias.parts import clear_parts
     from posbias.records import run_directory
-    from posbias.report.training import show_training
+    from posbias.report.training import show_training, write_training_report
     from posbias.training import TrainingRun, load_study, run_study, training_record
 
     chosen = options.engine_of(engine, workers=workers, threads=threads, address=ray_address)
@@ -49,9 +49,8 @@ def train(
         run = TrainingRun(engine=chosen, device=device, directory=directory, resume=resume, stack_size=stack_size)
         done = run_study(wanted, run=run, confirmed=yes)
         record = training_record(done, arguments, command=command_line(context))
+        finish(record, out=directory, as_json=json, write=write_training_report, show=show_training)
         if directory is not None:
-            record.save(directory)
             clear_parts(directory)
-        finish(record, out=None, as_json=json, show=show_training)
         if record.error is not None:
             raise RunError(record.error)

@@ -277,9 +277,7 @@ def draw_weights(n_units: int, *, generator: np.random.Generator, draws: int = D
     """Bootstrap draws as weights of the units, each row summing to 1; no draws from a single unit."""
     if n_units < 2:
         return np.zeros((0, n_units))
-    samples = resamples(n_units, generator=generator, draws=draws)
-    counts = (samples[:, :, None] == np.arange(n_units)).sum(axis=1)
-    weights: np.ndarray = counts / n_units
+    weights: np.ndarray = resample_counts(n_units, generator=generator, draws=draws) / n_units
     return weights
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 from posbias.comparison.sampling import interval_of, interval_record
 from posbias.evaluation.placement_orders import order_by_curve, shrink_to_flat
 from posbias.evaluation.statistics import Scores
-from posbias.intervals import DRAWS, Interval, resamples
+from posbias.intervals import DRAWS, Interval, resample_counts, resamples
 
 HALVINGS = 200
 """Random halvings behind the held-out estimate; its own scatter is then far below its interval."""
@@ -103,8 +103,7 @@ def held_out_gain(
     n_contents = len(scores)
     generator = np.random.default_rng(seed)
     point = _cross_fitted(scores, spread, relevance, against, _halves(n_contents, HALVINGS, generator), np.ones(1))
-    samples = resamples(n_contents, generator=generator, draws=DRAWS)
-    counts = (samples[:, :, None] == np.arange(n_contents)).sum(axis=1).astype(np.float64)
+    counts = resample_counts(n_contents, generator=generator, draws=DRAWS)
     drawn = _cross_fitted(scores, spread, relevance, against, _halves(n_contents, DRAWS, generator), counts)
     return interval_of(float(np.nanmean(point)), drawn, n_contents)
 

@@ -99,7 +99,7 @@ def render_reproduction(record: Record, figures: Sequence[Figure]) -> str:
     """The page as text."""
     return page_template(TEMPLATE).render(
         title=record.resolved["title"],
-        paper=record.scalars["paper"],
+        kicker=f"a published experiment, run again · {record.scalars['paper']}",
         statements=record.scalars["statements"],
         tables=record.scalars["tables"],
         charts=[interactive(figure, anchor=f"figure-{figure.slug}") for figure in figures],

@@ -69,7 +69,7 @@ def score_of(echo: Mapping[str, Any], answer: str, n_listed: int) -> AnswerScore
     values = echo["logprobs"][start:end]
     if "".join(echo["tokens"][start:end]) != answer or start == 0:
         return None
-    if not all(isinstance(value, int | float) and not math.isnan(value) for value in values):
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         return None
     listed = echo["listed"][start:end]
     ranks = tuple(_rank(value, others, n_listed) for value, others in zip(values, listed, strict=True))

@@ -21,7 +21,7 @@ COMMON = (
     *("coffee", "sugar", "butter", "bread", "cheese", "pepper", "water", "fire", "snow", "rain"),
     *("storm", "cloud", "moon", "star", "sun", "earth", "ocean", "beach", "valley", "desert"),
     *("school", "church", "hotel", "office", "factory", "library", "museum", "theater", "hospital", "prison"),
-    *("king", "queen", "soldier", "teacher", "student", "farmer", "writer", "artist", "driver", "lawyer"),
+    *("king", "queen", "soldier", "teacher", "student", "farmer", "writer", "artist", "pilot", "lawyer"),
     *("music", "dance", "story", "poem", "picture", "camera", "phone", "clock", "watch", "radio"),
     *("apple", "orange", "lemon", "tree", "flower", "grass", "leaf", "root", "seed", "corn"),
     *("dog", "horse", "bird", "fish", "mouse", "tiger", "rabbit", "snake", "wolf", "bear"),

@@ -1,0 +1,80 @@
+"""docs/experiments.md says what the records say: every verdict, and the claims in its bullets."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posbias.records import load_record
+from posbias.report.reproductions import stored_figures
+from posbias.reproduce.study_runs import StudySettings, shipped_studies
+from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = {"position-copy": "position-copy-liu2026", "icl": "icl-2502.01951"}
+PAGE = (ROOT / "docs" / "experiments.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def records():
+    return {run: load_record(ROOT / "studies" / "experiments" / run) for run in RUNS}
+
+
+def rows(record, sort):
+    return [row for row in record.scalars["rows"] if row["sort"] == sort]
+
+
+def pooled(record, theory, moment, outcome):
+    for row in rows(record, "loop"):
+        named = (row["architecture"], row["theory"], row["moment"], row["outcome"])
+        if named == ("all architectures", theory, moment, outcome):
+            return row["correlation"]
+    raise AssertionError((theory, moment, outcome))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_page_has_every_verdict_of_the_record(records, run):
+    for row in rows(records[run], "finding"):
+        if row["verdict"] != "not run" and not row["where"].startswith("Numbers"):
+            assert f"| {row['where']} | {row['reported']} | {row['found']} | **{row['verdict']}** |" in PAGE
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_records_were_made_with_the_shipped_studies(records, run):
+    record = records[run]
+    for study in shipped_studies(RUNS[run], StudySettings("small")).values():
+        assert study.options.steps == record.resolved["steps"]
+    assert stored_figures(record)
+
+
+def test_the_plateau_is_near_what_counts_alone_give(records):
+    levels = partial_information_losses(10, 10)
+    plateau = records["position-copy"].arrays["2 layers, d 10/loss"][:, 3:9].mean()
+    assert levels["counts_linear"] < plateau < levels["nothing"]
+    assert plateau == pytest.approx(levels["counts_linear"], abs=0.08)
+
+
+@pytest.mark.parametrize("theory", ["uniform_rollout", "rollout", "jacobian"])
+def test_retrieval_is_predicted_before_the_first_step_where_the_control_is_wrong(records, theory):
+    outcome = "high final accuracy"
+    found = [row for row in rows(records["icl"], "loop") if (row["moment"], row["outcome"]) == ("initial", outcome)]
+    own = {r["architecture"]: r["correlation"] for r in found if r["theory"] == theory}
+    control = {r["architecture"]: r["correlation"] for r in found if r["theory"] == "control"}
+    del own["all architectures"], control["all architectures"]
+    assert all(value["value"] > 0 for value in own.values())
+    wrong = [name for name, value in control.items() if value["high"] < 0]
+    assert wrong
+    assert all(own[name]["low"] > 0 for name in wrong)
+
+
+def test_after_training_the_jacobian_agrees_best_with_position_copy(records):
+    outcome = "a low final loss"
+    trained = pooled(records["position-copy"], "jacobian", "trained", outcome)["value"]
+    for theory in ("mean_field", "uniform_rollout", "rollout", "jacobian"):
+        assert trained > pooled(records["position-copy"], theory, "initial", outcome)["value"]
+
+
+def test_accuracy_is_not_yet_that_of_retrieval(records):
+    accuracy = [rows for name, rows in records["icl"].arrays.items() if name.endswith("/accuracy")]
+    assert np.mean([values.mean() for values in accuracy]) < 0.5
+    assert "Training is far shorter than theirs" in PAGE
