@@ -149,3 +149,14 @@ def test_mean_field_is_computed_once_per_start_and_none_where_it_does_not_apply(
     assert first is second
     assert first.sum() == pytest.approx(1)
     assert mean_field_profiles([trained(residual="added", output_map=False)]) == [None]
+
+
+def test_networks_of_equal_parameters_have_mean_fields_of_their_own():
+    """A residual connection has no parameters: with and without, training begins with the same ones."""
+    networks = [copy_network(Architecture(depth=3), residual=residual) for residual in (False, True)]
+    members = [Member(f"residual {n}", network, PositionCopy(0)) for n, network in enumerate(networks)]
+    for member, found in zip(members, mean_field_profiles(members), strict=True):
+        (alone,) = mean_field_profiles([member])
+        np.testing.assert_array_equal(found, alone)
+    plain, residual = mean_field_profiles(members)
+    assert residual[-1] > plain[-1] + 0.3

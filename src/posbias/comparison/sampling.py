@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 from posbias.comparison.metrics import finite, wasserstein
 from posbias.comparison.statistics import STATISTICS
 from posbias.errors import UsageError
-from posbias.intervals import CONFIDENCE, DRAWS, Interval, expanded_tail, resamples
+from posbias.intervals import CONFIDENCE, DRAWS, Interval, expanded_tail, resample_counts
 from posbias.profiles import Profile, uniform_profile
 
 UNITS_FOR_CLAIM = 6

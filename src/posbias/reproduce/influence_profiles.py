@@ -69,11 +69,13 @@ def mean_field_profiles(members: Sequence[Member]) -> list[Float64[np.ndarray, "
     Returns:
         A profile per member; None where the theory does not know the network (vectors as inputs, no output maps).
     """
-    known: dict[tuple[int, ...], Float64[np.ndarray, n_positions] | None] = {}
+    known: dict[tuple[object, ...], Float64[np.ndarray, n_positions] | None] = {}
     found = []
     for member in members:
         parameters = initial(member).parameters
-        key = tuple(hash(values.numpy().tobytes()) for values in parameters.values())
+        # Equal parameters are not enough: a residual or a mask has none.
+        network = (repr(member.config.to_dict()), member.task.n_positions)
+        key = (*network, *(values.numpy().tobytes() for values in parameters.values()))
         if key not in known:
             model = ReferenceTransformer(member.config, parameters)
             try:

@@ -1,7 +1,7 @@
 """Answers of servers on disk, so that nothing is asked and paid twice and a killed run continues where it stopped.
 
-One JSON file per answer, named by the hash of the request's body (the model's name is part of it) and the server's
-kind, written atomically. It holds the answer and its token counts: no prompt, no address, no key.
+One JSON file per answer, named by the hash of the request's body (the model's name is part of it) and the address that
+is asked, written atomically. It holds the answer and its token counts: no prompt, no address, no key.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 from posbias.errors import RunError
 from posbias.records import write_atomically
 
-ANSWER_FORMAT = 1
+ANSWER_FORMAT = 2
 """Goes up when what a file holds changes its meaning."""
 
 
@@ -59,6 +59,6 @@ class AnswerCache:
         return directory / key[:2] / f"{key}.json"
 
 
-def answer_key(kind: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of a server's kind and the body of a request, which names the model."""
-    return hashlib.sha256(json.dumps({"kind": kind, "body": body}, sort_keys=True).encode()).hexdigest()
+def answer_key(address: str, body: Mapping[str, Any]) -> str:
+    """SHA-256 of the address that is asked and the body of a request, which names the model."""
+    return hashlib.sha256(json.dumps({"address": address, "body": body}, sort_keys=True).encode()).hexdigest()

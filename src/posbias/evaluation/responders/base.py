@@ -100,7 +100,7 @@ class Reply:
     """Both things that may be asked about one request."""
 
     response: Response | None
-    """None where nothing was to be generated."""
+    """None where nothing was to be generated, unless the request was skipped: then it says why."""
     score: AnswerScore | None
     """None where nothing was to be scored, the request was skipped, or the server cannot."""
 

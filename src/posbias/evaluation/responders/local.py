@@ -104,7 +104,7 @@ class LocalResponder(Responder):
                     responses.update(self._continue(waiting))
                     waiting.clear()
         responses.update(self._continue(waiting))
-        return [Reply(responses.get(i) if generate else None, scores.get(i)) for i in range(len(requests))]
+        return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
 
     def count_tokens(self, requests: Sequence[Request]) -> TokenCount:
         """Tokens of the prompts, run plainly and as few as can be; nothing is run."""

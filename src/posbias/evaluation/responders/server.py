@@ -190,7 +190,8 @@ class ServerResponder(Responder):
     def _answer(self, body: dict[str, Any], read: Any) -> dict[str, Any]:
         """The answer to a body, from the cache or the server."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
-        key = answer_key(self.options.kind, whole)
+        path = KINDS[self.options.kind]
+        key = answer_key(f"{self._asker.address}/{path}", whole)
         with self._lock:
             turn = self._asking.setdefault(key, threading.Lock())
         with turn:  # the same request twice at once is asked once
@@ -198,7 +199,7 @@ class ServerResponder(Responder):
             if found is not None:
                 self._count(reused=1)
                 return found
-            answer: dict[str, Any] = self._asker.ask(KINDS[self.options.kind], whole, read)
+            answer: dict[str, Any] = self._asker.ask(path, whole, read)
             self._cache.keep(key, answer)
         prompt, generated = answer.get("prompt_tokens"), answer.get("tokens_generated", answer.get("tokens"))
         if isinstance(prompt, int) and isinstance(generated, int):

@@ -37,7 +37,7 @@ class ServerOptions:
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; unset: no key is sent."""
     cache: Path | None = None
-    """Directory of answers, one per model and server; None: in memory only."""
+    """Directory of answers, of any models and servers; None: in memory only."""
     price_in: float | None = None
     """Per million tokens of prompts, any currency."""
     price_out: float | None = None
@@ -48,18 +48,28 @@ class ServerOptions:
     """Of the random part of the delays (>= 0)."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise UsageError(f"server kind {self.kind!r} is unknown; allowed: {', '.join(KINDS)}")
+        if not isinstance(self.key_variable, str) or not self.key_variable.isidentifier():
+            # Not repeated: it may be a key, put here by mistake.
+            raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
+        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
+            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
         for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0)):
             check_whole("server", name, getattr(self, name), least=least)
-        for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout", "requests_per_minute"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise UsageError(f"server: {name} must be above 0 and finite, got {value!r}")
+        for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout"):
+            self._check_number(name, getattr(self, name), above=True)
+        if self.requests_per_minute is not None:
+            self._check_number("requests_per_minute", self.requests_per_minute, above=True)
         for name in ("price_in", "price_out"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise UsageError(f"server: {name} must be at least 0 and finite, got {value!r}")
+            if getattr(self, name) is not None:
+                self._check_number(name, getattr(self, name), above=False)
+
+    @staticmethod
+    def _check_number(name: str, value: object, *, above: bool) -> None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= float(str(value)) < float("inf") or (above and value == 0):
+            raise UsageError(f"server: {name} must be {'above' if above else 'at least'} 0 and finite, got {value!r}")
 
     def key(self) -> str | None:
         """The key, from the environment; it is kept nowhere else than in the client's header.
