@@ -412,13 +412,14 @@ def closing_loop() -> Canvas:
     for axes, (run, (outcome, title, scale)) in zip(canvas.subplots(1, 2), panels.items(), strict=True):
         arrays = pb.load_record(EXPERIMENTS / run).arrays
         names = [name.split("/", 1)[1].rsplit("/", 1)[0] for name in arrays if name.endswith(f"/{outcome}")]
-        for number, name in enumerate(names):
+        families = {name: name.partition("(")[0] if "(" in name else ", ".join(name.split(", ")[:2]) for name in names}
+        strokes = dict(zip(dict.fromkeys(families.values()), (*RUNS[:6], MEASURED), strict=False))
+        for name, family in families.items():
             influence = arrays[f"loop/{name}/jacobian/initial"].mean(axis=0)
             learnt = arrays[f"loop/{name}/{outcome}"].mean(axis=0)
             shown = learnt / np.log(10) if run == "position-copy" else learnt - learnt.mean()
-            stroke = RUNS[number % len(RUNS)]
-            filled = stroke.colour if number < len(RUNS) // 3 else "white"
-            axes.scatter(influence, shown, s=26, color=stroke.colour, facecolor=filled, label=name)
+            legend = family if name == next(first for first in names if families[first] == family) else None
+            axes.scatter(influence, shown, s=20, color=strokes[family].colour, label=legend)
         axes.set_xscale("log")
         axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold")
         axes.set_xlabel("influence on the last position at initialisation (Jacobian)")

@@ -86,6 +86,7 @@ def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
 
 def test_scores_are_read_from_lists_and_files(tmp_path):
     assert scores_of("0.5, 1e-2") == [0.5, 0.01]
+    assert scores_of(",".join(["0.125"] * 1000)) == [0.125] * 1000
     path = tmp_path / "scores"
     path.write_text('{"score": 1}\n2.5\n')
     assert scores_of(str(path)) == [1.0, 2.5]

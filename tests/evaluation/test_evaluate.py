@@ -177,6 +177,32 @@ def test_what_is_too_long_is_counted_and_skipped_and_never_cut(long_model):
     record = evaluation_record(found, {})
     assert record.scalars["skipped"] == {"0": 2, "1": 2, "2": 2}
     assert record.scalars["measures"] == []
+    assert statements_of(record) == ["No example was answered or scored, so there is no curve."]
+    assert "What was left out" in render_behaviour(record)
+    responder.max_positions = int(lengths.max()) + 1  # room for the prompts, not for the answers that are scored
+    forced = evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, generate=False))
+    assert forced.skipped == {0: 2, 1: 2, 2: 2}
+    assert all(row["finish"] == "skipped" for row in forced.outputs)
+
+
+def test_a_rank_that_is_sometimes_unknown_makes_no_curve():
+    class Listing(Oracle):
+        """Knows no rank beyond the third, as servers that list the most probable tokens."""
+
+        def _reply(self, request, generate, score):
+            reply = super()._reply(request, generate, score)
+            ranks = tuple(rank if rank <= 3 else None for rank in reply.score.ranks)
+            return Reply(reply.response, AnswerScore(reply.score.logprobs, ranks))
+
+    found = evaluate(TASK, Listing(), options=EvaluateOptions(count=6))
+    assert list(found.curves) == ["accuracy", "logprob"]
+    with pytest.raises(UsageError, match="it has: accuracy, probability"):
+        measured_use(evaluation_record(found, {}), measure="reciprocal_rank")
+
+
+def test_a_responder_without_scores_that_shall_not_generate_is_refused():
+    with pytest.raises(RunError, match="no answer could be scored"):
+        evaluate(TASK, Oracle(scores=False), options=EvaluateOptions(count=2, generate=False))
 
 
 def test_a_local_models_scores_are_its_own_log_probabilities(long_model):

@@ -112,6 +112,11 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
         other.generate(requests(1))
         other.close()
         assert len(server.asked) == 5
+        with stand_in(lambda *_: chat("another server")) as elsewhere:
+            moved = ServerResponder(elsewhere.address, "m", replace(FAST, cache=tmp_path))
+            assert moved.generate(requests(1))[0].text == "another server"
+            moved.close()
+        assert len(server.asked) == 5
 
 
 def test_an_unreachable_server_is_one_line() -> None:
@@ -153,17 +158,42 @@ def test_the_key_stays_in_the_header(
     shown = [str(caught.value), caplog.text, json.dumps(responder.describe()), repr(responder.options), repr(responder)]
     shown += [path.read_text() for path in tmp_path.rglob("*.json")]
     assert not any(KEY in text for text in shown)
+    with stand_in(lambda *_: chat(f"your key is {KEY}")) as server:
+        responder = ServerResponder(server.address, "m", options)
+        assert responder.generate(requests(1))[0].text == "your key is ***"
+        responder.close()
+    assert not any(KEY in path.read_text() for path in tmp_path.rglob("*.json"))
+    monkeypatch.setenv("MY_KEY", "a")  # a placeholder, as local servers take
+    with stand_in(lambda *_: chat("banana")) as server:
+        responder = ServerResponder(server.address, "m", options)
+        assert responder.generate(requests(1))[0].text == "banana"
+        responder.close()
     monkeypatch.setenv("MY_KEY", "two\nlines-of-key")
     with pytest.raises(UsageError, match="MY_KEY") as usage:
         ServerResponder(server.address, "m", options)
     assert "lines-of-key" not in str(usage.value)
 
 
-def test_a_prompt_beyond_the_context_is_skipped() -> None:
-    with stand_in(lambda *_: (400, {}, {"error": "This model's maximum context length is 8 tokens"})) as server:
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 8 tokens",
+        "the request exceeds the available context size",
+        "`inputs` tokens + `max_new_tokens` must be <= 8",
+        f"{'x' * 300} maximum context length",
+    ],
+)
+def test_a_prompt_beyond_the_context_is_skipped(message: str) -> None:
+    with stand_in(lambda *_: (400, {}, {"error": message})) as server:
         responder = ServerResponder(server.address, "m", FAST)
         (response,) = responder.generate(requests(1))
         responder.close()
+        forced = ServerResponder(server.address, "m", replace(FAST, kind="text"))
+        (reply,) = forced.respond(requests(1), generate=False, score=True)
+        forced.close()
+    assert reply.score is None
+    assert reply.response is not None
+    assert reply.response.skipped is not None
     assert response.finish == "skipped"
     assert response.skipped is not None
     assert "HTTP 400" in response.skipped
@@ -221,9 +251,14 @@ def test_addresses_that_are_none_or_could_hold_a_key_are_refused(address: str) -
 
 
 def test_wrong_settings_are_refused() -> None:
-    for wrong in ({"kind": "voice"}, {"concurrency": 0}, {"retries": -1}, {"timeout": 0.0}, {"price_in": float("nan")}):
-        with pytest.raises(UsageError):
-            ServerOptions(**wrong)  # type: ignore[arg-type]
+    numbers: list[dict[str, Any]] = [{"timeout": 0.0}, {"timeout": "a"}, {"timeout": True}, {"first_delay": None}]
+    numbers += [{"price_in": float("nan")}, {"price_in": "a"}, {"requests_per_minute": 0}]
+    for wrong in (*numbers, {"kind": "voice"}, {"kind": ["a"]}, {"concurrency": 0}, {"retries": -1}, {"body": 5}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            ServerOptions(**wrong)
+    with pytest.raises(UsageError, match="name of an environment variable") as caught:
+        ServerOptions(key_variable=KEY)
+    assert KEY not in str(caught.value)
     responder = ServerResponder("http://localhost:1", "m", replace(FAST, kind="text"))
     with pytest.raises(UsageError, match="allowed kind: chat"):
         responder.generate([Request([{"role": "user", "content": "hi"}])])

@@ -28,6 +28,14 @@ def answers(generator: np.random.Generator, chances: list[float], n_contents: in
     return (generator.random((n_contents, len(chances))) < np.array(chances) + shifts).astype(np.float64)
 
 
+def test_contents_that_all_agree_have_no_spread_but_rounding():
+    scores = np.tile(1 / (1 + np.arange(5.0)), (6, 1))
+    found = compare_to_best(scores, generator=np.random.default_rng(0))
+    for difference in found.differences:
+        expected = 1 / (1 + difference.position) - 1
+        assert (difference.bootstrap.low, difference.bootstrap.high) == pytest.approx((expected, expected))
+
+
 def test_holm_by_hand() -> None:
     assert holm(np.array([0.01, 0.04, 0.03])) == pytest.approx([0.03, 0.06, 0.06])
     assert holm(np.array([0.5, 0.9])) == pytest.approx([1.0, 1.0])

@@ -71,10 +71,31 @@ def test_after_training_the_jacobian_agrees_best_with_position_copy(records):
     outcome = "a low final loss"
     trained = pooled(records["position-copy"], "jacobian", "trained", outcome)["value"]
     for theory in ("mean_field", "uniform_rollout", "rollout", "jacobian"):
-        assert trained > pooled(records["position-copy"], theory, "initial", outcome)["value"]
+        assert trained > pooled(records["position-copy"], theory, "initial", outcome)["value"] + 0.1
 
 
 def test_accuracy_is_not_yet_that_of_retrieval(records):
     accuracy = [rows for name, rows in records["icl"].arrays.items() if name.endswith("/accuracy")]
     assert np.mean([values.mean() for values in accuracy]) < 0.5
     assert "Training is far shorter than theirs" in PAGE
+
+
+def test_where_position_copy_falls_short_of_the_post(records):
+    arrays = records["position-copy"].arrays
+    assert arrays["3 layers, d 10/loss"][:, 9].min() > 1.5
+    for network in ("2 layers, d 2", "2 layers, d 10"):
+        published = {"2 layers, d 2": (1.13, 2.06, 2.15, 2.18), "2 layers, d 10": (0.0, 1.65, 1.88, 1.97)}[network]
+        ours = arrays[f"{network}/loss"].mean(axis=0)[:4]
+        np.testing.assert_allclose(ours, published, atol=0.1)
+        assert arrays[f"{network}/loss"][:, 9].min() < 0.1
+
+
+def test_depth_changes_sign_with_the_evaluation_sets(records):
+    def change(where, case):
+        found = [row for row in rows(records["icl"], "finding") if row["where"] == where]
+        return next(row for row in found if row["reported"].startswith("without residual"))["tests"][case]
+
+    assert change("Figures 2 and 4", "none")["high"] < 0
+    assert change("Figures 2 and 4", "decay")["low"] > 0
+    for case in ("none", "decay"):
+        assert change("Figures 2 and 4, unconfounded sets", case)["low"] > 0

@@ -60,6 +60,13 @@ def test_another_variant_in_the_grid_brings_its_own_parameters():
     assert with_sgd.optimiser == SGD()
 
 
+def test_parameters_hold_for_another_variant_wherever_they_stand_in_the_grid():
+    rates = {"optimiser.learning_rate": [0.5], "optimiser.name": ["adam", "sgd"]}
+    for grid in (rates, dict(reversed(rates.items()))):
+        document = {**GOOD, "optimiser": "adam(beta1=0.5)", "grid": grid}
+        assert {member.optimiser.learning_rate for member in study_of(document, name="s").members()} == {0.5}
+
+
 GOOD = {
     "task": {"name": "position_copy", "target": 0},
     "model": {"depth": 1, "width": 8},
@@ -80,8 +87,13 @@ RETRIEVAL = {"task": "in_context_retrieval(features=7)", "model": {"depth": 1}, 
         ({**GOOD, "model": {"depth": 1, "widht": 8}}, "model has no field 'widht'"),
         ({**GOOD, "task": "position_cpy"}, "unknown synthetic task 'position_cpy'"),
         ({**GOOD, "task": {"target": 0}}, "task needs a name"),
-        ({**GOOD, "seeds": 0}, "seeds must be a count >= 1 or a list"),
-        ({**GOOD, "seeds": [1, 1]}, "seeds must be a count >= 1 or a list"),
+        ({**GOOD, "seeds": 0}, "seeds must be a count in 1 ... 1000000 or a list"),
+        ({**GOOD, "seeds": [1, 1]}, "seeds must be a count in 1 ... 1000000 or a list"),
+        ({**GOOD, "seeds": 10**9}, "seeds must be a count in 1 ... 1000000"),
+        (
+            {**GOOD, "grid": {"model.depth": [1, 2], "size": {"large": {"model.depth": 3}}}},
+            "grid axes 'model.depth' and 'size' both set 'model.depth'; one of them may",
+        ),
         ({**GOOD, "grid": {"model.widht": [1]}}, "grid setting 'model.widht' is unknown"),
         ({**GOOD, "grid": {"train.steps": [1]}}, "grid setting 'train.steps' is unknown"),
         ({**GOOD, "grid": {"model.width": []}}, "grid axis 'model.width' has no values"),
@@ -123,6 +135,7 @@ def test_thousands_need_to_be_meant():
         ("a: 2026-11-21", "'2026-11-21' is no plain number or text (write it in quotes)"),
         ("? [a]\n: 1", "a key must be a text or a number"),
         ("a: &a [*a]", "more than 20 levels of nesting"),
+        ("a:\n - " + "9" * 5000, "line 2: a number of 5000 digits; allowed: at most 100"),
     ],
 )
 def test_files_that_are_not_plain_yaml_are_refused_with_their_line(tmp_path, text, message):

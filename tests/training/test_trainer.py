@@ -118,6 +118,18 @@ def test_a_member_that_diverges_leaves_and_the_others_never_notice():
         assert_same(found, train([member], SHORT).members[0])
 
 
+def test_an_update_that_leaves_no_finite_parameters_is_divergence():
+    """The loss before the last update is finite; what it made of the parameters is not."""
+    once = TrainingOptions(steps=1, batch=16, examples=10)
+    calm, wild = copier(0), copier(1, optimiser=Adam(1e39))
+    trained = train([calm, wild], once)
+    assert [each.status for each in trained.members] == ["done", "diverged"]
+    assert trained.members[1].reason == "its parameters are not finite after step 0"
+    assert trained.members[1].parameters is None
+    assert np.isfinite(trained.members[1].losses).all()
+    assert_same(trained.members[0], train([calm], once).members[0])
+
+
 def test_members_end_by_rule_at_their_own_step():
     options = TrainingOptions(steps=120, batch=32, window=5, examples=20, stopping=Below(0.5, windows=2))
     members = [copier(0), copier(0, mask="sliding_window(width=2)")]

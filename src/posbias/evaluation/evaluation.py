@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.evaluation.asking import Asking, Content, Pieces, ask, contents_of, read_texts
 from posbias.evaluation.curve import CurveOptions, PositionCurve, position_curve
 from posbias.evaluation.responders.base import Responder
@@ -101,7 +101,7 @@ class Evaluation:
                 "accuracy": tables["correct"],
                 "values_found": tables["found"],
                 "logprob": tables["logprob"] / tables["answer_tokens"],
-                "reciprocal_rank": 1 / tables["first_rank"],
+                "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
             }
         return {name: table for name, table in found.items() if not np.isnan(table).all()}
 
@@ -115,6 +115,13 @@ class Evaluation:
             name: position_curve(table, positions=self.positions, gold_tokens=gold, options=options)
             for name, table in self.measures.items()
         }
+
+
+def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
+    """1 / rank; NaN throughout where a scored answer's rank is not known, for then only good ranks would be counted."""
+    unknown = np.isnan(first_rank) & ~np.isnan(logprob)
+    found: Scores = np.full_like(first_rank, np.nan) if unknown.any() else 1 / first_rank
+    return found
 
 
 def evaluate(task: str | LanguageTask, responder: Responder, *, options: EvaluateOptions | None = None) -> Evaluation:
@@ -131,7 +138,8 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
     Raises:
         UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, or a
             conversation for a model without a chat template.
-        RunError: the model fails, or its server cannot be reached; finished contents are kept in the directory.
+        RunError: the model fails, its server cannot be reached (finished contents are kept in the directory), or
+            nothing is generated and the server gives no scores.
     """
     options = options or EvaluateOptions()
     asked = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
@@ -145,6 +153,10 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
     contents = list(contents_of(asking, responder.tokenizer, count=options.count, seed=options.seed))
     store = PartStore(options.directory, _settings(asking, responder), resume=options.resume)
     pieces = _collect(contents, asking, responder, store, together=options.together)
+    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
+    if not asking.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
+        why = responder.describe().get("no_scores_because") or "none came back"
+        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
     names = [name for name in pieces[0] if name != "texts"]
     return Evaluation(
         task=asked,

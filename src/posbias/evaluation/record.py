@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.evaluation import Evaluation
+from posbias.evaluation.evaluation import Evaluation, reciprocal_rank
 from posbias.evaluation.placement import MeasuredUse
 from posbias.records import Record, load_record, write_atomically
 
@@ -90,7 +90,7 @@ def measured_use(run: Record | str | Path, *, measure: str | None = None) -> Mea
     tables = {
         "accuracy": record.arrays["scores/correct"],
         "probability": np.exp(record.arrays["scores/logprob"]),
-        "reciprocal_rank": 1 / record.arrays["scores/first_rank"],
+        "reciprocal_rank": reciprocal_rank(record.arrays["scores/first_rank"], record.arrays["scores/logprob"]),
     }
     there = [name for name in PLACEABLE if not np.isnan(tables[name]).all()]
     if measure is None and there:

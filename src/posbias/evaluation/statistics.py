@@ -299,7 +299,7 @@ def _half_widths(
             deviations = np.abs(moved[:, [place]] - moved[:, usable]) / errors[place, usable]
             largest = np.maximum(largest, deviations.max(axis=1))
     drawn = np.quantile(largest, confidence) * np.sqrt(n_contents / (n_contents - 1))
-    critical = stdtrit(n_contents - 1, ndtr(max(drawn, ndtri((1 + confidence) / 2))))
+    critical = -stdtrit(n_contents - 1, ndtr(-max(drawn, ndtri((1 + confidence) / 2))))
     return np.asarray(critical * errors[best])
 
 
@@ -312,7 +312,8 @@ def _pair_errors(scores: Scores) -> Float64[np.ndarray, "n_positions n_positions
     centred = scores - scores.mean(axis=0)
     products = centred.T @ centred / (len(scores) - 1)
     variances = np.diag(products)[:, None] + np.diag(products)[None, :] - 2 * products
-    rounding = np.finfo(np.float64).eps * len(scores) * (1e-300 + np.diag(products).max())
+    unit = np.finfo(np.float64).eps * len(scores)
+    rounding = unit * np.diag(products).max() + np.square(unit * np.abs(scores).max())
     errors: np.ndarray = np.sqrt(np.where(variances > rounding, variances, 0.0) / len(scores))
     if is_binary(scores):
         errors = np.maximum(errors, (1 - np.eye(len(errors))) / len(scores))

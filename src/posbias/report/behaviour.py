@@ -105,6 +105,8 @@ def statements_of(record: Record) -> list[str]:
         for name, curve in record.scalars["curves"].items()
         for finding in curve["findings"]
     ]
+    if not found:
+        found = ["No example was answered or scored, so there is no curve."]
     for measure in _tied_measures(record):
         found += [
             _tie_statement(series, measure) for series in record.scalars["tie"]["series"] if measure in series["ties"]
@@ -129,7 +131,7 @@ def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
     curves = record.scalars["curves"]
     header = ["position", "answer's token", "contents", *(label(MEASURES, name) for name in curves)]
     cells = []
-    for column, place in enumerate(record.resolved["positions"]):
+    for column, place in enumerate(record.resolved["positions"] if curves else ()):
         first = next(iter(curves.values()))
         token = MISSING if first["gold_tokens"] is None else f"{first['gold_tokens'][column]:.0f}"
         means = [interval_text(curve["means"][column]) for curve in curves.values()]

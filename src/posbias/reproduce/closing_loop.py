@@ -15,7 +15,7 @@ from posbias.comparison.metrics import spearman
 from posbias.report.figures import Curve, Figure
 from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, VERMILION, Stroke
 from posbias.report.reproductions import Table
-from posbias.reproduce.paired import Difference, difference
+from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
 
 FLOOR = 1e-6
 """Least influence a regression on its logarithm tells from zero."""
@@ -77,6 +77,12 @@ class Agreement:
 
 
 POOLED = "all architectures"
+ANSWERS = {
+    REPRODUCED: "predicts",
+    NOT_REPRODUCED: "predicts the reverse of",
+    UNDECIDED: "is not shown to predict",
+}
+"""By what the interval of the pooled rank correlation supports; fewer than six architectures show nothing."""
 
 
 def with_control(predicted: Mapping[tuple[str, str], Rows]) -> dict[tuple[str, str], Rows]:
@@ -147,15 +153,8 @@ def loop_sentences(found: Sequence[Agreement]) -> list[str]:
         negative = sum(
             other.correlation is not None and other.correlation.supports(-1) == "reproduced" for other in own
         )
-        correlation = agreement.correlation.interval
         gain = _over_control(found, agreement)
-        answer = (
-            "predicts"
-            if correlation.low > 0
-            else "predicts the reverse of"
-            if correlation.high < 0
-            else ("does not predict")
-        )
+        answer = ANSWERS[agreement.correlation.supports(1)]
         sentences.append(
             f"Loop: {NAMES[agreement.theory]}, {agreement.moment}, {answer} {agreement.outcome}: rank "
             f"correlation over places {agreement.correlation} over {agreement.correlation.n_seeds} architectures, "
@@ -167,7 +166,7 @@ def loop_sentences(found: Sequence[Agreement]) -> list[str]:
 
 def loop_arrays(loops: Sequence[Loop]) -> dict[str, Float64[np.ndarray, "n_seeds n_places"]]:
     """What was compared, for the record: `loop/ARCHITECTURE/THEORY/MOMENT` and `loop/ARCHITECTURE/OUTCOME`."""
-    arrays = {}
+    arrays: dict[str, Float64[np.ndarray, "n_seeds n_places"]] = {}
     for loop in loops:
         arrays |= {f"loop/{loop.architecture}/{'/'.join(key)}": rows for key, rows in loop.predicted.items()}
         arrays |= {f"loop/{loop.architecture}/{name}": rows for name, rows in loop.outcomes.items()}

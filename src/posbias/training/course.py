@@ -106,14 +106,15 @@ class Course:
         losses = crew(lambda stack: stack.steps(start, stop, batch=self.options.batch).double().cpu(), self._stacks)
         self._step = stop
         ends: dict[int, MemberStatus] = {}
-        for group, found in zip(self._groups, losses, strict=True):
+        for group, stack, found in zip(self._groups, self._stacks, losses, strict=True):
             # Summed one after another: the order of a vectorised sum may depend on how many members there are.
             mean = np.add.accumulate(found.numpy(), axis=0)[-1] / (stop - start)
             for index, loss in zip(group, mean, strict=True):
                 self._diaries[index].losses.append(float(np.float32(loss)))
                 self._diaries[index].steps = stop
             self._watcher.window([self.members[index] for index in group], stop, mean.tolist())
-            ends |= {index: end for index in group if (end := self._end(index, start)) is not None}
+            sound = zip(group, stack.finite(), strict=True)
+            ends |= {index: end for index, whole in sound if (end := self._end(index, start, finite=whole)) is not None}
         last = stop == self.options.steps
         due = last or bool(self.options.evaluate_every and stop % self.options.evaluate_every == 0)
         looked_at = [
@@ -123,11 +124,17 @@ class Course:
         self._evaluate(looked_at, crew)
         self._leave(ends)
 
-    def _end(self, index: int, start: int) -> MemberStatus | None:
-        """Whether and how a member ends after its latest window, which began with step `start`."""
+    def _end(self, index: int, start: int, *, finite: bool) -> MemberStatus | None:
+        """Whether and how a member ends after its latest window, which began with step `start`.
+
+        A loss is that before its update: the last update of a window may be what drives parameters to infinity.
+        """
         diary = self._diaries[index]
         if not diary.losses[-1] <= self.options.diverged_above:
             diary.reason = f"the mean loss over steps {start} ... {self._step - 1} was {diary.losses[-1]:g}"
+            return "diverged"
+        if not finite:
+            diary.reason = f"its parameters are not finite after step {self._step - 1}"
             return "diverged"
         if self._step == self.options.steps:
             return "done"

@@ -105,6 +105,11 @@ class Stack:
         """The task's own evaluation of every member: arrays with a leading member axis, by name."""
         return dict(self._data.evaluate(self.predict, examples=examples))
 
+    def finite(self) -> list[bool]:
+        """Of every member, whether all its parameters are finite."""
+        found: list[bool] = self.values.isfinite().all(dim=1).tolist()
+        return found
+
     def parameters(self, index: int) -> dict[str, Tensor]:
         """A member's parameters, copied to the CPU."""
         views = self.layout.views(self.values[index : index + 1])

@@ -33,6 +33,8 @@ from posbias.training.study_files import read_yaml
 
 MANY = 1000
 """Members beyond which a study must be confirmed."""
+MOST_SEEDS = 1_000_000
+"""Seeds that a count may stand for: a slip of the keyboard must not fill the memory."""
 MODEL_DEFAULTS: Mapping[str, Any] = {
     "attention": "content",
     "values": "gaussian",
@@ -96,10 +98,11 @@ class Study:
         spelled = [f"{axis.rpartition('.')[2]}={_short(value)}" for axis, value in coordinates.items()]
         name = " ".join([*spelled, f"seed={seed}"])
         sections = {section: dict(getattr(self, section)) for section in ("task", "model", "optimiser")}
+        for section in ("task", "optimiser"):
+            if f"{section}.name" in changes:
+                sections[section] = {}  # another task or optimiser has parameters of its own, wherever they stand
         for key, value in changes.items():
             section, _, setting = key.partition(".")
-            if section != "model" and setting == "name":
-                sections[section] = {}  # another task or optimiser has parameters of its own
             sections[section][setting] = value
         try:
             task = _variant(SYNTHETIC_TASKS, sections["task"])
@@ -151,9 +154,7 @@ def study_of(document: Any, *, name: str) -> Study:
         axes=_axes(document.get("grid", {})),
         seeds=_seeds(document.get("seeds", 1)),
     )
-    for changes in (changes for points in study.axes.values() for _, changes in points):
-        for key in changes:
-            _check_setting(key)
+    _check_axes(study.axes)
     return study
 
 
@@ -220,6 +221,16 @@ def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
     return axes
 
 
+def _check_axes(axes: Mapping[str, Sequence[tuple[Any, Settings]]]) -> None:
+    """Refuse unknown settings, and two axes that set the same: a member's coordinates would say what it is not."""
+    setters: dict[str, str] = {}
+    for axis, points in axes.items():
+        for key in dict.fromkeys(key for _, changes in points for key in changes):
+            _check_setting(key)
+            if setters.setdefault(key, axis) != axis:
+                raise UsageError(f"grid axes {setters[key]!r} and {axis!r} both set {key!r}; one of them may")
+
+
 def _check_setting(key: str) -> None:
     """Refuse a dotted setting that there is not; a variant's parameters are checked with the variant."""
     section, _, setting = key.partition(".")
@@ -232,12 +243,14 @@ def _check_setting(key: str) -> None:
 def _seeds(value: Any) -> tuple[int, ...]:
     """A count, or the seeds themselves."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and value >= 1:
+    if whole and 1 <= value <= MOST_SEEDS:
         return tuple(range(value))
     listed = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
     if listed and value and len(set(value)) == len(value):
         return tuple(value)
-    raise UsageError(f"seeds must be a count >= 1 or a list of different whole numbers >= 0, got {value!r}")
+    raise UsageError(
+        f"seeds must be a count in 1 ... {MOST_SEEDS} or a list of different whole numbers >= 0, got {value!r}"
+    )
 
 
 def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:

@@ -14,6 +14,8 @@ FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 PLAIN_TAGS = ("null", "bool", "int", "float", "str")
 DEEPEST = 20
 """Most levels of nesting; also what ends an alias that contains itself."""
+LONGEST_NUMBER = 100
+"""Most digits of a whole number."""
 LONGEST = 1_000_000
 """Most bytes of a file."""
 
@@ -71,6 +73,8 @@ def _scalar(node: Any, path: str) -> Any:
         return node.value.lower() in ("yes", "true", "on")
     plain = node.value.replace("_", "")
     if tag == "int" and re.fullmatch(r"[-+]?(0|[1-9]\d*)", plain):
+        if len(plain) > LONGEST_NUMBER:
+            raise _complaint(node, path, f"a number of {len(plain)} digits; allowed: at most {LONGEST_NUMBER}")
         return int(plain)
     if tag != "str" or (node.style is None and FLOAT.fullmatch(node.value)):
         try:

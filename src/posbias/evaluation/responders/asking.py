@@ -5,6 +5,7 @@ refusal of the request itself (other 4xx) is not. Nothing here prints, and no me
 """
 
 import email.utils
+import json
 import random
 import threading
 import time
@@ -17,10 +18,15 @@ from posbias.evaluation.responders.server_options import ServerOptions
 
 RETRIED = frozenset({408, 429})
 """Refusals that may pass; so may all of 500 and above."""
-TOO_LONG = ("context length", "context window", "context_length", "maximum context", "too long", "too many tokens")
-"""How servers say that a prompt does not fit."""
+TOO_LONG = (
+    *("context length", "context window", "context_length", "maximum context", "too long", "too many tokens"),
+    *("context size", "context_size", "inputs` tokens"),
+)
+"""How servers say that a prompt does not fit; the second line: llama.cpp and TGI."""
 SHOWN = 200
 """Characters of a server's own message that ours repeats."""
+SECRET = 12
+"""Characters from which a key is one: shorter ones are placeholders, such as `none`, that texts may well hold."""
 CONNECTING = 10.0
 """Longest wait for a connection (seconds)."""
 
@@ -30,8 +36,9 @@ Answer = TypeVar("Answer")
 class RefusedError(Exception):
     """A request that the server refuses for good."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"HTTP {status}: {message}")
+    def __init__(self, status: int, shown: str, message: str) -> None:
+        """`shown`: what may be repeated of the server's message."""
+        super().__init__(f"HTTP {status}: {shown}")
         self.status = status
         self.too_long = status in (400, 413, 422) and any(words in message.lower() for words in TOO_LONG)
 
@@ -141,11 +148,15 @@ class Asker:
         if status in RETRIED or status >= 500:
             return _Failure(f"HTTP {status}", _retry_after(response.headers.get("Retry-After")))
         if not 200 <= status < 300:
-            raise RefusedError(status, self.hidden(response.text) or "no message")
+            raise RefusedError(status, self.hidden(response.text) or "no message", response.text)
         try:
-            return read(response.json())
+            return read(json.loads(self._without_key(response.text)))
         except (ValueError, MalformedError) as error:
             return _Failure(f"malformed answer ({self.hidden(str(error))})")
+
+    def _without_key(self, text: str) -> str:
+        """An answer as it may be kept: a server that repeats the key does not bring it into a record."""
+        return text if self._key is None or len(self._key) < SECRET else text.replace(self._key, "***")
 
     def _delay(self, attempt: int, failure: _Failure) -> float:
         """Seconds before an attempt (1 = the first retry): exponential with jitter, or what the server asks for."""

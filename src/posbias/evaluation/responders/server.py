@@ -134,25 +134,24 @@ class ServerResponder(Responder):
         raise RunError(f"{lead}{failed}; {finished} of {len(futures)} answers are finished and kept {where}") from None
 
     def _reply(self, request: Request, generate: bool, score: bool) -> Reply:
+        response = scored = None
         try:
-            return Reply(
-                self._generated(request) if generate else None,
-                self._scored(request) if score and request.answer is not None else None,
-            )
-        except (RunError, RefusedError):
-            self._asker.stop.set()  # nothing more is asked, or paid, once the run has failed
-            raise
+            if generate:
+                response = self._generated(request)
+            if score:
+                scored = self._scored(request)
+        except (RunError, RefusedError) as failure:
+            if not (isinstance(failure, RefusedError) and failure.too_long):
+                self._asker.stop.set()  # nothing more is asked, or paid, once the run has failed
+                raise
+            response = response or Response(text="", finish="skipped", tokens=0, skipped=str(failure))
+        return Reply(response, scored)
 
     def _generated(self, request: Request) -> Response:
         body: dict[str, Any] = {**self._prompt(request), "max_tokens": request.max_tokens, "temperature": 0}
         if request.stop:
             body["stop"] = list(request.stop)
-        try:
-            return Response(**self._answer(body, read_text(self.options.kind)))
-        except RefusedError as refusal:
-            if not refusal.too_long:
-                raise
-            return Response(text="", finish="skipped", tokens=0, skipped=str(refusal))
+        return Response(**self._answer(body, read_text(self.options.kind)))
 
     def _scored(self, request: Request) -> AnswerScore | None:
         if self._scores is False or request.answer is None or not isinstance(request.prompt, str):
@@ -163,10 +162,9 @@ class ServerResponder(Responder):
         try:
             echo = self._answer({"model": self.model, **body}, read_echo)
         except RefusedError as refusal:
-            if refusal.status not in (400, 404, 422):
+            if refusal.too_long or refusal.status not in (400, 404, 422):
                 raise
-            if not refusal.too_long:
-                self._note_scores(str(refusal))
+            self._note_scores(str(refusal))
             return None
         if echo["tokens"] is None:
             self._note_scores("the server repeats no log-probabilities")
