@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import posbias as pb
+from posbias.auditing.behaviour import correct_for_number
 from posbias.auditing.behaviour_spans import spans_of
 from posbias.auditing.behaviour_weighing import elsewhere
 from posbias.errors import UsageError
@@ -79,6 +80,7 @@ def test_every_series_is_tied_to_every_measure(record):
     series = record.scalars["tie"]["series"]
     names = {(entry["source"], entry["kind"], entry["what"]) for entry in series}
     assert {("measured", "jacobian", "gold"), ("measured", "logprob", "place"), ("rollout", None, "place")} <= names
+    assert ("rollout", None, "gold") not in names
     for entry in series:
         assert set(entry["ties"]) == set(record.scalars["measures"])
         assert len(entry["means"]) == len(PLACES)
@@ -127,3 +129,13 @@ def test_tasks_without_a_moved_item_are_refused(model):
     plan = pb.BehaviourPlan("documents(documents=3, setting='closed_book')", pb.EvaluateOptions(count=1, max_tokens=1))
     with pytest.raises(UsageError, match="no item holds the answer"):
         pb.audit_behaviour(model, plan)
+
+
+def test_of_many_ties_none_is_established_by_luck_alone():
+    correlations = [{"controlled": "nothing", "p": 0.01, "established": True} for _ in range(6)]
+    correlations.append({"controlled": "nothing", "p": 0.001, "established": True})
+    correlations.append({"controlled": "ends", "p": None, "established": False})
+    correct_for_number([{"ties": {"accuracy": {"correlations": [entry]}}} for entry in correlations])
+    assert [entry["established"] for entry in correlations] == [False] * 6 + [True, False]
+    assert correlations[6]["adjusted_p"] == pytest.approx(0.007)
+    assert correlations[0]["adjusted_p"] == pytest.approx(0.06)

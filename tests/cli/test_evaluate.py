@@ -1,6 +1,7 @@
 """`posbias evaluate`, `place` and `audit --behaviour` end to end: what is printed is saved, errors are one line."""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -143,11 +144,26 @@ def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias,
     record = pb.load_record(tmp_path / "run")
     assert record.status == "failed"
     assert "127.0.0.1:9" in record.error
-    for options, message in (("speed=3", "allowed: "), ("retries=-1", "retries"), ("cache='x'", "allowed: ")):
+    for options, message in (
+        ("speed=3", "allowed: "),
+        ("retries=-1", "retries"),
+        ("cache='x'", "allowed: "),
+        ("key_variable='sk-1'", "key_variable must be the name"),
+    ):
         result = posbias("evaluate", *server, "--server-options", options, *FLAGS)
         assert result.returncode == 2
         assert message in result.stderr
+        assert result.stderr.count("\n") == 1
     assert "--served-model" in posbias("evaluate", *server[:2], *FLAGS).stderr
+
+
+def test_server_options_of_a_wrong_type_are_one_line():
+    """In a process of its own: the types of calls are not checked for users, as they are in tests."""
+    server = ["evaluate", "--server", "http://127.0.0.1:9/v1", "--served-model", "none", *map(str, FLAGS)]
+    command = [sys.executable, "-m", "posbias", *server, "--server-options", "timeout='a'"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "posbias: server: timeout must be above 0 and finite, got 'a'\n"
 
 
 def test_examples_are_written_for_lm_eval(posbias, tmp_path):

@@ -251,11 +251,9 @@ def test_addresses_that_are_none_or_could_hold_a_key_are_refused(address: str) -
 
 
 def test_wrong_settings_are_refused() -> None:
-    numbers: list[dict[str, Any]] = [{"timeout": 0.0}, {"timeout": "a"}, {"timeout": True}, {"first_delay": None}]
-    numbers += [{"price_in": float("nan")}, {"price_in": "a"}, {"requests_per_minute": 0}]
-    for wrong in (*numbers, {"kind": "voice"}, {"kind": ["a"]}, {"concurrency": 0}, {"retries": -1}, {"body": 5}):
+    for wrong in ({"kind": "voice"}, {"concurrency": 0}, {"retries": -1}, {"timeout": 0.0}, {"price_in": float("nan")}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            ServerOptions(**wrong)
+            ServerOptions(**wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="name of an environment variable") as caught:
         ServerOptions(key_variable=KEY)
     assert KEY not in str(caught.value)

@@ -28,7 +28,7 @@ def answers(generator: np.random.Generator, chances: list[float], n_contents: in
     return (generator.random((n_contents, len(chances))) < np.array(chances) + shifts).astype(np.float64)
 
 
-def test_contents_that_all_agree_have_no_spread_but_rounding():
+def test_contents_that_all_agree_have_no_spread_but_rounding() -> None:
     scores = np.tile(1 / (1 + np.arange(5.0)), (6, 1))
     found = compare_to_best(scores, generator=np.random.default_rng(0))
     for difference in found.differences:

@@ -155,3 +155,9 @@ def test_traits_give_the_architecture_back() -> None:
 def test_bad_configurations_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ReferenceConfig(Architecture(depth=1, heads=2), **change)
+
+
+def test_sinks_are_refused_rather_than_ignored() -> None:
+    """Theory knows them; a model without them would be measured as if it had them."""
+    with pytest.raises(UsageError, match="reference models have no sinks, the architecture has logits up to"):
+        ReferenceConfig(Architecture(depth=1, heads=2, sinks=[[float("-inf"), 0.5]]))

@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure
-from posbias.models import ReferenceConfig, ReferenceTransformer, load_model, load_reference, save_reference
+from posbias.models import ReferenceTransformer, load_model, load_reference, save_reference
 from posbias.models.reference import copy_network, draw_parameters, retrieval_network
 from posbias.prompts import load_prompts
 
@@ -23,7 +22,6 @@ CONFIGS = {
         copy_network(Architecture(2, 2, mask=["causal", ["full", "causal"]], mixing=[0.2, 1.0], content=0.5)),
         residual="mixed",
     ),
-    "sinks": ReferenceConfig(Architecture(1, 2, sinks=[[-np.inf, 1.0]])),
 }
 
 

@@ -61,8 +61,12 @@ def test_retrieval_is_predicted_before_the_first_step_where_the_control_is_wrong
     own = {r["architecture"]: r["correlation"] for r in found if r["theory"] == theory}
     control = {r["architecture"]: r["correlation"] for r in found if r["theory"] == "control"}
     del own["all architectures"], control["all architectures"]
-    assert all(value["value"] > 0 for value in own.values())
-    wrong = [name for name, value in control.items() if value["high"] < 0]
+    mixture = [value for name, value in own.items() if "fixed" not in name]
+    fixed = [value for name, value in own.items() if "fixed" in name]
+    assert [len(mixture), sum(value["low"] > 0 for value in mixture)] == [24, 24]
+    assert [len(fixed), sum(value["low"] > 0 for value in fixed)] == [12, 7]
+    assert own["causal, decay, 4 layers, residual, fixed"]["value"] < 0
+    wrong = [name for name, value in control.items() if value["high"] < 0 and "fixed" not in name]
     assert wrong
     assert all(own[name]["low"] > 0 for name in wrong)
 

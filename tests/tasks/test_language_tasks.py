@@ -295,6 +295,8 @@ def test_words_are_all_different() -> None:
     members = [word for words in CATEGORIES.values() for word in words]
     for words in (members, COMMON, CITIES, LABELS):
         assert len(set(words)) == len(words)
+    for answers in (COMMON, CITIES, LABELS):  # one within another would count as it
+        assert not [(one, other) for one in answers for other in answers if one != other and one in other]
     assert not set(LABELS) & set(members)
 
 

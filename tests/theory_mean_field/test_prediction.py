@@ -56,7 +56,7 @@ def test_identity_values_and_sinks_are_refused():
     with pytest.raises(UsageError, match="gaussian"):
         mean_field(ReferenceTransformer(Architecture(depth=1)), 4)
     with pytest.raises(UsageError, match="sinks"):
-        mean_field(reference(sinks=0.0), 4)
+        reference(sinks=0.0)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])

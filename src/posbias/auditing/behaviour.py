@@ -19,7 +19,8 @@ from posbias.auditing.behaviour_weighing import Name, Weighing
 from posbias.comparison import interval_record
 from posbias.evaluation import EvaluateOptions, Evaluation, Pair, evaluate, evaluation_record, tie, write_outputs
 from posbias.evaluation.responders import LocalOptions, LocalResponder
-from posbias.evaluation.statistics import Scores, position_means
+from posbias.evaluation.statistics import Scores, holm, position_means
+from posbias.evaluation.ties import CONTROLS
 from posbias.measurement import Kind, resolve_kinds
 from posbias.models import Model
 from posbias.parts import PartStore, clear_parts, made_by
@@ -28,6 +29,8 @@ from posbias.report.behaviour import write_behaviour_report
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
+LEVEL = 0.05
+"""Of a corrected p-value."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,27 @@ def _store_tie(
                 "ties": dict(_ties(evaluation, table)),
             }
         )
+    correct_for_number(entries)
     record.scalars["tie"] = {"series": entries, "left_out": list(left_out)}
+
+
+def correct_for_number(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Correct the p-values for the number of series and measures (Holm, for each control by itself), in place.
+
+    A tie then counts as established only where the corrected p-value is at most 0.05, too.
+    """
+    for controlled in CONTROLS:
+        family = [
+            correlation
+            for entry in entries
+            for found in entry["ties"].values()
+            for correlation in found["correlations"]
+            if correlation["controlled"] == controlled and correlation["p"] is not None
+        ]
+        adjusted = holm(np.array([correlation["p"] for correlation in family]))
+        for correlation, p_value in zip(family, adjusted, strict=True):
+            correlation["adjusted_p"] = float(p_value)
+            correlation["established"] = bool(correlation["established"] and p_value <= LEVEL)
 
 
 def _ties(evaluation: Evaluation, table: Scores) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.auditing.behaviour_spans import ContentSpans, spans_of
-from posbias.auditing.theories import architecture_theories, prompt_theories
+from posbias.auditing.theories import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
 from posbias.evaluation import Evaluation
 from posbias.evaluation.statistics import Scores
 from posbias.measurement import Kind, PassOptions, measure_prompt
@@ -58,7 +58,10 @@ class Weighing:
             shares, reasons = self._content(contents[row], row)
             left_out |= dict.fromkeys(reasons)
             for name, matrix in shares.items():
-                for what, values in ((GOLD, np.diag(matrix)), (PLACE, elsewhere(matrix))):
+                about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
+                if name[0] in ARCHITECTURE_THEORIES:  # these do not know what stands where
+                    del about[GOLD]
+                for what, values in about.items():
                     blank = np.full((len(contents), len(places)), np.nan)
                     tables.setdefault((name, what), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)

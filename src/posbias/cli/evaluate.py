@@ -73,7 +73,7 @@ def evaluate(
     asked = LANGUAGE_TASKS.parse(task)
     places = places_of(positions, asked)
     if lm_eval is not None:
-        _export(asked, places, count=count, seed=seed, max_tokens=max_tokens, model=model, directory=lm_eval)
+        _export(context, asked, places, directory=lm_eval)
         return
     if (model is None) == (server is None):
         raise UsageError("give either a MODEL or --server URL, not both and not none")
@@ -129,23 +129,15 @@ def places_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
         raise UsageError(f"--positions {spelled!r}: allowed: all, spread, spread(5), or places such as 0,4,9") from None
 
 
-def _export(
-    task: "LanguageTask",
-    places: tuple[int, ...],
-    *,
-    count: int,
-    seed: int,
-    max_tokens: int | None,
-    model: str | None,
-    directory: Path,
-) -> None:
+def _export(context: typer.Context, task: "LanguageTask", places: tuple[int, ...], *, directory: Path) -> None:
     """Write the examples for lm-eval; a model is loaded only for its tokenizer, which some tasks need."""
     from posbias.evaluation.export import export_lm_eval
     from posbias.models import load_model
 
-    tokenizer = None if model is None else load_model(model).tokenizer
-    examples = list(task.examples(tokenizer, count=count, positions=places, seed=seed))
-    found = export_lm_eval(task, examples, directory, max_tokens=max_tokens)
+    given = context.params
+    tokenizer = None if given["model"] is None else load_model(given["model"]).tokenizer
+    examples = list(task.examples(tokenizer, count=given["count"], positions=places, seed=given["seed"]))
+    found = export_lm_eval(task, examples, directory, max_tokens=given["max_tokens"])
     typer.echo(f"{found.examples} examples; run: cd {directory} && lm_eval --include_path . --tasks {found.names[0]}")
 
 

@@ -123,8 +123,10 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
     gains = []
     for name in REFERENCES:
         against = REFERENCES[name](len(weights))
-        expected = expected_gain(complete @ spread, ordered, slots, against, kept=float(shrunk.kept[0]), seed=seed)
-        confirmed = held_out_gain(complete, spread, ordered, against, seed=seed)
+        in_slots = complete @ spread
+        differences = in_slots[:, slots] - in_slots[:, against]
+        expected = expected_gain(differences, ordered, kept=float(shrunk.kept[0]), seed=seed)
+        confirmed = held_out_gain(complete, spread, relevance=ordered, against=against, seed=seed)
         gains.append(Gain(name, expected, confirmed, _arranged(ranks, against), len(complete)))
     return Placement(
         order=tuple(int(index) for index in order),

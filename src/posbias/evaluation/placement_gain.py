@@ -22,6 +22,8 @@ CONTENTS_TO_CONFIRM = 12
 
 Slots = Int64[np.ndarray, "n_slots"]
 Relevance = Float64[np.ndarray, "n_slots"]
+Counts = Float64[np.ndarray, "_ _"]
+"""How often each content counts, one row per draw."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +58,19 @@ class Gain:
 
 
 def expected_gain(
-    slot_scores: Float64[np.ndarray, "n_contents n_slots"],
-    relevance: Relevance,
-    chosen: Slots,
-    against: Slots,
-    *,
-    kept: float,
-    seed: int,
+    differences: Float64[np.ndarray, "n_contents n_slots"], relevance: Relevance, *, kept: float, seed: int
 ) -> Interval:
     """Gain of one fixed order over another on the shrunk curve, contents resampled.
 
     Args:
-        slot_scores: Each content's score in every slot.
+        differences: Each content's score where the chosen order puts the r-th most relevant passage, less its score
+            where the other one puts it.
         relevance: Falling.
-        chosen: Slots of the chosen order.
-        against: Slots of the other.
         kept: Share of the differences that shrinking keeps.
         seed: Of the resamples.
     """
     shares = relevance / relevance.sum()
-    each = kept * (slot_scores[:, chosen] - slot_scores[:, against]) @ shares
+    each = kept * differences @ shares
     drawn = each[resamples(len(each), generator=np.random.default_rng(seed))].mean(axis=1)
     return interval_of(float(each.mean()), drawn, len(each))
 
@@ -83,9 +78,9 @@ def expected_gain(
 def held_out_gain(
     scores: Scores,
     spread: Float64[np.ndarray, "n_positions n_slots"],
+    *,
     relevance: Relevance,
     against: Slots,
-    *,
     seed: int,
 ) -> Interval:
     """Gain of "sort by the curve of one half" on the other half, both ways, averaged over random halvings.
@@ -102,9 +97,19 @@ def held_out_gain(
     """
     n_contents = len(scores)
     generator = np.random.default_rng(seed)
-    point = _cross_fitted(scores, spread, relevance, against, _halves(n_contents, HALVINGS, generator), np.ones(1))
+
+    def gains(halves: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
+        """Mean of both directions."""
+        parts = (counts * halves, counts * (1 - halves))
+        both = [
+            _gains(scores, spread, relevance=relevance, against=against, weights=split)
+            for split in (parts, parts[::-1])
+        ]
+        return np.asarray(np.mean(both, axis=0))
+
+    point = gains(_halves(n_contents, HALVINGS, generator), np.ones((1, n_contents)))
     counts = resample_counts(n_contents, generator=generator, draws=DRAWS)
-    drawn = _cross_fitted(scores, spread, relevance, against, _halves(n_contents, DRAWS, generator), counts)
+    drawn = gains(_halves(n_contents, DRAWS, generator), counts)
     return interval_of(float(np.nanmean(point)), drawn, n_contents)
 
 
@@ -114,26 +119,22 @@ def _halves(n_contents: int, draws: int, generator: np.random.Generator) -> Floa
     return (np.argsort(order, axis=1) < n_contents // 2).astype(np.float64)
 
 
-def _cross_fitted(
+def _gains(
     scores: Scores,
     spread: Float64[np.ndarray, "n_positions n_slots"],
+    *,
     relevance: Relevance,
     against: Slots,
-    halves: Float64[np.ndarray, "draws n_contents"],
-    counts: Float64[np.ndarray, "..."],
+    weights: tuple[Counts, Counts],
 ) -> Float64[np.ndarray, "draws"]:
-    """Mean of both directions; NaN where a half is empty."""
-    gains = []
-    for inside in (halves, 1 - halves):
-        made, judged = counts * inside, counts * (1 - inside)
-        shrunk = shrink_to_flat(scores, made)
-        slots = np.where(
-            shrunk.kept[:, None] > 0, order_by_curve(shrunk.curves @ spread), np.arange(spread.shape[1])[None]
-        )
-        sizes = judged.sum(axis=1, keepdims=True)
-        means = np.divide(judged @ scores, sizes, out=np.full((len(sizes), scores.shape[1]), np.nan), where=sizes > 0)
-        curves = means @ spread
-        own = np.take_along_axis(curves, slots, axis=1) @ relevance
-        gains.append((own - curves[:, against] @ relevance) / relevance.sum())
-    averaged: np.ndarray = np.mean(gains, axis=0)
-    return averaged
+    """Gain on the contents of the second weights of the order made from those of the first; NaN where none is left."""
+    made, judged = weights
+    shrunk = shrink_to_flat(scores, made)
+    kept_first = np.arange(spread.shape[1])[None]
+    slots = np.where(shrunk.kept[:, None] > 0, order_by_curve(shrunk.curves @ spread), kept_first)
+    sizes = judged.sum(axis=1, keepdims=True)
+    means = np.divide(judged @ scores, sizes, out=np.full((len(sizes), scores.shape[1]), np.nan), where=sizes > 0)
+    curves = means @ spread
+    own = np.take_along_axis(curves, slots, axis=1) @ relevance
+    gained: np.ndarray = (own - curves[:, against] @ relevance) / relevance.sum()
+    return gained

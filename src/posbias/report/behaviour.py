@@ -32,7 +32,7 @@ CONTROLLED = {
 TIE_CAVEAT = (
     "A rank correlation over positions is nearly automatic where both curves fall or bend alike; the partial ones hold "
     "position, distance to the nearer end, or both fixed. Their intervals resample contents at the chosen positions; "
-    "p counts permutations of the positions."
+    "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
 )
 
 Stored = Mapping[str, Any]
@@ -109,7 +109,9 @@ def statements_of(record: Record) -> list[str]:
         found = ["No example was answered or scored, so there is no curve."]
     for measure in _tied_measures(record):
         found += [
-            _tie_statement(series, measure) for series in record.scalars["tie"]["series"] if measure in series["ties"]
+            _tie_statement(series, measure)
+            for series in record.scalars["tie"]["series"]
+            if measure in series["ties"] and (series["source"] == "measured" or _any_established(series, measure))
         ]
     return found
 
@@ -171,7 +173,11 @@ def _tie_cells(record: Record, measure: str) -> tuple[list[str], list[list[str]]
 def _correlation_text(entry: Stored) -> str:
     if entry["value"] is None:
         return MISSING
-    return f"{interval_text(entry)} p {entry['p']:.2g}"
+    return f"{interval_text(entry)} p {entry.get('adjusted_p', entry['p']):.2g}"
+
+
+def _any_established(series: Stored, measure: str) -> bool:
+    return any(entry["established"] for entry in series["ties"][measure]["correlations"])
 
 
 def _tie_statement(series: Stored, measure: str) -> str:
@@ -184,7 +190,7 @@ def _tie_statement(series: Stored, measure: str) -> str:
         )
     said = "established" if plain["established"] else "not established"
     rest = (
-        "too few positions to hold position and ends fixed"
+        "and nothing is left of a curve once position and ends are held fixed"
         if held["value"] is None
         else f"with position and ends held fixed {interval_text(held)} "
         f"({'established' if held['established'] else 'not established'})"

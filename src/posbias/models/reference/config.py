@@ -174,6 +174,9 @@ class ReferenceConfig:
 
     def _check_heads(self) -> None:
         heads = self.architecture.heads
+        sinks = self.architecture.layer_sinks
+        if sinks.max() > float("-inf"):
+            raise UsageError(f"reference models have no sinks, the architecture has logits up to {sinks.max():g}")
         if self.per_head and self.head_width is None and self.width % heads:
             raise UsageError(f"reference width {self.width} is not a multiple of {heads} heads")
         if heads % self.n_key_value_heads:

@@ -120,12 +120,8 @@ def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
     if unknown or "architecture" not in values:
         wrong = f"unknown field {unknown[0]!r}" if unknown else "no architecture"
         raise UsageError(f"reference configuration has {wrong}; known: {', '.join(sorted(known))}")
-    architecture = dict(values["architecture"])
-    if architecture.get("sinks") is not None:
-        no_sink = float("-inf")
-        architecture["sinks"] = [[no_sink if s is None else s for s in layer] for layer in architecture["sinks"]]
     try:
-        return ReferenceConfig(**{**values, "architecture": Architecture(**architecture)})
+        return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
     except TypeError as error:
         raise UsageError(f"reference configuration is refused: {error}") from None
 

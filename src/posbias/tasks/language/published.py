@@ -80,6 +80,7 @@ def list_field(record: dict[str, Any], name: str, where: str) -> list[Any]:
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8"))
+        json.dumps(record, ensure_ascii=False).encode()  # fails on half a surrogate pair, which no tokenizer takes
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON: {error}") from None
     if not isinstance(record, dict):

@@ -186,8 +186,6 @@ def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
     if config.values != "gaussian" or not config.output_map:
         drawn = config.values if config.output_map else "no output maps"
         raise UsageError(f"mean field needs values drawn for every head (gaussian), got {drawn!r}")
-    if np.any(config.architecture.layer_sinks > -np.inf):
-        raise UsageError("mean field has no theory for attention sinks; the architecture must have none")
     if config.readout != "linear":
         raise UsageError(f"mean field has no theory for the readout {config.readout!r}; allowed: linear")
     if config.input_encoding is not None:
