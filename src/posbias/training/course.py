@@ -1,8 +1,8 @@
 """`Course`: members of one shape trained from the first step to the last, window by window, each leaving as it ends.
 
 On a CPU the members are split into small stacks, which the threads share out between them: every matrix product has
-one thread, so that no bit depends on how many threads or members there are, and small products lose no time to being
-split. Elsewhere they are one stack. What a course knows goes into a checkpoint at the end of a window and comes back
+one thread, so that no bit depends on how many threads or members there are (at even sizes, see
+`posbias.training.stack`), and small products lose no time to being split. Elsewhere they are one stack. What a course knows goes into a checkpoint at the end of a window and comes back
 bit for bit: parameters, moments, curves, evaluations; batches are a function of the step.
 """
 

@@ -2,7 +2,8 @@
 
 One step draws a batch for every member, goes forward and backward through stacked matrix products, and updates one flat
 buffer. Members never mix, and with one thread to a product (`posbias.training.course` sees to that) a member's numbers
-are, to the last bit, those it would get alone.
+are those it would get alone: to the last bit where every matrix begins at a multiple of 16 bytes (even widths, batches
+and numbers of examples), to rounding elsewhere, because kernels choose their order of summation by that.
 """
 
 from collections.abc import Mapping, Sequence
