@@ -1,5 +1,7 @@
 """Position copy: statements follow planted losses, the shipped studies parse, and the smoke size runs to its page."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -71,7 +73,7 @@ def test_figures_and_table_show_seeds_published_values_and_baselines():
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_trains_every_target_of_every_network(size):
     (study,) = shipped_studies(PAPER, StudySettings(size)).values()
-    members = study.members(confirmed=True)
+    members = replace(study, seeds=(0,)).members()
     seen = {
         (m.config.architecture.depth, m.config.width, m.config.residual, m.config.mlp, m.task.target) for m in members
     }

@@ -65,6 +65,15 @@ def test_neither_chunks_nor_the_size_of_stacks_change_a_bit():
             assert_same(first, second)
 
 
+def test_odd_widths_are_alone_or_together_equal_to_rounding():
+    members = [copier(target, width=7, seed=target) for target in range(5)]
+    alone, together = (train(members, SHORT, run=TrainingRun(chunk=chunk)) for chunk in (1, 5))
+    for first, second in zip(alone.members, together.members, strict=True):
+        for name, weights in first.parameters.items():
+            difference = (weights - second.parameters[name]).abs().max()
+            assert difference < PLAIN_LOOP * max(1.0, float(weights.abs().max())), name
+
+
 def test_training_is_the_plain_loop_with_pytorchs_optimiser():
     member = normed(4, seed=3)
     trained = train([member, normed(1)], SHORT).members[0]

@@ -18,10 +18,12 @@ MEASURES = {
     "reciprocal_rank": "1 / rank of the answer's first token",
 }
 WHAT = {
-    "gold": "of the item that holds the answer",
-    "place": "of the place, whatever item stands there",
+    "gold": "answer's item",
+    "place": "place, another item",
 }
 """What a series of influence is about."""
+TIE_RANGE = (0.02, 20.0)
+"""Multiples of the mean shown on the logarithmic axis; theories fall far below."""
 ON_ONE_SCALE = ("accuracy", "reciprocal_rank")
 """Measures that can be drawn as multiples of their mean: none is negative."""
 
@@ -38,8 +40,8 @@ def behaviour_figures(record: Record) -> list[Figure]:
 def series_name(series: Mapping[str, Any]) -> str:
     """What a series of influence is called."""
     source, kind = series["source"], series["kind"]
-    name = f"measured influence ({label(KINDS, kind)})" if source == "measured" else label(THEORIES, source)
-    return f"{name} {WHAT[series['what']]}"
+    name = f"influence ({label(KINDS, kind)})" if source == "measured" else label(THEORIES, source)
+    return f"{name}: {WHAT[series['what']]}"
 
 
 def _score_figure(record: Record, name: str, curve: Mapping[str, Any]) -> Figure:
@@ -75,6 +77,8 @@ def _tie_figure(record: Record) -> Figure:
         "multiple of the mean over positions",
         tuple(curve for curve in curves if curve is not None),
         markers=True,
+        log_range=TIE_RANGE,
+        linear_range=(0.0, 4.0),
     )
 
 
