@@ -2,8 +2,9 @@
 
 On a CPU the members are split into small stacks, which the threads share out between them: every matrix product has
 one thread, so that no bit depends on how many threads or members there are (at even sizes, see
-`posbias.training.stack`), and small products lose no time to being split. Elsewhere they are one stack. What a course knows goes into a checkpoint at the end of a window and comes back
-bit for bit: parameters, moments, curves, evaluations; batches are a function of the step.
+`posbias.training.stack`), and small products lose no time to being split. Elsewhere they are one stack. What a course
+knows goes into a checkpoint at the end of a window and comes back bit for bit: parameters, moments, curves,
+evaluations; batches are a function of the step.
 """
 
 import itertools
