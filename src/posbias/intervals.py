@@ -49,7 +49,10 @@ def resample_counts(
 ) -> Float64[np.ndarray, "draws n_units"]:
     """How often each unit occurs in each of the same bootstrap samples; no more memory than the result."""
     samples = resamples(n_units, generator=generator, draws=draws)
-    return np.stack([np.bincount(sample, minlength=n_units) for sample in samples]).astype(np.float64)
+    counts = np.zeros(samples.shape)  # draws may be 0
+    for row, sample in zip(counts, samples, strict=True):
+        row += np.bincount(sample, minlength=n_units)
+    return counts
 
 
 def resampled_means(

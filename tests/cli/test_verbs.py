@@ -84,7 +84,7 @@ def test_init_seed_measures_another_model(posbias, tiny_llama, tmp_path):
 def test_list_knows_every_sort(posbias):
     catalogue = document(posbias("list", "--json"))
     sorts = {"masks", "encodings", "schedules", "theories", "kinds", "outputs", "families", "metrics", "claims"}
-    assert set(catalogue) == sorts | {"interventions", "synthetic-tasks"}
+    assert set(catalogue) == sorts | {"interventions", "tasks", "synthetic-tasks", "optimisers", "stopping-rules"}
     assert {"integrated_gradients", "perturbation"} <= set(catalogue["kinds"])
     assert "sliding_window" in catalogue["masks"]
     assert {"gpt2", "llama", "bloom", "gemma3_text"} <= set(catalogue["families"])
@@ -92,7 +92,11 @@ def test_list_knows_every_sort(posbias):
 
 
 @pytest.mark.parametrize(
-    "verb", ["predict", "measure", "attention", "compare", "audit", "report", "list", "verify", "models"]
+    "verb",
+    [
+        *("predict", "measure", "attention", "decompose", "compare", "audit", "evaluate", "place", "verify"),
+        *("reproduce", "train", "report", "list", "models"),
+    ],
 )
 def test_help_answers_with_an_example(posbias, verb):
     result = posbias(verb, "--help")

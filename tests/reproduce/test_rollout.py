@@ -81,7 +81,7 @@ def test_data_say_where_they_come_from():
 def test_it_takes_no_settings_and_papers_have_names():
     with pytest.raises(UsageError, match="no settings"):
         reproduce("rollout-2602.16837", settings=1)
-    with pytest.raises(UsageError, match=r"birth-2603\.10123, rollout-2602\.16837"):
+    with pytest.raises(UsageError, match=r"birth-2603\.10123, icl-2502\.01951, .*, rollout-2602\.16837"):
         reproduce("nobody-2020")
 
 
