@@ -6,6 +6,10 @@ import torch
 
 from posbias.architecture import Architecture
 from posbias.models.reference import ReferenceConfig, ReferenceTransformer, copy_network
+from posbias.records import load_record
+from posbias.report.interactive import interactive
+from posbias.report.reproductions import Reproduction, reproduction_record, stored_figures
+from posbias.report.static import png
 from posbias.reproduce.closing_loop import (
     CONTROL,
     POOLED,
@@ -55,6 +59,20 @@ def test_an_outcome_that_follows_influence_is_predicted():
     assert "initial, predicts learning" in loop_sentences(found)[0]
     assert len(loop_table(found).cells) == 7
     assert loop_figure("loop", found, "learning") is not None
+
+
+def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tmp_path):
+    found = agreements(loops(lambda influence: 0.5 * np.log(influence)), generator())
+    figure = loop_figure("loop", found, "learning")
+    assert figure is not None
+    names = dict.fromkeys(entry.architecture for entry in found if entry.architecture != POOLED)
+    assert figure.rows == tuple(names)
+    made = Reproduction("paper", "title", statements=(), rows=(), tables=(), figures=(figure,))
+    reproduction_record(made, {}).save(tmp_path)
+    (stored,) = stored_figures(load_record(tmp_path))
+    assert stored.rows == figure.rows
+    assert all(name in interactive(stored, anchor="loop") for name in figure.rows)
+    assert png(stored).startswith(b"\x89PNG")
 
 
 def test_the_reverse_and_nothing_are_said_as_such():

@@ -47,10 +47,14 @@ class Figure:
     y_label: str
     curves: tuple[Curve, ...]
     markers: bool = False
+    lines: bool = True
+    """Whether the points of a curve are joined."""
     log_range: tuple[float, float] | None = None
     """Range of the logarithmic axis, in data units; None for a figure that has only a linear one."""
     linear_range: tuple[float, float] | None = None
     """Range of the linear axis; spikes of the first and last position may be cut. None: everything."""
+    rows: tuple[str, ...] = ()
+    """Names of x = 1, 2 ...: drawn lying, one row for each, points with their intervals. Empty: x is a number."""
 
     @property
     def cut_spike(self) -> float | None:
@@ -63,6 +67,11 @@ class Figure:
         """What the linear axis does not show, in words; empty where it shows all."""
         top = self.cut_spike
         return "" if top is None else f"spikes to {top:.0f} cut" if top >= 10 else f"spikes to {top:.2g} cut"
+
+
+def offset(number: int, count: int) -> float:
+    """Where a curve's points lie within their row of a figure with `rows`, from -0.35 to 0.35."""
+    return 0.0 if count == 1 else 0.7 * (number / (count - 1) - 0.5)
 
 
 def figures_of(view: RunView) -> list[Figure]:

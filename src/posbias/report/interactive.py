@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.report.figures import Curve, Figure
+from posbias.report.figures import Curve, Figure, offset
 from posbias.report.palette import GRID, INK, clear_title
 
 BAND_OPACITY = 0.16
@@ -24,6 +24,16 @@ CONFIG = {
 """No button that would send the data anywhere."""
 TITLE_CHARACTERS = 104
 """A title line that stays clear of the toolbar on a page of normal width."""
+PIXELS_PER_ROW = 26
+ROW_SYMBOLS = {
+    "solid": "circle",
+    "dash": "square",
+    "dot": "circle-open",
+    "dashdot": "diamond",
+    "longdash": "triangle-up",
+    "longdashdot": "triangle-down",
+}
+"""Where points lie in rows, a dash becomes a marker."""
 FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -32,15 +42,18 @@ def interactive(figure: Figure, *, anchor: str) -> str:
     import plotly.graph_objects as graph
 
     chart = graph.Figure()
-    for curve in figure.curves:
-        for trace in _traces(curve, markers=figure.markers, positive=figure.log_range is not None):
+    for number, curve in enumerate(figure.curves):
+        if figure.rows:
+            chart.add_trace(_row_trace(curve, figure.rows, offset(number, len(figure.curves))))
+            continue
+        for trace in _traces(curve, figure):
             chart.add_trace(trace)
     chart.update_layout(_layout(figure))
     fragment: str = chart.to_html(
         full_html=False,
         include_plotlyjs=False,
         div_id=anchor,
-        default_height="480px",
+        default_height=f"{max(480, 230 + PIXELS_PER_ROW * len(figure.rows))}px",
         config=CONFIG,
     )
     return fragment
@@ -54,9 +67,10 @@ def plotly_source() -> str:
     return source
 
 
-def _traces(curve: Curve, *, markers: bool, positive: bool) -> list[dict[str, Any]]:
+def _traces(curve: Curve, figure: Figure) -> list[dict[str, Any]]:
+    positive = figure.log_range is not None
     name = html.escape(curve.name)
-    mode = "lines+markers" if markers else "lines"
+    mode = "+".join([*(["lines"] if figure.lines else []), *(["markers"] if figure.markers else [])])
     line = {"color": curve.stroke.colour, "dash": curve.stroke.dash, "width": 1.6 if curve.emphasis else 2.2}
     main = {
         "type": "scatter",
@@ -87,6 +101,24 @@ def _traces(curve: Curve, *, markers: bool, positive: bool) -> list[dict[str, An
     return [band, main]
 
 
+def _row_trace(curve: Curve, rows: tuple[str, ...], shift: float) -> dict[str, Any]:
+    """Points in named rows, with their intervals."""
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": html.escape(curve.name),
+        "x": curve.y,
+        "y": curve.x + shift,
+        "text": [html.escape(rows[round(place) - 1]) for place in curve.x.tolist()],
+        "marker": {"color": curve.stroke.colour, "symbol": ROW_SYMBOLS[curve.stroke.dash], "size": 7},
+        "hovertemplate": "%{text}: %{x:.3g}",
+    }
+    if curve.low is not None and curve.high is not None:
+        ends = {"array": curve.high - curve.y, "arrayminus": curve.y - curve.low}
+        trace["error_x"] = {**ends, "thickness": 1, "width": 0}
+    return trace
+
+
 def _layout(figure: Figure) -> dict[str, Any]:
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside", "showline": True}
     title = "<br>".join(html.escape(line) for line in clear_title(figure.title, TITLE_CHARACTERS))
@@ -108,6 +140,18 @@ def _layout(figure: Figure) -> dict[str, Any]:
         "xaxis": {**axis, "title": {"text": figure.x_label}},
         "yaxis": {**axis, "title": {"text": figure.y_label}, "rangemode": "tozero"},
     }
+    if figure.rows:
+        count = len(figure.rows)
+        layout["hovermode"] = "closest"
+        layout["xaxis"] |= {"title": {"text": figure.y_label}, "zeroline": True, "zerolinecolor": INK}
+        layout["yaxis"] = {
+            **axis,
+            "range": [count + 0.6, 0.4],
+            "automargin": True,
+            "tickvals": list(range(1, count + 1)),
+        }
+        layout["yaxis"]["ticktext"] = [html.escape(name) for name in figure.rows]
+        layout["legend"] |= {"yref": "container", "y": 0.01, "yanchor": "bottom"}
     if figure.log_range is not None:
         logarithmic = [math.log10(end) for end in figure.log_range]
         layout["yaxis"] |= {

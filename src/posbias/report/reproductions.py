@@ -132,6 +132,7 @@ def stored_figures(record: Record) -> list[Figure]:
             curves=tuple(_stored_curve(curve, record.arrays) for curve in stored["curves"]),
             log_range=_pair(stored["log_range"]),
             linear_range=_pair(stored["linear_range"]),
+            rows=tuple(stored.get("rows", ())),
         )
         for stored in record.scalars["figures"]
     ]
@@ -144,7 +145,7 @@ def _store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, An
         arrays.update({f"{stem}/{part}": values for part in _PARTS if (values := getattr(curve, part)) is not None})
         look = {"colour": curve.stroke.colour, "dash": curve.stroke.dash, "emphasis": curve.emphasis}
         curves.append({"name": curve.name, "arrays": stem, **look})
-    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range")
+    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
     return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbias.records import PICTURE_SOFTWARE
-from posbias.report.figures import Curve, Figure
+from posbias.report.figures import Curve, Figure, offset
 from posbias.report.palette import GRID, INK, clear_title
 
 if TYPE_CHECKING:
@@ -20,11 +20,21 @@ DASHES: dict[str, Any] = {
     "longdash": (0, (9, 2)),
     "longdashdot": (0, (9, 2, 1, 2)),
 }
+ROW_MARKERS = {
+    "solid": ("o", False),
+    "dash": ("s", False),
+    "dot": ("o", True),
+    "dashdot": ("D", False),
+    "longdash": ("^", False),
+    "longdashdot": ("v", False),
+}
+"""Where points lie in rows, a dash becomes a marker: its shape, and whether it is hollow."""
 INCHES = (11.0, 4.9)
 DOTS_PER_INCH = 150
 TITLE_CHARACTERS = 104
 LEGEND_CHARACTERS = 130
 """Characters that fit the width of the picture, in the title and in a row of the legend."""
+INCHES_PER_ROW = 0.27
 STYLE: Any = {
     "font.size": 10.5,
     "axes.edgecolor": INK,
@@ -41,11 +51,15 @@ def png(figure: Figure) -> bytes:
     from matplotlib.figure import Figure as Canvas
 
     with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+        height = max(INCHES[1], 1.6 + INCHES_PER_ROW * len(figure.rows))
+        canvas = Canvas(figsize=(INCHES[0], height), dpi=DOTS_PER_INCH, layout="constrained")
         FigureCanvasAgg(canvas)
         panels = canvas.subplots(1, 2 if figure.log_range else 1, squeeze=False)[0]
         for panel, scale in zip(panels, ("log", "linear") if figure.log_range else ("linear",), strict=True):
-            _draw(panel, figure, scale)
+            if figure.rows:
+                _draw_rows(panel, figure)
+            else:
+                _draw(panel, figure, scale)
         canvas.suptitle(
             _literal("\n".join(clear_title(figure.title, TITLE_CHARACTERS))),
             x=0.01,
@@ -63,7 +77,7 @@ def png(figure: Figure) -> bytes:
 
 def _draw(panel: "Axes", figure: Figure, scale: str) -> None:
     for curve in figure.curves:
-        _draw_curve(panel, curve, markers=figure.markers, positive=figure.log_range is not None)
+        _draw_curve(panel, curve, figure)
     panel.set_xlabel(figure.x_label)
     panel.set_ylabel(figure.y_label)
     panel.grid(color=GRID, linewidth=0.8)
@@ -81,6 +95,29 @@ def _draw(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_ylim(bottom=0)
 
 
+def _draw_rows(panel: "Axes", figure: Figure) -> None:
+    for number, curve in enumerate(figure.curves):
+        panel.errorbar(
+            curve.y,
+            curve.x + offset(number, len(figure.curves)),
+            xerr=None if curve.low is None or curve.high is None else [curve.y - curve.low, curve.high - curve.y],
+            label=_literal(curve.name),
+            color=curve.stroke.colour,
+            linestyle="none",
+            elinewidth=0.9,
+            marker=ROW_MARKERS[curve.stroke.dash][0],
+            markersize=3.5,
+            markerfacecolor="white" if ROW_MARKERS[curve.stroke.dash][1] else curve.stroke.colour,
+        )
+    panel.axvline(0, color=INK, linewidth=0.8)
+    panel.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
+    panel.set_ylim(len(figure.rows) + 0.6, 0.4)
+    panel.set_xlabel(figure.y_label)
+    panel.grid(color=GRID, linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
 def _plain_ticks(panel: "Axes", log_range: tuple[float, float]) -> None:
     """1, 2, 5, 10 ... over a few decades, powers of ten over many, written as numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -91,7 +128,8 @@ def _plain_ticks(panel: "Axes", log_range: tuple[float, float]) -> None:
     panel.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_curve(panel: "Axes", curve: Curve, *, markers: bool, positive: bool) -> None:
+def _draw_curve(panel: "Axes", curve: Curve, figure: Figure) -> None:
+    positive = figure.log_range is not None
     if curve.low is not None and curve.high is not None:
         low = np.maximum(curve.low, np.finfo(np.float64).tiny) if positive else curve.low
         panel.fill_between(curve.x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
@@ -100,10 +138,10 @@ def _draw_curve(panel: "Axes", curve: Curve, *, markers: bool, positive: bool) -
         curve.y,
         label=_literal(curve.name),
         color=curve.stroke.colour,
-        linestyle=DASHES[curve.stroke.dash],
+        linestyle=DASHES[curve.stroke.dash] if figure.lines else "none",
         linewidth=1.2 if curve.emphasis else 1.6,
-        marker="o" if markers else None,
-        markersize=3.5,
+        marker="o" if figure.markers else None,
+        markersize=3.5 if figure.lines else 6.0,
     )
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 
 from posbias.comparison.metrics import spearman
 from posbias.report.figures import Curve, Figure
-from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, VERMILION, Stroke
+from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Stroke
 from posbias.report.reproductions import Table
 from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
 
@@ -24,6 +24,7 @@ CONSTANT = 1e-9
 STROKES = {
     "uniform_rollout": Stroke(VERMILION, "dash"),
     "rollout": Stroke(BLUE, "solid"),
+    "power_rollout": Stroke(PURPLE, "solid"),
     "mean_field": Stroke(GREEN, "solid"),
     "jacobian": Stroke(ORANGE, "dashdot"),
     "control": Stroke(FAINT, "longdash"),
@@ -31,6 +32,7 @@ STROKES = {
 NAMES = {
     "uniform_rollout": "rollout of the architecture",
     "rollout": "rollout of its attention",
+    "power_rollout": "power rollout",
     "mean_field": "mean field",
     "jacobian": "measured Jacobian",
     "control": "control 1/(j + 1)",
@@ -229,8 +231,5 @@ def loop_figure(slug: str, found: Sequence[Agreement], outcome: str) -> Figure |
         curves.append(Curve(f"{NAMES[theory]}, {moment}", x, rows[0], stroke, *ends))
     if not curves:
         return None
-    last = float(len(architectures))
-    curves.append(Curve("no relation", np.array([1.0, max(last, 2.0)]), np.zeros(2), Stroke(FAINT, "dot")))
-    numbered = "; ".join(f"{n} {name}" for n, name in enumerate(architectures, start=1))
-    title = f"Does influence predict {outcome}? {numbered}"
-    return Figure(slug, title, "architecture", "rank correlation over places", tuple(curves), markers=True)
+    title, label = f"Does influence predict {outcome}?", "rank correlation over places"
+    return Figure(slug, title, "architecture", label, tuple(curves), rows=tuple(architectures))
