@@ -1,18 +1,29 @@
 """docs/experiments.md says what the records say: every verdict, and the claims in its bullets."""
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from posbias.errors import UsageError
 from posbias.records import load_record
 from posbias.report.reproductions import stored_figures
 from posbias.reproduce.study_runs import StudySettings, shipped_studies
 from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.training import load_study
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = {"position-copy": "position-copy-liu2026", "icl": "icl-2502.01951"}
 PAGE = (ROOT / "docs" / "experiments.md").read_text()
+
+
+def script(name):
+    """A program of studies/experiments, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "studies" / "experiments" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +47,8 @@ def pooled(record, theory, moment, outcome):
 def test_the_page_has_every_verdict_of_the_record(records, run):
     for row in rows(records[run], "finding"):
         if row["verdict"] != "not run" and not row["where"].startswith("Numbers"):
-            assert f"| {row['where']} | {row['reported']} | {row['found']} | **{row['verdict']}** |" in PAGE
+            together = f" {row['together']} |" if "together" in row else ""
+            assert f"| {row['where']} | {row['reported']} | {row['found']} | **{row['verdict']}** |{together}" in PAGE
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -103,3 +115,44 @@ def test_depth_changes_sign_with_the_evaluation_sets(records):
     assert change("Figures 2 and 4", "decay")["low"] > 0
     for case in ("none", "decay"):
         assert change("Figures 2 and 4, unconfounded sets", case)["low"] > 0
+
+
+def test_position_copy_is_judged_again_from_its_record_alone(records):
+    again = script("judge_again").judged_again(records["position-copy"])
+    assert rows(again, "finding") == rows(records["position-copy"], "finding")
+    assert len(rows(again, "loop")) == len(rows(records["position-copy"], "loop"))
+    assert again.resolved["trained_with"] == records["position-copy"].resolved["trained_with"]
+    for name, values in records["position-copy"].arrays.items():
+        if not name.startswith("figures/"):
+            np.testing.assert_array_equal(again.arrays[name], values)
+    with pytest.raises(UsageError, match="no losses of position copy"):
+        script("judge_again").judged_again(records["icl"])
+
+
+def test_the_table_of_a_record_is_that_of_the_page(records):
+    table = script("tables").tables(rows(records["position-copy"], "finding"))
+    assert all(line in PAGE for line in table.splitlines() if line.startswith("| ") and "Numbers" not in line)
+    assert table.endswith("Not run: nothing.")
+
+
+def test_the_recall_study_is_the_shipped_one_and_its_table_is_on_the_page():
+    positions, record = script("serial_positions"), load_record(ROOT / "studies" / "experiments" / "recall")
+    study = load_study(ROOT / "examples" / "recall.yaml")
+    assert record.scalars["counts"] == {"done": study.n_members}
+    assert study.options.describe() == record.resolved["options"]
+    found = positions.lines(record)
+    assert len(found) == 18
+    assert all(line in PAGE for line in found)
+    for width in (8, 32):
+        assert all(str(gap) in " ".join(PAGE.split()) for gap in positions.both_ways(record, width).values())
+
+
+def test_recall_has_recency_by_demand_and_no_primacy():
+    positions, record = script("serial_positions"), load_record(ROOT / "studies" / "experiments" / "recall")
+    for demand, quantity in (("running span", "span_recalled"), ("both", "recalled")):
+        for name, values in positions.curves(record, demand, quantity).items():
+            assert "two-way" in name or positions.ends(values)[1].interval.low > 0
+    for name, values in positions.curves(record, "free recall", "free_recalled").items():
+        for end in positions.ends(values):
+            assert abs(end.interval.value) < 0.03, name
+            assert end.supports(1) != "reproduced"

@@ -12,7 +12,7 @@ from posbias.reproduce.icl_cells import PLAIN, Cells, Figures
 from posbias.reproduce.icl_flags import flag_findings
 from posbias.reproduce.icl_outcomes import by_place
 from posbias.reproduce.icl_sink_statements import sink_control, sink_findings
-from posbias.reproduce.icl_statements import retrieval_findings
+from posbias.reproduce.icl_statements import ABOVE, retrieval_findings
 from posbias.reproduce.influence_profiles import KINDS
 from posbias.reproduce.outcomes import Outcome, Outcomes
 from posbias.reproduce.study_runs import SIZES, StudySettings, shipped_studies
@@ -121,8 +121,40 @@ def test_the_flags_of_the_code_are_compared_on_common_seeds():
     findings = flag_findings(paper, code, np.random.default_rng(0))
     assert [finding.verdict for finding in findings][1] == "reproduced", "depth amplifies with std 1/d as well"
     assert [finding.verdict for finding in findings][3] == "reproduced", "decay differs from no encoding"
-    assert "std 1/d minus with variance 1/d" in findings[0].found
+    assert "variance 1/d minus with std 1/d" in findings[0].found
+    assert "are learnt less well" in findings[0].reported
     assert "decay" in findings[3].reported
+
+
+@pytest.mark.parametrize(("paper", "code", "verdict"), [(0.6, 0.4, "reproduced"), (0.4, 0.6, "not reproduced")])
+def test_the_codes_scale_is_said_to_be_learnt_less_well_and_judged_so(paper, code, verdict):
+    def with_accuracy(scale, level):
+        return [
+            replace(each, arrays={**each.arrays, "novel": np.array(level + 0.01 * each.seed)})
+            for each in as_published(scale=scale)
+        ]
+
+    outcomes = Outcomes([*with_accuracy("variance", paper), *with_accuracy("deviation", code)])
+    cells = Cells(outcomes, {"scale": "variance"}), Cells(outcomes, {"scale": "deviation"})
+    assert flag_findings(*cells, np.random.default_rng(0))[0].verdict == verdict
+
+
+def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
+    """The lower of two noisy ends would lie below the middle by noise alone; here noise averages out."""
+    draw = np.random.default_rng(5)
+    low = []
+    for _ in range(30):
+        members = [
+            Outcome({**PLAIN, "answers": answers, "encoding": "rope", "residual": True}, seed, "done", {"gaps": row})
+            for answers in ("first", "middle", "last")
+            for seed in range(6)
+            for row in [draw.normal(0, 0.1, 3)]
+        ]
+        findings = retrieval_findings(Cells(Outcomes(members), {}), Figures("mixture"), draw)
+        last = findings[-1]
+        assert last.reported.startswith("no lost-in-the-middle")
+        low += [test.interval.value < ABOVE for test in last.tests.values()]
+    assert abs(np.mean(low) - 0.5) < 0.17, "three standard errors"
 
 
 def test_a_sink_that_was_there_before_training_is_no_learnt_one():
@@ -142,6 +174,7 @@ def test_the_whole_reproduction_says_how_far_training_came():
     assert "0.5 % of its sequences" in made.statements[0]
     assert "naming any label of the context 0.50" in made.statements[0]
     assert made.statements[1].startswith("Of 31 published findings: 16 reproduced, 15 not run")
+    assert made.statements[2].startswith("Chance: ")
     assert "1 of" in made.statements[-1]
     assert "diverged" in made.statements[-1]
     slugs = {figure.slug for figure in made.figures}

@@ -11,7 +11,8 @@ from posbias.models import load_model
 from posbias.records import load_record
 from posbias.report.reproductions import reproduction_record, stored_figures, write_reproduction_report
 from posbias.reproduce import reproduce
-from posbias.reproduce.position_copy_published import CONFIGURATIONS, PUBLISHED, blind_loss
+from posbias.reproduce.outcomes import Seeded
+from posbias.reproduce.position_copy_published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
 from posbias.reproduce.position_copy_statements import position_copy_findings
 from posbias.reproduce.position_copy_views import losses_table, position_copy_figures
 from posbias.reproduce.study_runs import SIZES, StudySettings, shipped_studies
@@ -21,11 +22,15 @@ from posbias.training import TrainingRun
 PAPER = "position-copy-liu2026"
 
 
+def seeded(rows):
+    return Seeded(tuple(range(len(rows))), rows)
+
+
 def planted(noise=0.01, seeds=6):
     """The published losses with a little noise, for every network whose values were read."""
     draw = np.random.default_rng(0)
     return {
-        configuration: np.maximum(np.array(values) + draw.normal(0, noise, (seeds, 10)), 0)
+        configuration: seeded(np.maximum(np.array(values) + draw.normal(0, noise, (seeds, 10)), 0))
         for configuration, values in PUBLISHED.items()
     }
 
@@ -44,7 +49,7 @@ def test_the_published_losses_bear_out_the_published_statements():
 def test_blind_networks_bear_out_none():
     draw = np.random.default_rng(1)
     blind = {
-        configuration: blind_loss() + draw.normal(0, 0.001, (6, 10))
+        configuration: seeded(blind_loss() + draw.normal(0, 0.001, (6, 10)))
         for configuration in CONFIGURATIONS
         if configuration in PUBLISHED
     }
@@ -52,6 +57,31 @@ def test_blind_networks_bear_out_none():
     assert found["Figure 1, right: two layers differ in"] in ("undecided", "not reproduced")
     assert found["Figure 3: residual connections"] in ("undecided", "not reproduced")
     assert all(verdict != "reproduced" for where, verdict in found.items() if where.startswith("Numbers"))
+
+
+def test_a_failed_member_shifts_no_pair():
+    """The gain of a second layer is the same in every seed; seed 2 of one network failed."""
+    draw = np.random.default_rng(2)
+    own = draw.normal(0, 0.5, (7, 1))
+    one, two = (seeded(np.array(PUBLISHED[each]) + own) for each in (ONE, TWO))
+    short = Seeded((0, 1, 3, 4, 5, 6), np.delete(one.rows, 2, axis=0))
+    finding = position_copy_findings({ONE: short, TWO: two}, np.random.default_rng(0))[1]
+    test = finding.tests["first token, one layer minus two (1 seeds without their pair left out)"]
+    assert test.n_seeds == 6
+    assert test.error == pytest.approx(0, abs=1e-12), "pairs of equal seeds differ by the gain alone"
+    assert test.interval.value == pytest.approx(2.19 - 1.13)
+    apart = Seeded((7, 8, 9, 10, 11, 12), short.rows)
+    assert not [case for case in position_copy_findings({ONE: apart, TWO: two}, draw)[1].tests if "first token" in case]
+
+
+def test_noise_alone_makes_no_middle_harder():
+    draw = np.random.default_rng(3)
+    positive = 0
+    for _ in range(80):
+        losses = {TWO: seeded(draw.normal(2, 0.3, (6, 10)))}
+        test = position_copy_findings(losses, draw)[6].tests["2 layers, d 2"]
+        positive += test.interval.value > 0
+    assert abs(positive / 80 - 0.5) < 0.17, "three standard errors"
 
 
 def test_what_was_not_trained_is_not_run_and_few_seeds_decide_nothing():

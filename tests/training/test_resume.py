@@ -115,7 +115,7 @@ def test_too_little_disk_is_refused_before_training(tmp_path, monkeypatch):
     needed = check_disk(MEMBERS, run)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
-    with pytest.raises(UsageError, match=r"3 members need up to .* for checkpoints and models") as caught:
+    with pytest.raises(UsageError, match=r"3 members need up to .* for checkpoints, models, record and page") as caught:
         check_disk(MEMBERS, run)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "new").exists()

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from posbias.errors import UsageError
 from posbias.report.reproductions import Reproduction, Table
 from posbias.reproduce.closing_loop import (
     Loop,
@@ -20,7 +19,7 @@ from posbias.reproduce.closing_loop import (
     loop_table,
     with_control,
 )
-from posbias.reproduce.findings import Finding, findings_table, tally
+from posbias.reproduce.findings import Finding, chance, finding_rows, findings_tables, tally
 from posbias.reproduce.icl_cells import ENCODINGS, Cells, Figures
 from posbias.reproduce.icl_flags import flag_findings
 from posbias.reproduce.icl_outcomes import icl_outcomes
@@ -29,7 +28,8 @@ from posbias.reproduce.icl_statements import retrieval_findings
 from posbias.reproduce.icl_views import gaps_table, retrieval_figures
 from posbias.reproduce.influence_profiles import KINDS
 from posbias.reproduce.outcomes import Outcomes
-from posbias.reproduce.study_runs import StudySettings, clear_studies, run_studies
+from posbias.reproduce.study_runs import StudySettings, reproduced
+from posbias.training import TrainedMember, TrainingOptions
 
 NAME = "icl-2502.01951"
 SOURCE = "arXiv 2502.01951, On the Emergence of Position Bias in Transformers (ICML 2025)"
@@ -45,27 +45,13 @@ FINAL, SPEED = "high final accuracy", "high accuracy over training"
 
 
 def reproduce_icl(settings: object = None) -> Reproduction:
-    """Train the paper's networks again and put its statements to the test.
+    """Train the paper's networks again and put its statements to the test. Settings and errors as `reproduced`."""
+    return reproduced(NAME, settings, _made)
 
-    Args:
-        settings: `StudySettings`, or None for its defaults.
 
-    Raises:
-        UsageError: settings of another kind, or no such study.
-        RunError: a checkpoint or model cannot be written.
-    """
-    chosen = StudySettings() if settings is None else settings
-    if not isinstance(chosen, StudySettings):
-        raise UsageError(f"{NAME} takes StudySettings, got {type(chosen).__name__}")
-    runs = run_studies(NAME, chosen)
-    members = [member for run in runs.values() for member in run.trained.members]
-    options = next(iter(runs.values())).trained.options
-    made = icl_reproduction(
-        icl_outcomes(members, seed=chosen.seed), steps=options.steps, batch=options.batch, settings=chosen
-    )
-    if chosen.run.directory is not None:
-        clear_studies(chosen.run.directory, list(runs))
-    return made
+def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: StudySettings) -> Reproduction:
+    outcomes = icl_outcomes(members, seed=settings.seed)
+    return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
 
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
@@ -91,12 +77,13 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
         statements=[
             reached(outcomes, steps=steps, batch=batch),
             tally(published),
+            *chance(findings),
             *[finding.sentence() for finding in findings],
             *loop_sentences(found),
-            *_lost(outcomes),
+            *outcomes.lost_sentence(),
         ],
-        rows=[*[finding.row() for finding in findings], *[agreement.row() for agreement in found]],
-        tables=[findings_table(findings), *_gap_tables(cells), loop_table(found)],
+        rows=[*finding_rows(findings), *[agreement.row() for agreement in found]],
+        tables=[*findings_tables(findings), *_gap_tables(cells), loop_table(found)],
         figures=[
             *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
             *[chart for chart in charts if chart is not None],
@@ -147,13 +134,16 @@ def icl_loops(outcomes: Outcomes) -> list[Loop]:
         seeds = outcomes.seeds(**factors)
         if not seeds or factors["answers"] != "any":
             continue
+        said = [("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in ("initial", "trained"))]
         predicted = {
             (kind, moment): outcomes.values(f"{kind}/{moment}", factors, seeds)
-            for kind in KINDS
-            for moment in ("initial", "trained")
+            for kind, moment in said
+            if outcomes.known(f"{kind}/{moment}", factors)
         }
         learnt = {
-            name: outcomes.values(array, factors, seeds) for name, array in ((FINAL, "accuracy"), (SPEED, "course"))
+            name: outcomes.values(array, factors, seeds)
+            for name, array in ((FINAL, "accuracy"), (SPEED, "course"))
+            if outcomes.known(array, factors)
         }
         loops.append(Loop(cell_name(factors), with_control(predicted), learnt))
     return loops
@@ -183,10 +173,3 @@ def _arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
                 f"{name}/{what}": outcomes.values(what, factors, seeds) for what in ("accuracy", "gaps", "sinks")
             }
     return arrays
-
-
-def _lost(outcomes: Outcomes) -> Sequence[str]:
-    lost = outcomes.lost()
-    if not lost:
-        return []
-    return [f"{len(lost)} of {len(outcomes.members)} members did not finish and are left out: {'; '.join(lost[:8])}."]

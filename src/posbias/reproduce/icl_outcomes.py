@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64
 
 from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
-from posbias.reproduce.influence_profiles import KINDS, Profiled, influence_profiles, initial
+from posbias.reproduce.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
 from posbias.reproduce.outcomes import Outcome, Outcomes
 from posbias.tasks.synthetic import InContextRetrieval, stack_tasks
 from posbias.tasks.synthetic.attention_sinks import sink_scores
@@ -43,11 +43,15 @@ def icl_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
         "initial": influence_profiles([initial(each.member) for each in finished], seed=seed),
         "trained": influence_profiles(at_end, seed=seed),
     }
+    fields = mean_field_profiles([each.member for each in finished], seed=seed)
     sinks = member_sinks(at_end)
     sinks_before = member_sinks([initial(each.member) for each in finished])
     found = {}
     for index, each in enumerate(finished):
         arrays = {f"{kind}/{moment}": by_place(rows[index][kind]) for moment, rows in moments.items() for kind in KINDS}
+        field = fields[index]
+        if field is not None:
+            arrays["mean_field/initial"] = by_place(field)
         found[id(each)] = {**arrays, "sinks": sinks[index], "sinks/initial": sinks_before[index]}
     return Outcomes([_outcome(each, found.get(id(each), {})) for each in members])
 
@@ -76,8 +80,9 @@ def _outcome(trained: TrainedMember, own: Mapping[str, np.ndarray]) -> Outcome:
     for name, quantity in EVALUATED.items():
         if quantity in trained.evaluations:
             arrays[name] = trained.evaluations[quantity][-1]
-    if "accuracy_by_place" in trained.evaluations:
-        arrays["course"] = trained.evaluations["accuracy_by_place"][1:].mean(axis=0)
+    course = trained.evaluations.get("accuracy_by_place", np.empty(0))
+    if len(course) > 1:  # evaluated at the end alone, a member has none
+        arrays["course"] = course[1:].mean(axis=0)
     return Outcome(factors, trained.member.seed, trained.status, arrays)
 
 

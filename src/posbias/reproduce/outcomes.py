@@ -15,6 +15,8 @@ from posbias.errors import RunError
 FINISHED = ("done", "stopped_early")
 """Statuses of members whose numbers count."""
 
+LEFT_OUT = "did not finish and are left out"
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -35,6 +37,30 @@ class Outcome:
     def has(self, factors: Mapping[str, Any]) -> bool:
         """Whether it has all these factors."""
         return self.factors.items() >= factors.items()
+
+
+@dataclass(frozen=True, eq=False)
+class Seeded:
+    """A number of trained members by seed and place."""
+
+    seeds: tuple[int, ...]
+    """Increasing; a seed is here only where all its places are."""
+    rows: Float64[np.ndarray, "n_seeds n_places"]
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def at(self, seeds: Sequence[int]) -> Float64[np.ndarray, "n_chosen n_places"]:
+        """The rows of some of its seeds."""
+        return self.rows[[self.seeds.index(seed) for seed in seeds]]
+
+
+def paired(
+    first: Seeded, second: Seeded
+) -> tuple[Float64[np.ndarray, "n_pairs n_places"], Float64[np.ndarray, "n_pairs n_places"], int]:
+    """Rows of the seeds that both have, in one order, and how many seeds have no partner and are left out."""
+    shared = sorted(set(first.seeds) & set(second.seeds))
+    return first.at(shared), second.at(shared), len(set(first.seeds) ^ set(second.seeds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +95,17 @@ class Outcomes:
     def levels(self, name: str, **factors: Any) -> list[Any]:
         """Values a factor takes among members with the given ones, in order of appearance."""
         return list(dict.fromkeys(m.factors[name] for m in self.members if name in m.factors and m.has(factors)))
+
+    def known(self, name: str, factors: Mapping[str, Any]) -> bool:
+        """Whether all finished members with these factors have that array."""
+        return all(name in member.arrays for member in self.members if member.finished and member.has(factors))
+
+    def lost_sentence(self) -> list[str]:
+        """What did not finish; nothing where all did."""
+        lost = self.lost()
+        if not lost:
+            return []
+        return [f"{len(lost)} of {len(self.members)} members {LEFT_OUT}: {'; '.join(lost[:8])}."]
 
     def lost(self) -> list[str]:
         """A line per member that did not finish: what it was, and how it ended."""

@@ -5,12 +5,15 @@ initialisation and after training predicts which targets are learnt.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
+from posbias.parts import below
+from posbias.records import Record
 from posbias.report.reproductions import Reproduction
 from posbias.reproduce.closing_loop import (
     Loop,
@@ -21,14 +24,14 @@ from posbias.reproduce.closing_loop import (
     loop_table,
     with_control,
 )
-from posbias.reproduce.findings import findings_table, tally
+from posbias.reproduce.findings import chance, finding_rows, findings_tables, tally
 from posbias.reproduce.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
-from posbias.reproduce.outcomes import Outcome, Outcomes
+from posbias.reproduce.outcomes import LEFT_OUT, Outcome, Outcomes, Seeded
 from posbias.reproduce.position_copy_published import CONFIGURATIONS, CONTEXT, SOURCE, Configuration, blind_loss
 from posbias.reproduce.position_copy_statements import Losses, position_copy_findings
 from posbias.reproduce.position_copy_views import losses_table, position_copy_figures
-from posbias.reproduce.study_runs import StudySettings, clear_studies, run_studies
-from posbias.training import TrainedMember
+from posbias.reproduce.study_runs import StudySettings, reproduced
+from posbias.training import TrainedMember, TrainingOptions
 
 PAPER = "position-copy-liu2026"
 MOMENTS = ("initial", "trained")
@@ -36,25 +39,13 @@ FINAL, SPEED = "a low final loss", "fast learning"
 
 
 def reproduce_position_copy(settings: object = None) -> Reproduction:
-    """Train the post's networks again and put its statements to the test.
+    """Train the post's networks again and put its statements to the test. Settings and errors as `reproduced`."""
+    return reproduced(PAPER, settings, _made)
 
-    Args:
-        settings: `StudySettings`, or None for its defaults.
 
-    Raises:
-        UsageError: settings of another kind, or no such study.
-        RunError: a checkpoint or model cannot be written.
-    """
-    chosen = StudySettings() if settings is None else settings
-    if not isinstance(chosen, StudySettings):
-        raise UsageError(f"{PAPER} takes StudySettings, got {type(chosen).__name__}")
-    runs = run_studies(PAPER, chosen)
-    members = [member for run in runs.values() for member in run.trained.members]
-    steps = next(iter(runs.values())).trained.options.steps
-    made = position_copy_reproduction(position_copy_outcomes(members, seed=chosen.seed), steps=steps, settings=chosen)
-    if chosen.run.directory is not None:
-        clear_studies(chosen.run.directory, list(runs))
-    return made
+def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: StudySettings) -> Reproduction:
+    outcomes = position_copy_outcomes(members, seed=settings.seed)
+    return position_copy_reproduction(outcomes, steps=options.steps, settings=settings)
 
 
 def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
@@ -89,41 +80,95 @@ def _outcome(trained: TrainedMember, profiles: Mapping[str, np.ndarray]) -> Outc
     return Outcome(factors, trained.member.seed, trained.status, arrays)
 
 
+@dataclass(frozen=True, eq=False)
+class CopyOutcome:
+    """What statements, tables and figures are made of."""
+
+    losses: Losses
+    speeds: Losses
+    """Training loss over ln V, averaged over all steps."""
+    loops: Sequence[Loop]
+    notes: Sequence[str] = ()
+    """Sentences that end the page: what did not finish."""
+
+
 def position_copy_reproduction(outcomes: Outcomes, *, steps: int, settings: StudySettings) -> Reproduction:
     """Statements, tables and figures from trained members."""
-    generator = np.random.default_rng(settings.seed)
     losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
+    found = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.lost_sentence())
+    return position_copy_page(found, settings={**settings.describe(), "steps": steps}, seed=settings.seed)
+
+
+def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], seed: int) -> Reproduction:
+    """Statements, tables and figures.
+
+    Args:
+        outcome: Of trained members, or of the record of a reproduction.
+        settings: For the record; `steps` among them.
+        seed: Of the bootstrap.
+    """
+    generator = np.random.default_rng(seed)
+    losses, speeds, loops = outcome.losses, outcome.speeds, outcome.loops
     findings = position_copy_findings(losses, generator)
-    loops = position_copy_loops(outcomes)
     found = agreements(loops, generator)
     seeds = max((len(rows) for rows in losses.values()), default=0)
     figures = [loop_figure(f"position-copy-loop-{n}", found, name) for n, name in enumerate((FINAL, SPEED))]
     return Reproduction(
         paper=SOURCE,
-        title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {steps} steps",
+        title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {settings['steps']} steps",
         statements=[
             tally(findings),
+            *chance(findings),
             *[finding.sentence() for finding in findings],
             *loop_sentences(found),
-            *lost_sentence(outcomes),
+            *outcome.notes,
         ],
-        rows=[*[finding.row() for finding in findings], *[agreement.row() for agreement in found]],
-        tables=[findings_table(findings), losses_table(losses), loop_table(found)],
+        rows=[*finding_rows(findings), *[agreement.row() for agreement in found]],
+        tables=[*findings_tables(findings), losses_table(losses), loop_table(found)],
         figures=[*position_copy_figures(losses, speeds), *[figure for figure in figures if figure is not None]],
         arrays={**_arrays(losses, speeds), **loop_arrays(loops)},
-        settings={**settings.describe(), "steps": steps},
-        seeds={"seed": settings.seed},
+        settings=dict(settings),
+        seeds={"seed": seed},
     )
+
+
+def recorded_outcome(record: Record) -> CopyOutcome:
+    """What a record of this reproduction was made of, so that its statements can be judged anew without the models.
+
+    Args:
+        record: Of verb "reproduce"; seeds that it does not name are taken to be 0, 1, ... for every network.
+
+    Raises:
+        UsageError: a record of something else.
+    """
+    arrays = record.arrays
+    names = {str(configuration): configuration for configuration in CONFIGURATIONS}
+    known = {each: below(arrays, f"{name}/") for name, each in names.items()}
+    found = {each: own for each, own in known.items() if {"loss", "course"} <= set(own)}
+    if not found:
+        raise UsageError(f"the record has no losses of position copy; networks: {', '.join(names)}")
+    seeds = {each: tuple(own.get("seeds", np.arange(len(own["loss"]))).tolist()) for each, own in found.items()}
+    losses, speeds = (
+        {each: Seeded(seeds[each], own[name]) for each, own in found.items()} for name in ("loss", "course")
+    )
+    loops = []
+    for name, configuration in names.items():
+        own = below(arrays, f"loop/{name}/")
+        if configuration in found and own:
+            predicted = {(key.split("/")[0], key.split("/")[1]): rows for key, rows in own.items() if "/" in key}
+            loops.append(Loop(name, predicted, {key: rows for key, rows in own.items() if "/" not in key}))
+    return CopyOutcome(losses, speeds, loops, [text for text in record.scalars["statements"] if LEFT_OUT in text])
 
 
 def by_target(outcomes: Outcomes, name: str) -> Losses:
     """A number of every member as [seed, target] by configuration; only seeds with all targets finished."""
-    found: dict[Configuration, Float64[np.ndarray, "n_seeds context"]] = {}
+    found: Losses = {}
     for configuration in CONFIGURATIONS:
         cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
         seeds = outcomes.common_seeds(*cells)
         if seeds:
-            found[configuration] = np.stack([outcomes.values(name, cell, seeds) for cell in cells], axis=1)
+            rows = np.stack([outcomes.values(name, cell, seeds) for cell in cells], axis=1)
+            found[configuration] = Seeded(tuple(seeds), rows)
     return found
 
 
@@ -131,12 +176,14 @@ def position_copy_loops(outcomes: Outcomes) -> list[Loop]:
     """Influence of the k-th position in the network that is to copy it, beside how that went."""
     loops = []
     losses, speeds = by_target(outcomes, "loss"), by_target(outcomes, "course")
-    for configuration, rows in losses.items():
+    for configuration, seeded in losses.items():
         predicted = {}
         for kind, moment in (("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in MOMENTS)):
             profiles = _profiles(outcomes, configuration, f"{kind}/{moment}")
             predicted[kind, moment] = np.stack([profiles[target][:, target] for target in range(CONTEXT)], axis=1)
-        loops.append(Loop(str(configuration), with_control(predicted), {FINAL: -rows, SPEED: -speeds[configuration]}))
+        loops.append(
+            Loop(str(configuration), with_control(predicted), {FINAL: -seeded.rows, SPEED: -speeds[configuration].rows})
+        )
     return loops
 
 
@@ -146,14 +193,8 @@ def _profiles(outcomes: Outcomes, configuration: Configuration, name: str) -> li
     return [outcomes.values(name, cell, seeds) for cell in cells]
 
 
-def lost_sentence(outcomes: Outcomes) -> list[str]:
-    """What did not finish; nothing where all did."""
-    lost = outcomes.lost()
-    if not lost:
-        return []
-    return [f"{len(lost)} of {len(outcomes.members)} members did not finish and are left out: {'; '.join(lost[:8])}."]
-
-
 def _arrays(losses: Losses, speeds: Losses) -> dict[str, Any]:
-    arrays = {f"{configuration}/loss": rows for configuration, rows in losses.items()}
-    return {**arrays, **{f"{configuration}/course": rows for configuration, rows in speeds.items()}}
+    arrays: dict[str, Any] = {}
+    for configuration, seeded in losses.items():
+        arrays |= {f"{configuration}/loss": seeded.rows, f"{configuration}/seeds": np.array(seeded.seeds)}
+    return {**arrays, **{f"{configuration}/course": seeded.rows for configuration, seeded in speeds.items()}}

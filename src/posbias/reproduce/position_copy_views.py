@@ -67,8 +67,8 @@ def position_copy_figures(losses: Losses, speeds: Losses) -> list[Figure]:
 def _losses_figure(slug: str, title: str, shown: Losses) -> Figure:
     targets = np.arange(CONTEXT, dtype=np.float64)
     curves = []
-    for configuration, rows in shown.items():
-        curves.append(_curve(str(configuration), rows, Stroke(_COLOURS[configuration], "solid"), emphasis=True))
+    for configuration, seeded in shown.items():
+        curves.append(_curve(str(configuration), seeded.rows, Stroke(_COLOURS[configuration], "solid"), emphasis=True))
         published = published_losses(configuration)
         if published is not None:
             name = f"{configuration}, published"
@@ -81,8 +81,10 @@ def _losses_figure(slug: str, title: str, shown: Losses) -> Figure:
 
 def _speed_figure(speeds: Losses) -> Figure:
     curves = tuple(
-        _curve(str(configuration), rows, Stroke(_COLOURS[configuration], "dash" if configuration.mlp else "solid"))
-        for configuration, rows in speeds.items()
+        _curve(
+            str(configuration), seeded.rows, Stroke(_COLOURS[configuration], "dash" if configuration.mlp else "solid")
+        )
+        for configuration, seeded in speeds.items()
     )
     title = "Which targets are learnt early: mean of the training loss over all steps, as a share of ln V"
     return Figure("position-copy-speed", title, X_LABEL, "mean training loss / ln V", curves, markers=True)
@@ -102,7 +104,7 @@ def losses_table(losses: Losses) -> Table:
     for configuration in CONFIGURATIONS:
         if configuration not in losses:
             continue
-        rows = losses[configuration]
+        rows = losses[configuration].rows
         low, high = bootstrap_mean(rows, generator=np.random.default_rng(0))
         lines = {"mean": [f"{value:.2f}" for value in rows.mean(axis=0)]}
         if len(rows) > 1:

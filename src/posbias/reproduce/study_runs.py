@@ -4,7 +4,7 @@
 `posbias train` takes any of them as well.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -13,7 +13,18 @@ from typing import Any
 
 from posbias.errors import UsageError
 from posbias.parts import clear_parts
-from posbias.training import Study, StudyRun, TrainingRun, run_study, study_of, training_record
+from posbias.report.reproductions import Reproduction
+from posbias.training import (
+    Study,
+    StudyRun,
+    TrainedMember,
+    TrainingOptions,
+    TrainingRun,
+    run_study,
+    study_of,
+    training_record,
+)
+from posbias.training.running import planned
 from posbias.training.study_files import read_yaml
 
 SIZES = ("smoke", "small", "full")
@@ -70,32 +81,69 @@ def _read(file: Traversable) -> Study:
         return study_of(read_yaml(path), name=path.stem)
 
 
+def reproduced(
+    paper: str,
+    settings: object,
+    make: Callable[[Sequence[TrainedMember], TrainingOptions, StudySettings], Reproduction],
+) -> Reproduction:
+    """Train a paper's networks, or read them back, and put its statements to the test.
+
+    Args:
+        paper: Whose studies.
+        settings: `StudySettings`, or None for its defaults.
+        make: From all members, the options of the first study and the settings.
+
+    Raises:
+        UsageError: settings of another kind, no such study, or too little disk; before anything is trained.
+        RunError: a checkpoint or model cannot be written.
+    """
+    chosen = StudySettings() if settings is None else settings
+    if not isinstance(chosen, StudySettings):
+        raise UsageError(f"{paper} takes StudySettings, got {type(chosen).__name__}")
+    runs = run_studies(paper, chosen)
+    members = [member for run in runs.values() for member in run.trained.members]
+    made = make(members, next(iter(runs.values())).trained.options, chosen)
+    return replace(made, statements=[*made.statements, *_trained_before(runs)])
+
+
 def run_studies(paper: str, settings: StudySettings) -> dict[str, StudyRun]:
     """Train a paper's studies one after another; each leaves its models and its record.
 
-    With `settings.run.resume`, finished stacks are taken from the directory and unfinished ones go on.
+    With `settings.run.resume`, finished studies are read back from the directory whatever commit trained them, finished
+    stacks of an unfinished one are taken from there, and unfinished ones go on. A study's checkpoints are removed only
+    when its models and its record lie on the disk.
 
     Raises:
         UsageError: before anything is trained: an unknown study, or too little disk.
         RunError: a checkpoint, model or record cannot be written.
     """
     studies = shipped_studies(paper, settings)
+    runs = {name: replace(settings.run, directory=_below(settings.run.directory, name)) for name in studies}
+    for name, study in studies.items():
+        planned(study, run=runs[name], confirmed=True)
     finished = {}
     for name, study in studies.items():
-        directory = None if settings.run.directory is None else study_directory(settings.run.directory, name)
-        finished[name] = run_study(study, run=replace(settings.run, directory=directory), confirmed=True)
+        finished[name] = run_study(study, run=runs[name], confirmed=True)
+        directory = runs[name].directory
         if directory is not None:
-            arguments = {"paper": paper, "size": settings.size, "study": name}
-            training_record(finished[name], arguments).save(directory)
+            if finished[name].found is None:
+                arguments = {"paper": paper, "size": settings.size, "study": name}
+                training_record(finished[name], arguments).save(directory)
+            clear_parts(directory)
     return finished
 
 
-def study_directory(directory: Path, name: str) -> Path:
+def _below(directory: Path | None, name: str) -> Path | None:
     """Where a study of a reproduction keeps its models and record."""
-    return directory / "studies" / name
+    return None if directory is None else directory / "studies" / name
 
 
-def clear_studies(directory: Path, names: Sequence[str]) -> None:
-    """Remove the checkpoints of studies whose results are recorded."""
-    for name in names:
-        clear_parts(study_directory(directory, name))
+def _trained_before(runs: Mapping[str, StudyRun]) -> list[str]:
+    """With what the studies that were read back had been trained: findings may be newer than their networks."""
+    by_code: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        if run.found is not None:
+            code = run.found.environment
+            known = f"posbias {code.get('posbias')}, commit {code.get('commit') or 'unknown'}"
+            by_code.setdefault(f"{known}, {run.found.created[:10]}", []).append(name)
+    return [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]

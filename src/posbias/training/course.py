@@ -22,13 +22,14 @@ from jaxtyping import Float32
 
 from posbias.engines.threads import pinned
 from posbias.errors import RunError
-from posbias.parts import PartStore
+from posbias.memory import keep_freed_memory
+from posbias.parts import PartStore, below
 from posbias.training.members import Member, MemberStatus, TrainedMember
 from posbias.training.options import TrainingOptions, TrainingRun
 from posbias.training.stack import Stack
 from posbias.training.watching import Watcher
 
-CPU_VALUES = 560_000
+CPU_VALUES = 1_120_000
 """Values of the stream (sequences * positions * features) of a stack on a CPU, unless told otherwise: what is computed
 stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
 
@@ -87,7 +88,7 @@ class Course:
         Raises:
             RunError: a checkpoint cannot be written (a full disk).
         """
-        with _crew(self._device) as crew:
+        with crew_for(self._device) as crew:
             found = store.find(name)
             if found is not None:
                 self._restore(found)
@@ -217,14 +218,14 @@ class Course:
             diary.status, diary.reason, diary.steps, diary.evaluation_steps = plain
             diary.losses = arrays[f"{index}/losses"].tolist()
             diary.evaluations = [
-                _below(arrays, f"{index}/evaluations/{number}/") for number in range(len(diary.evaluation_steps))
+                below(arrays, f"{index}/evaluations/{number}/") for number in range(len(diary.evaluation_steps))
             ]
-            kept = _below(arrays, f"{index}/parameters/")
+            kept = below(arrays, f"{index}/parameters/")
             diary.parameters = {name: torch.from_numpy(values) for name, values in kept.items()} or None
         row = 0
         for stack in self._stacks:
             rows = slice(row, row + len(stack.members))
-            stack.load(arrays["values"][rows], {name: each[rows] for name, each in _below(arrays, "state/").items()})
+            stack.load(arrays["values"][rows], {name: each[rows] for name, each in below(arrays, "state/").items()})
             row = rows.stop
 
 
@@ -233,11 +234,12 @@ Crew = Callable[[Callable[[Stack], Any], Sequence[Stack]], list[Any]]
 
 
 @contextmanager
-def _crew(device: torch.device) -> Iterator[Crew]:
+def crew_for(device: torch.device) -> Iterator[Crew]:
     """On a CPU as many threads as PyTorch would use, each with one to itself; elsewhere this thread."""
     if device.type != "cpu":
         yield lambda apply, stacks: [apply(stack) for stack in stacks]
         return
+    keep_freed_memory()
     threads = torch.get_num_threads()
     with pinned(1), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield lambda apply, stacks: list(pool.map(apply, stacks))
@@ -250,11 +252,6 @@ def default_chunk(members: Sequence[Member], batch: int, device: torch.device) -
     first = members[0]
     held = CPU_VALUES // (batch * first.task.n_positions * first.config.width)
     return max(1, min(held, -(-len(members) // torch.get_num_threads())))
-
-
-def _below(arrays: Arrays, stem: str) -> Arrays:
-    """The arrays whose names begin with the stem, by the rest of their names."""
-    return {name.removeprefix(stem): values for name, values in arrays.items() if name.startswith(stem)}
 
 
 def train_stack(

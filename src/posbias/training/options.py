@@ -59,7 +59,8 @@ class TrainingRun:
     directory: Path | None = None
     """Where checkpoints and finished stacks are kept (in `parts/`) until `posbias.parts.clear_parts`; None: nowhere."""
     resume: bool = False
-    """Continue from the checkpoints of the same training; otherwise older ones are removed."""
+    """Continue from the checkpoints of the same training, and read a study back that is finished; otherwise older
+    checkpoints are removed and all is trained."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
     stack_size: int = 64

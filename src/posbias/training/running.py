@@ -23,6 +23,7 @@ from posbias.memory import show_bytes
 from posbias.models.reference import draw_parameters, save_reference
 from posbias.records import Record, plain
 from posbias.tasks.synthetic import stack_tasks
+from posbias.training.finished import finished_training
 from posbias.training.layout import Layout
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingRun
@@ -36,6 +37,9 @@ COPIES = 6
 """Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
 that replaces it, less what is written only after these are gone."""
 
+RECORD_AND_PAGE = 16 * 2**20
+"""Bytes kept free for what is written when all is trained: the record, and a page with its drawing library (5 MB)."""
+
 
 @dataclass(frozen=True, eq=False)
 class StudyRun:
@@ -45,6 +49,8 @@ class StudyRun:
     trained: Trained
     models: tuple[str | None, ...]
     """Every member's directory within the run's; None where nothing was saved."""
+    found: Record | None = None
+    """The record of the run that trained it, where the directory held it finished; None: trained now."""
 
 
 def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool = False) -> StudyRun:
@@ -52,7 +58,8 @@ def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool =
 
     Args:
         study: What to train.
-        run: Where; with a directory, models are saved under `models/` in it.
+        run: Where; with a directory, models are saved under `models/` in it. With `resume`, a study that the directory
+            holds finished is read back, whatever commit trained it, and an unfinished one goes on.
         confirmed: Whether a study of more than 1000 members is meant.
 
     Raises:
@@ -60,26 +67,40 @@ def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool =
         RunError: a checkpoint or a model cannot be written, or a stack lost its worker time and again.
     """
     run = TrainingRun() if run is None else run
-    members = study.members(confirmed=confirmed)
-    check_members(members)
-    if run.directory is not None:
-        check_disk(members, run)
+    members, found = planned(study, run=run, confirmed=confirmed)
+    if found is not None:
+        return found
     trained = train(members, study.options, run=run)
     models = tuple(_saved(index, member, run.directory) for index, member in enumerate(trained.members))
     return StudyRun(study, trained, models)
 
 
+def planned(study: Study, *, run: TrainingRun, confirmed: bool) -> tuple[list[Member], StudyRun | None]:
+    """What a study will train, or what it has trained already. Arguments and errors as `run_study`, before training."""
+    members = study.members(confirmed=confirmed)
+    check_members(members)
+    if run.directory is None:
+        return members, None
+    known = finished_training(members, study.options, run.directory) if run.resume else None
+    if known is None:
+        check_disk(members, run)
+        return members, None
+    trained, record = known
+    models = tuple(entry["model"] for entry in record.scalars["members"])
+    return members, StudyRun(study, trained, models, record)
+
+
 def check_disk(members: list[Member], run: TrainingRun) -> int:
-    """Refuse a training whose checkpoints and models would not fit on the disk.
+    """Refuse a training whose checkpoints, models, record and page would not fit on the disk.
 
     Returns:
-        Bytes that may be needed at most, up to small change.
+        Bytes that may be needed at most.
 
     Raises:
         UsageError: there is less.
     """
     assert run.directory is not None
-    needed = 0
+    needed = RECORD_AND_PAGE
     for stack in group(members, stack_size=run.stack_size):
         first = members[stack[0]]
         parameters = draw_parameters(first.config, torch.Generator().manual_seed(0))
@@ -90,7 +111,7 @@ def check_disk(members: list[Member], run: TrainingRun) -> int:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise UsageError(
-            f"{len(members)} members need up to {show_bytes(needed)} for checkpoints and models, and "
+            f"{len(members)} members need up to {show_bytes(needed)} for checkpoints, models, record and page, and "
             f"{str(run.directory)!r} has {show_bytes(free)} left; allowed: at most what is left"
         )
     return needed
@@ -99,13 +120,15 @@ def check_disk(members: list[Member], run: TrainingRun) -> int:
 def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: str = "") -> Record:
     """A study's run as a record.
 
-    Its status is "failed" where no member ended well.
+    Its status is "failed" where no member ended well. A study that was found finished keeps the record it had.
 
     Args:
         done: What `run_study` returns.
         arguments: What the user passed.
         command: What repeats it in a shell.
     """
+    if done.found is not None:
+        return done.found
     study, trained = done.study, done.trained
     record = Record(
         verb="train",

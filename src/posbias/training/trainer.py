@@ -12,13 +12,16 @@ import torch
 from posbias.engines import collect
 from posbias.errors import UsageError
 from posbias.models.placement import check_device
-from posbias.parts import PartStore, made_by
+from posbias.parts import PartStore, below, made_by_sources
 from posbias.training.course import train_stack
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingOptions, TrainingRun
 from posbias.training.watching import Watcher, watching
 
 Arrays = dict[str, np.ndarray]
+
+DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks.synthetic", "posbias.training")
+"""Packages whose code decides the result of a training: checkpoints are taken up while it is the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +119,7 @@ class StackWork:
             "stacks": [list(stack) for stack in self.stacks],
             "options": self.options.describe(),
             "device": self.run.device,
-            "made_by": made_by(),
+            "made_by": made_by_sources(DECIDING),
         }
         return PartStore(self.run.directory, settings, resume=resume)
 
@@ -149,7 +152,7 @@ def _unpacked(members: Sequence[Member], arrays: Arrays) -> list[TrainedMember]:
     found = []
     for index, (member, plain) in enumerate(zip(members, json.loads(arrays["members"].tobytes()), strict=True)):
         status, reason, steps = plain
-        parameters = _below(arrays, f"{index}/parameters/")
+        parameters = below(arrays, f"{index}/parameters/")
         found.append(
             TrainedMember(
                 member=member,
@@ -159,11 +162,7 @@ def _unpacked(members: Sequence[Member], arrays: Arrays) -> list[TrainedMember]:
                 losses=arrays[f"{index}/losses"],
                 parameters={name: torch.from_numpy(values) for name, values in parameters.items()} or None,
                 evaluation_steps=arrays[f"{index}/evaluation_steps"],
-                evaluations=_below(arrays, f"{index}/evaluations/"),
+                evaluations=below(arrays, f"{index}/evaluations/"),
             )
         )
     return found
-
-
-def _below(arrays: Arrays, stem: str) -> Arrays:
-    return {name.removeprefix(stem): values for name, values in arrays.items() if name.startswith(stem)}

@@ -1,0 +1,32 @@
+"""Judges the recorded position-copy networks anew, without their models: `python studies/experiments/judge_again.py`.
+
+Statements, tables and figures are made again from the losses and profiles in the record, which it replaces. A run
+directory with models is judged anew by the command that made it, with `--resume`: it reads finished studies back.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from posbias.records import Record, load_record
+from posbias.report.reproductions import reproduction_record
+from posbias.reproduce.position_copy import position_copy_page, recorded_outcome
+
+HERE = Path(__file__).parent
+SETTINGS = ("size", "studies", "steps", "trained_with")
+
+
+def judged_again(record: Record) -> Record:
+    """The same networks under today's rules."""
+    settings = {name: record.resolved[name] for name in SETTINGS if name in record.resolved}
+    code = {name: record.environment[name] for name in ("posbias", "commit")}
+    settings.setdefault("trained_with", {**code, "created": record.created})
+    page = position_copy_page(recorded_outcome(record), settings=settings, seed=record.seeds["seed"])
+    told = settings["trained_with"]
+    origin = f"Trained before, with posbias {told['posbias']}, commit {told['commit']}; judged again from its record."
+    page = replace(page, statements=[*page.statements, origin])
+    return reproduction_record(page, record.arguments, command=record.resolved["command"])
+
+
+if __name__ == "__main__":
+    directory = HERE / "position-copy"
+    judged_again(load_record(directory)).save(directory)

@@ -1,0 +1,131 @@
+"""A finished study is read back instead of trained again, to the last bit; anything else is trained."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from posbias.models.reference.saving import WEIGHTS_FILE
+from posbias.parts import _digest, made_by_sources
+from posbias.records import load_record
+from posbias.training import TrainingOptions, TrainingRun, run_study, study_of, train, training_record
+from posbias.training.finished import finished_training
+from posbias.training.trainer import DECIDING, StackWork
+from training_cases import assert_same, copier
+
+STUDY = {
+    "task": "position_copy(target=0, context=6, vocabulary=5)",
+    "model": {"depth": 1, "width": 8, "residual": "none"},
+    "optimiser": "sgd(learning_rate=0.1)",
+    "train": {"steps": 14, "batch": 8, "window": 4, "evaluate_every": 4, "examples": 5},
+    # One member diverges, others have targets of their own.
+    "grid": {"optimiser.learning_rate": [0.1, 1e30], "task.target": [0, 5]},
+    "seeds": 2,
+}
+
+
+def trained(directory, study=STUDY, **settings):
+    return run_study(study_of(study, name="tiny"), run=TrainingRun(directory=directory, **settings))
+
+
+@pytest.fixture
+def finished(tmp_path):
+    done = trained(tmp_path)
+    assert done.found is None
+    training_record(done, {}).save(tmp_path)
+    return tmp_path, done
+
+
+def never(*arguments, **settings):
+    raise AssertionError("nothing is to be trained")
+
+
+def test_a_finished_study_is_read_back_to_the_last_bit(finished, monkeypatch):
+    directory, done = finished
+    monkeypatch.setattr("posbias.training.running.train", never)
+    again = trained(directory, resume=True)
+    assert {each.status for each in done.trained.members} == {"done", "diverged"}
+    for first, second in zip(done.trained.members, again.trained.members, strict=True):
+        assert_same(first, second)
+    assert again.models == done.models
+    assert again.trained.resumed == again.trained.n_stacks == done.trained.n_stacks
+    assert training_record(again, {"other": 1}).run_id == load_record(directory).run_id
+
+
+def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypatch):
+    directory, _ = finished
+    record = load_record(directory)
+    record.environment |= {"commit": "0" * 40, "posbias": "0.0.1"}
+    record.save(directory)
+    monkeypatch.setattr("posbias.training.running.train", never)
+    assert trained(directory, resume=True).found.environment["commit"] == "0" * 40
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"train": {**STUDY["train"], "steps": 16}},
+        {"seeds": [0, 2]},
+        {"model": {**STUDY["model"], "width": 10}},
+        {"task": "position_copy(target=0, context=6, vocabulary=6)"},
+        {"optimiser": "sgd(learning_rate=0.1, momentum=0.5)"},
+    ],
+)
+def test_what_differs_from_the_record_is_not_taken_from_it(finished, changed):
+    directory, _ = finished
+    study = study_of({**STUDY, **changed}, name="tiny")
+    assert finished_training(study.members(), study.options, directory) is None
+
+
+def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(finished):
+    directory, done = finished
+    assert trained(directory).found is None
+    study = study_of(STUDY, name="tiny")
+    weights = directory / done.models[0] / WEIGHTS_FILE
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-8])
+    assert finished_training(study.members(), study.options, directory) is None
+    weights.unlink()
+    assert trained(directory, resume=True).found is None
+    assert weights.read_bytes() == content
+    record = load_record(directory)
+    replace(record, status="failed", error="all diverged").save(directory)
+    assert finished_training(study.members(), study.options, directory) is None
+    assert finished_training(study.members(), study.options, directory / "elsewhere") is None
+
+
+def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_does_not(tmp_path, monkeypatch):
+    options = TrainingOptions(steps=4, batch=8, window=4, examples=5)
+    work = StackWork((copier(0),), ((0,),), options, TrainingRun(directory=tmp_path))
+    before = work.store(resume=True).fingerprint
+    monkeypatch.setattr("posbias.records._commit", lambda: "0" * 40)
+    assert work.store(resume=True).fingerprint == before
+    monkeypatch.setattr("posbias.training.trainer.DECIDING", DECIDING[:1])
+    assert work.store(resume=True).fingerprint != before
+
+
+def test_the_hash_of_sources_changes_with_any_of_them(tmp_path, monkeypatch):
+    (tmp_path / "hashed_package" / "inner").mkdir(parents=True)
+    for place in ("__init__.py", "inner/__init__.py", "inner/one.py"):
+        (tmp_path / "hashed_package" / place).write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "hashed_package", raising=False)
+    first = made_by_sources(["hashed_package"])
+    assert "commit" not in first
+    (tmp_path / "hashed_package" / "inner" / "one.py").write_text("x = 1")
+    assert made_by_sources(["hashed_package"]) == first, "a process runs the code it has read"
+    _digest.cache_clear()
+    assert made_by_sources(["hashed_package"])["sources"] != first["sources"]
+
+
+def test_evaluated_at_the_end_alone_a_member_has_one_evaluation():
+    """evaluate_every = 0: no value at step 0, none in between."""
+    options = TrainingOptions(steps=10, batch=8, window=4, evaluate_every=0, examples=5)
+    (member,) = train([copier(0)], options).members
+    assert member.evaluation_steps.tolist() == [10]
+    assert all(len(values) == 1 for values in member.evaluations.values())
+    (blind,) = train([copier(0)], replace(options, examples=0)).members
+    assert blind.evaluation_steps.tolist() == []
+    assert blind.evaluations == {}
+    assert np.isfinite(blind.losses).all()
