@@ -23,8 +23,7 @@ from posbias.architecture import Architecture
 from posbias.models.reference import ReferenceConfig, draw_parameters
 from posbias.tasks.synthetic import InContextRetrieval
 from posbias.training import AdamW, Member
-from posbias.training.course import _crew as crew_of
-from posbias.training.course import default_chunk
+from posbias.training.course import crew_for, default_chunk
 from posbias.training.stack import Stack
 
 DEPTH, WIDTH, BATCH, POSITIONS, LABELS = 2, 64, 128, 17, 32
@@ -70,11 +69,11 @@ class Program:
         self.device = device
 
     def train(self, start: int, stop: int) -> None:
-        with crew_of(self.device) as crew:
+        with crew_for(self.device) as crew:
             crew(lambda stack: stack.steps(start, stop, batch=BATCH), self.stacks)
 
     def draw(self, start: int, stop: int) -> None:
-        with crew_of(self.device) as crew:
+        with crew_for(self.device) as crew:
             crew(lambda stack: [stack._data.batch(step, BATCH) for step in range(start, stop)], self.stacks)
 
 
@@ -126,14 +125,17 @@ def peak_flops(device: torch.device) -> Cost:
 def stacked_flops() -> int:
     """Matrix products of one model-step as the stacked program arranges them, forward and backward.
 
-    The first layer projects x (W_q W_k^T) and x W_v at every position and needs no gradient of its input; the last
-    one only asks for the last row: its maps are applied to one vector per sequence.
+    The first layer projects x (W_q W_k^T) at every position and needs no gradient of its input. Its mixing P is never
+    applied to x as a whole: the last row asks for x u, P s, p P and (p P) x. Maps of values apply to that row alone,
+    and come between queries and keys of the last layer as products of weights.
     """
-    projections = 2 * (2 * BATCH * POSITIONS * WIDTH * WIDTH)
-    attention = 2 * (2 * BATCH * POSITIONS * POSITIONS * WIDTH)
-    last = 2 * (2 * BATCH * WIDTH * WIDTH) + 2 * (2 * BATCH * POSITIONS * WIDTH)
+    projection = 2 * BATCH * POSITIONS * WIDTH * WIDTH
+    logits = 2 * BATCH * POSITIONS * POSITIONS * WIDTH
+    on_features, on_positions = 2 * BATCH * POSITIONS * WIDTH, 2 * BATCH * POSITIONS * POSITIONS
+    row = 2 * 3 * on_features + 3 * 2 * on_positions + 3 * 2 * (2 * BATCH * WIDTH * WIDTH)
+    weights = 3 * 5 * (2 * WIDTH**3)
     readout = 2 * BATCH * WIDTH * (3 * WIDTH + LABELS)
-    return 2 * projections + 3 * (attention + last + readout)
+    return 2 * (projection + logits) + row + weights + 3 * readout
 
 
 def plain_flops() -> int:

@@ -1,7 +1,9 @@
 """Bytes: how many a user allows, how many this machine has left, how many this process holds and held at most."""
 
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,24 @@ UNITS = {"": 1, "B": 1} | {
 
 CGROUPS = Path("/sys/fs/cgroup")
 """Where the kernel shows control groups: their memory limits bind containers, batch jobs and services."""
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Numbers of glibc's settings, from its malloc.h."""
+KEPT, MAPPED_FROM = 1 << 29, 1 << 25
+"""Freed bytes that glibc may keep at the end of a heap, and the size from which a block is given back at once."""
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep up to 512 MiB of what it frees, for the next allocation; only glibc has the setting.
+
+    Training allocates and frees the same megabytes at every step. Unless told otherwise glibc returns them each time,
+    and the kernel clears every page anew: up to a fifth of the processor time (benchmarks/train).
+    """
+    setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if setting is not None:
+        setting(M_TRIM_THRESHOLD, KEPT)
+        setting(M_MMAP_THRESHOLD, MAPPED_FROM)
 
 
 def parse_bytes(text: str) -> int:

@@ -13,7 +13,7 @@ from posbias.memory import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def work():
-    return [torch.zeros(2_000_000) for _ in range(4)]
+    return [torch.zeros(300_000) for _ in range(20)]
 work(), work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
@@ -28,6 +28,4 @@ def test_freed_memory_is_used_again_without_new_pages() -> None:
         int(subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True).stdout)
         for how in ("given back", "kept")
     )
-    pages = 20 * 4 * 8_000_000 // 4096
-    assert kept < pages / 100
-    assert kept < given_back / 10
+    assert 10 * kept < given_back

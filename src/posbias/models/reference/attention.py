@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posbias.models.reference.config import ReferenceShape
 from posbias.models.reference.layers import Weights, linear, rows_of
+from posbias.models.reference.products import attention_of, mixed
 
 Stream = Float[Tensor, "member batch position feature"]
 Maps = Float[Tensor, "member #batch head row position"]
@@ -37,15 +38,24 @@ def _carried(
     """The values that each head brings to each row."""
     bias = weights.get("value_bias")
     if not _merges_values(shape, n_rows=maps.shape[3]):
-        values = _shared(shape, _heads(inputs, weights["value"], bias))
-        return (maps @ values).transpose(2, 3)
+        values = shared(shape, heads_of(inputs, weights["value"], bias))
+        return mix(shape, maps, values).transpose(2, 3)
     # [member, head, batch * row, feature], so that each head's map is one product.
-    members, batch, heads, rows, _ = maps.shape
-    mixed = (maps.flatten(2, 3) @ inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
-    carried = (mixed.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1)
+    members, batch, heads, rows = len(inputs), inputs.shape[1], *maps.shape[2:4]
+    whole = mix(shape, maps.flatten(2, 3), inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
+    carried = (whole.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1)
     if bias is not None:
         carried = carried + bias[:, :, None, None]
     return carried.permute(0, 2, 3, 1, 4)
+
+
+def mix(
+    shape: ReferenceShape,
+    maps: Float[Tensor, "member #batch *head row position"],
+    values: Float[Tensor, "member batch *head position feature"],
+) -> Float[Tensor, "member batch *head row feature"]:
+    """Rows of `values` mixed by maps that may be one for the whole batch."""
+    return mixed(maps, values) if shape.merges and maps.shape[1] == values.shape[1] else maps @ values
 
 
 def attention(
@@ -63,33 +73,42 @@ def attention(
     bias = constants["bias"][:, None]
     if rows is not None:
         bias = rows_of(bias, rows, dim=3)
-    if shape.attention == "content":
-        bias = bias + content_logits(shape, weights, constants, inputs, rows=rows)
-    return torch.softmax(bias, dim=-1)
+    if shape.attention != "content":
+        return torch.softmax(bias, dim=-1)
+    query, key = asked(shape, weights, constants, inputs, rows=rows)
+    if shape.merges:
+        return attention_of(query, key, bias)
+    return torch.softmax(query @ key.transpose(-1, -2) + bias, dim=-1)
 
 
 def content_logits(
     shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
 ) -> Float[Tensor, "member batch head row position"]:
     """q.k / sqrt(head_dim), queries and keys turned in the heads whose encoding is rotary."""
+    query, key = asked(shape, weights, constants, inputs, rows=rows)
+    return query @ key.transpose(-1, -2)
+
+
+def asked(
+    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
+) -> tuple[
+    Float[Tensor, "member batch head row head_feature"], Float[Tensor, "member batch #head position head_feature"]
+]:
+    """Queries / sqrt(head_dim) of the wanted rows, and keys: two factors of the logits."""
     asking = inputs if rows is None else rows_of(inputs, rows, dim=2)
     if _merges_queries(shape, n_rows=asking.shape[2]):
-        query = _merged_queries(shape, weights, asking)
-        asked = query.flatten(2, 3)
-        if rows is None:
-            return (asked @ inputs.transpose(2, 3)).reshape(*query.shape[:4], -1)
-        # Transposed, so that the gradient of the inputs comes out in their own layout.
-        return (inputs @ asked.transpose(2, 3)).transpose(2, 3).reshape(*query.shape[:4], -1)
-    query = _heads(asking, *_asked(shape, weights, "query"))
-    key = _shared(shape, _heads(inputs, *_asked(shape, weights, "key")))
+        return merged_queries(shape, weights, asking), inputs[:, :, None]
+    scale = 1 / math.sqrt(shape.head_dim)
+    weight, bias = map_of(shape, weights, "query")
+    key = shared(shape, heads_of(inputs, *map_of(shape, weights, "key")))
     if shape.rotary:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
-        key = turned(key, turn)
-        query = turned(query, turn if rows is None else rows_of(turn, rows, dim=3))
-    return query @ key.transpose(-1, -2) / math.sqrt(shape.head_dim)
+        aside = scale * (turn if rows is None else rows_of(turn, rows, dim=3))
+        return turned(heads_of(asking, weight, bias), aside), turned(key, turn)
+    return heads_of(asking, weight * scale, None if bias is None else bias * scale), key
 
 
-def _asked(
+def map_of(
     shape: ReferenceShape, weights: Weights, name: str
 ) -> tuple[Float[Tensor, "member head feature head_feature"], Float[Tensor, "member head head_feature"] | None]:
     """Weight and bias of queries or keys; where they are turned, the two features of each pair side by side."""
@@ -105,17 +124,17 @@ def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feat
     return halves.transpose(-1, -2).flatten(-2)
 
 
-def _merged_queries(
+def merged_queries(
     shape: ReferenceShape, weights: Weights, asking: Float[Tensor, "member batch row feature"]
 ) -> Float[Tensor, "member batch head row feature"]:
     """(x W_Q + b) W_K^T / sqrt(head_dim), as wide as the stream."""
     back = weights["key"].transpose(2, 3) / math.sqrt(shape.head_dim)
     both = weights["query"] @ back
     bias = weights.get("query_bias")
-    return _heads(asking, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
+    return heads_of(asking, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
 
 
-def _heads(
+def heads_of(
     inputs: Float[Tensor, "member batch position feature"],
     weight: Float[Tensor, "member head feature head_feature"],
     bias: Float[Tensor, "member head head_feature"] | None,
@@ -126,7 +145,7 @@ def _heads(
     return joined.view(*inputs.shape[:3], heads, -1).transpose(2, 3)
 
 
-def _shared(
+def shared(
     shape: ReferenceShape, vectors: Float[Tensor, "member batch shared position head_feature"]
 ) -> Float[Tensor, "member batch head position head_feature"]:
     """Keys or values spread over the heads that share them."""

@@ -235,7 +235,8 @@ class ReferenceShape:
     readout_width: int
     readout_layers: int
     merges: bool = True
-    """Whether products of weights may be formed where that saves work; the same numbers up to rounding."""
+    """Whether products of weights may be formed where that saves work, and gradients arranged for speed (first ones
+    only); the same numbers up to rounding."""
 
 
 def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:

@@ -55,11 +55,11 @@ def logit_bias(config: ReferenceConfig, layer: int, n_positions: int) -> Float[T
     """What one layer adds to its logits in float64, -inf where the mask hides the key."""
     bias = np.empty((config.architecture.heads, n_positions, n_positions))
     for group in config.architecture.head_groups[layer]:
-        bias[group.heads] = _shown(config, group).masked_logits(n_positions)
+        bias[group.heads] = shown(config, group).masked_logits(n_positions)
     return torch.from_numpy(bias)
 
 
-def _shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
+def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
     """The group as its logits show it.
 
     Rotary encodings turn q and k where there is content, and absolute ones may be added to the input; they add their

@@ -11,6 +11,7 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.models.reference.attention import attention, branch
 from posbias.models.reference.config import ReferenceShape
+from posbias.models.reference.folding import folded_rows, folds
 from posbias.models.reference.layers import Weights, entered, normalise, of_layer, read_out, rows_of, scaled, with_mlp
 
 Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch position feature"]
@@ -40,9 +41,12 @@ def hidden_states(
     """The stream of some positions after the last layer and norm: what the readout reads. Arguments as `forward`."""
     _check(shape, inputs, rows)
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
-    for layer in range(shape.depth):
+    layers = [(of_layer(parameters, layer), of_constants(constants, layer)) for layer in range(shape.depth)]
+    if folds(shape):
+        return folded_rows(shape, layers, stream, rows=rows)
+    for layer, (weights, fixed) in enumerate(layers):
         wanted = rows if layer == shape.depth - 1 else None
-        stream = layer_output(shape, of_layer(parameters, layer), of_constants(constants, layer), stream, rows=wanted)
+        stream = layer_output(shape, weights, fixed, stream, rows=wanted)
     return normalise(shape, parameters, "final", stream) if shape.norm == "pre" else stream
 
 

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.architecture import Architecture
+from posbias.architecture import Architecture, Encoding, NoEncoding
 from posbias.errors import UsageError
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.attention import content_logits
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
-from posbias.models.reference.constants import constants_of
+from posbias.models.reference.constants import constants_of, shown
 from posbias.models.reference.forward import entrance, layer_output, of_constants, split
 from posbias.models.reference.layers import normalise, read_out
 from posbias.models.reference.parameters import draw_parameters
@@ -187,9 +187,19 @@ class ReferenceTransformer(Model):
         return BranchNorms(stream=torch.stack(kept), branch=torch.stack(added))
 
     def architecture_traits(self) -> dict[str, Any]:
-        """Those of the architecture it was built from."""
+        """Those of the architecture it was built from; an encoding that enters by content adds no logit: "none"."""
         architecture = self.config.architecture
-        return {name: getattr(architecture, name) for name in ("depth", "heads", "mask", "encoding")}
+        traits = {name: getattr(architecture, name) for name in ("depth", "heads", "mask", "encoding")}
+        groups = [[(group, shown(self.config, group)) for group in layer] for layer in architecture.head_groups]
+        if all(one.encoding == other.encoding for layer in groups for one, other in layer):
+            return traits
+        encoding: list[list[Encoding]] = [[NoEncoding()] * architecture.heads for _ in groups]
+        for layer, row in zip(groups, encoding, strict=True):
+            for _, group in layer:
+                for head in group.heads:
+                    row[head] = group.encoding
+        distinct = {item for row in encoding for item in row}
+        return {**traits, "encoding": distinct.pop() if len(distinct) == 1 else encoding}
 
     def describe(self) -> dict[str, Any]:
         """The configuration as plain values."""

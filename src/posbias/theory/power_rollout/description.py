@@ -91,7 +91,10 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
             does not take so many tokens, or its weights lie on several devices.
     """
     if not isinstance(model, HuggingFaceModel):
-        raise UsageError(f"the power rollout has no local maps for {type(model).__name__}; give a Hugging Face model")
+        raise UsageError(
+            f"the power rollout has no local maps for {type(model).__name__}; "
+            "give a Hugging Face model or a reference model"
+        )
     family, network = model.family, model.network
     if n_positions < 1 or (model.max_positions is not None and n_positions > model.max_positions):
         raise UsageError(f"prompts must have 1 to {model.max_positions} tokens for this model, got {n_positions}")

@@ -17,10 +17,8 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.description import describe_model
-from posbias.theory.power_rollout.diagonal import diagonal_influence
 from posbias.theory.power_rollout.probes import check_request, check_target
-from posbias.theory.power_rollout.trace import trace_prompt
+from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.walk import THEORY
 
 WHOLE = "whole"
@@ -70,7 +68,7 @@ def ingredients(
     """Predict with the diagonal power rollout as it is, and without each of its ingredients.
 
     Args:
-        model: A Hugging Face model of any described family.
+        model: A Hugging Face model of any described family, or a reference model.
         prompts: Equally long prompts.
         names: Ingredients to leave out, one at a time, of INGREDIENTS.
         target: One of TARGETS.
@@ -120,11 +118,10 @@ def ingredients_prompt(
     for name in names:
         if name not in INGREDIENTS:
             raise UsageError(f"unknown ingredient {name!r} of the power rollout; known: {', '.join(INGREDIENTS)}")
-    description = describe_model(model, n_positions=len(token_ids))
-    trace = trace_prompt(model, description, model.token_tensor([token_ids.tolist()])[0], target=target)
+    trace = trace_model(model, token_ids, target=target)
     profiles = {}
     for name, change in {WHOLE: {}, **{name: INGREDIENTS[name] for name in names}}.items():
-        influence = diagonal_influence(description, trace, replace(THEORY, **change)).cpu().numpy()
+        influence = trace.diagonal(replace(THEORY, **change)).cpu().numpy()
         if not np.all(np.isfinite(influence)) or influence.sum() <= 0:
             raise RunError(f"energies of the power rollout without {name!r} are not finite and positive")
         profiles[name] = np.asarray(influence / influence.sum())

@@ -14,10 +14,11 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.trace import TARGETS, Trace
+from posbias.theory.power_rollout.prompt_trace import PromptTrace
+from posbias.theory.power_rollout.trace import TARGETS
 
 
-def covectors(trace: Trace, count: int, generator: torch.Generator) -> Float[Tensor, "count state"]:
+def covectors(trace: PromptTrace, count: int, generator: torch.Generator) -> Float[Tensor, "count state"]:
     """Random signs in every channel of the final state; a target's own gradient, `count` times, where there is one."""
     if trace.score_gradient is not None:
         return trace.score_gradient.to(trace.state.dtype).expand(count, -1)

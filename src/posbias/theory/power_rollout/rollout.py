@@ -17,13 +17,11 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.description import describe_model
-from posbias.theory.power_rollout.diagonal import diagonal_influence
-from posbias.theory.power_rollout.isotropic import isotropic_influence
-from posbias.theory.power_rollout.trace import TARGETS, trace_prompt
+from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.trace import TARGETS
 from posbias.theory.power_rollout.walk import Walk
 
-FORMS = {"diagonal": diagonal_influence, "isotropic": isotropic_influence}
+FORMS = ("diagonal", "isotropic")
 """How energies are kept: per residual channel, or one number per position."""
 
 
@@ -70,7 +68,7 @@ def power_rollout(
     """Predict how much each input position influences the last one, from forward activations alone.
 
     Args:
-        model: A pretrained or random Hugging Face model of any described family.
+        model: A pretrained or random Hugging Face model of any described family, or a reference model.
         prompts: Equally long prompts.
         form: "diagonal" (energies per residual channel) or "isotropic" (one energy per position).
         key_path: Follow the attention weights' dependence on keys beside the values.
@@ -108,11 +106,10 @@ def power_rollout_prompt(
         RunError: activations or energies are not finite.
     """
     settings = settings or PowerRolloutSettings()
-    description = describe_model(model, n_positions=len(token_ids))
-    ids = model.token_tensor([token_ids.tolist()])[0]
-    trace = trace_prompt(model, description, ids, target=settings.target)
+    trace = trace_model(model, token_ids, target=settings.target)
     walk = Walk(key=settings.key_path, query=settings.query_path)
-    influence = np.asarray(FORMS[settings.form](description, trace, walk).cpu().numpy())
+    form = trace.diagonal if settings.form == "diagonal" else trace.isotropic
+    influence = np.asarray(form(walk).cpu().numpy())
     if not np.all(np.isfinite(influence)):
         raise RunError(f"the {settings.form} power rollout's energies are not finite; load the model in float32")
     return np.asarray(influence / influence.sum())

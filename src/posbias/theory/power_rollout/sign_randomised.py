@@ -17,10 +17,8 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.description import describe_model
-from posbias.theory.power_rollout.diagonal import pull_layers, pull_to_stream
 from posbias.theory.power_rollout.probes import check_draws, check_request, covectors, draw_signs, generators
-from posbias.theory.power_rollout.trace import trace_prompt
+from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.walk import Walk
 
 DRAWS_AT_ONCE = 4
@@ -66,7 +64,7 @@ def sign_randomised_rollout(
     For the target "jacobian" a draw also takes random signs in the channels of the final state, as a probe would.
 
     Args:
-        model: A Hugging Face model of any described family.
+        model: A Hugging Face model of any described family, or a reference model.
         prompts: Equally long prompts.
         draws: Sets of signs per prompt, at least 2. Energies are unbiased at any number; their root, the profile, is
             biased by the order of the spread over draws squared.
@@ -107,13 +105,12 @@ def _prompt_energies(
     target: str,
 ) -> Float64[np.ndarray, "draws n_positions"]:
     """||g_j||^2 of one prompt, draw by draw."""
-    description = describe_model(model, n_positions=len(token_ids))
-    trace = trace_prompt(model, description, model.token_tensor([token_ids.tolist()])[0], target=target)
+    trace = trace_model(model, token_ids, target=target)
     walk = Walk(power=1, query=True, signs=partial(draw_signs, generator=generator))
     rows = []
     for start in range(0, draws, DRAWS_AT_ONCE):
         vectors = covectors(trace, min(DRAWS_AT_ONCE, draws - start), generator)
-        gradients = pull_layers(description, trace, pull_to_stream(description, trace, vectors, 1), walk)
+        gradients = trace.pull(vectors, walk)
         rows.append(gradients.double().square().sum(-1).cpu().numpy())
     energies = np.concatenate(rows)
     if not np.all(np.isfinite(energies)) or energies.sum() == 0:

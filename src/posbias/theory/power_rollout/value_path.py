@@ -16,10 +16,8 @@ from posbias.intervals import Interval, bootstrap_mean
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.description import describe_model
-from posbias.theory.power_rollout.diagonal import pull_layers, pull_to_stream
 from posbias.theory.power_rollout.probes import check_draws, check_request, covectors, generators
-from posbias.theory.power_rollout.trace import trace_prompt
+from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk
 
 PROBES_AT_ONCE = 4
@@ -65,7 +63,7 @@ def value_path_share(
     """Compare the exact Jacobian with the one that holds attention weights constant.
 
     Args:
-        model: A Hugging Face model of any described family.
+        model: A Hugging Face model of any described family, or a reference model.
         prompts: Equally long prompts.
         probes: Random probes of the final state per prompt, at least 2; a score's gradient needs none.
         seed: Of the probes; prompts draw independently of each other.
@@ -118,15 +116,11 @@ def _prompt_squares(
     target: str,
 ) -> Float64[np.ndarray, "probes n_positions quantity"]:
     """Squared norms of one prompt's gradients, probe by probe."""
-    description = describe_model(model, n_positions=len(token_ids))
-    trace = trace_prompt(model, description, model.token_tensor([token_ids.tolist()])[0], target=target)
+    trace = trace_model(model, token_ids, target=target)
     rows = []
     for start in range(0, probes, PROBES_AT_ONCE):
         vectors = covectors(trace, min(PROBES_AT_ONCE, probes - start), generator)
-        stream = pull_to_stream(description, trace, vectors, 1)
-        whole, value = (
-            pull_layers(description, trace, stream, walk).double() for walk in (BACK_PROPAGATION, CONSTANT_ATTENTION)
-        )
+        whole, value = (trace.pull(vectors, walk).double() for walk in (BACK_PROPAGATION, CONSTANT_ATTENTION))
         rows.append(torch.stack([part.square().sum(-1) for part in (whole, value, whole - value)], -1).cpu().numpy())
     squares = np.concatenate(rows)
     if not np.all(np.isfinite(squares)):

@@ -1,0 +1,122 @@
+"""One prompt in one model, ready to be walked: the same questions for Hugging Face models and reference models.
+
+Which maps answer them is decided here and nowhere else.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from posbias.models.model import Model
+from posbias.models.reference import ReferenceTransformer, constants_of, shape_of, stacked
+from posbias.theory.power_rollout.description import Description, describe_model
+from posbias.theory.power_rollout.diagonal import diagonal_influence, pull_layers, pull_to_stream
+from posbias.theory.power_rollout.isotropic import isotropic_influence
+from posbias.theory.power_rollout.reference_isotropic import stack_isotropic
+from posbias.theory.power_rollout.reference_layers import StackTrace, trace_stack
+from posbias.theory.power_rollout.reference_pull import stack_diagonal, stack_pull, stack_start
+from posbias.theory.power_rollout.trace import Trace, trace_prompt
+from posbias.theory.power_rollout.walk import Walk
+
+
+class PromptTrace(ABC):
+    """A model's forward pass on one prompt."""
+
+    @property
+    @abstractmethod
+    def state(self) -> Float[Tensor, "state"]:
+        """The last position's final state, which the readout reads."""
+
+    @property
+    @abstractmethod
+    def score_gradient(self) -> Float[Tensor, "state"] | None:
+        """Gradient of the target's score by the final state; None for the target "jacobian"."""
+
+    @abstractmethod
+    def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
+        """From the final state to the vectors entering the network: gradients, or energies for power 2."""
+
+    @abstractmethod
+    def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
+        """Roots of the energies of the diagonal form; not normalised."""
+
+    @abstractmethod
+    def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
+        """Roots of the energies of the isotropic form; not normalised."""
+
+
+def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, target: str = "jacobian") -> PromptTrace:
+    """Run one prompt forward and keep what walks need.
+
+    Args:
+        model: A Hugging Face model of a described family, or a reference model.
+        token_ids: The prompt.
+        target: One of TARGETS.
+
+    Raises:
+        UsageError: undescribed family or a prompt too long for the model.
+        RunError: an activation is not finite.
+    """
+    ids = model.token_tensor([token_ids.tolist()])
+    if isinstance(model, ReferenceTransformer):
+        shape = shape_of(model.config, len(token_ids))
+        constants = {name: value.to(model.device) for name, value in constants_of(model.config, len(token_ids)).items()}
+        weights = {name: value.detach() for name, value in model.network.named_parameters()}
+        vectors = model.embed(ids).detach()[None]
+        return _OfReference(trace_stack(shape, stacked([weights]), stacked([constants]), vectors, target=target))
+    description = describe_model(model, n_positions=len(token_ids))
+    return _OfDescribed(description, trace_prompt(model, description, ids[0], target=target))
+
+
+@dataclass(frozen=True)
+class _OfDescribed(PromptTrace):
+    """Of a Hugging Face model."""
+
+    description: Description
+    trace: Trace
+
+    @property
+    def state(self) -> Float[Tensor, "state"]:
+        return self.trace.state
+
+    @property
+    def score_gradient(self) -> Float[Tensor, "state"] | None:
+        return self.trace.score_gradient
+
+    def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
+        stream = pull_to_stream(self.description, self.trace, covector, walk.power)
+        return pull_layers(self.description, self.trace, stream, walk)
+
+    def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
+        return diagonal_influence(self.description, self.trace, walk)
+
+    def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
+        return isotropic_influence(self.description, self.trace, walk)
+
+
+@dataclass(frozen=True)
+class _OfReference(PromptTrace):
+    """Of a reference model: a stack of one member with a batch of one prompt."""
+
+    trace: StackTrace
+
+    @property
+    def state(self) -> Float[Tensor, "state"]:
+        return self.trace.state[0, 0]
+
+    @property
+    def score_gradient(self) -> Float[Tensor, "state"] | None:
+        return None if self.trace.score_gradient is None else self.trace.score_gradient[0, 0]
+
+    def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
+        start = stack_start(self.trace, covector[..., None, None, :], walk.power)
+        return stack_pull(self.trace, start, walk)[..., 0, 0, :, :]
+
+    def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
+        return stack_diagonal(self.trace, walk)[0, 0]
+
+    def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
+        return stack_isotropic(self.trace, walk)[0, 0]
