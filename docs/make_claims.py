@@ -41,7 +41,8 @@ FOOTER = """
   prod_l (1 - m_l + m_l A_l[j,j]).
 
 A figure for every claim: `posbias verify --report --out runs/claims`. The centre nodes of your own mask:
-`posbias verify --mask mask.npy`.
+`posbias verify --mask mask.npy`. On the attention of a model: `posbias verify --model demo --length 48`
+([training.md](training.md#a-trained-member-is-a-model-like-any-other)).
 """
 
 

@@ -1,11 +1,14 @@
 """The loop: planted relations are found, absent ones are not, and the profiles are those of the theories."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer, copy_network
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer, copy_network, retrieval_network
+from posbias.prompts import Prompts
 from posbias.records import load_record
 from posbias.report.interactive import interactive
 from posbias.report.reproductions import Reproduction, reproduction_record, stored_figures
@@ -22,8 +25,9 @@ from posbias.reproduce.closing_loop import (
     with_control,
 )
 from posbias.reproduce.influence_profiles import influence_profiles, initial, mean_field_profiles
-from posbias.tasks.synthetic import PositionCopy
+from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
+from posbias.theory.power_rollout import power_rollout
 from posbias.training import Member
 
 PLACES = 8
@@ -172,7 +176,35 @@ def test_mean_field_is_computed_once_per_start_and_none_where_it_does_not_apply(
     first, second = mean_field_profiles([member, other])
     assert first is second
     assert first.sum() == pytest.approx(1)
-    assert mean_field_profiles([trained(residual="added", output_map=False)]) == [None]
+    identity = Member("identity", replace(member.config, values="identity"), PositionCopy(3))
+    assert mean_field_profiles([identity]) == [None]
+
+
+def test_mean_field_of_retrieval_networks_is_that_of_many_births():
+    """From the sequences' own vectors; a single birth's Jacobian is as near as births are to each other."""
+    for residual in (False, True):
+        network = retrieval_network(Architecture(depth=4), width=32, residual=residual)
+        task = InContextRetrieval(features=32)
+        members = [Member(f"birth {seed}", network, task, seed) for seed in range(8)]
+        measured = [found["jacobian"] for found in influence_profiles([initial(each) for each in members], seed=0)]
+        predicted = mean_field_profiles(members)
+        assert predicted[0] is not predicted[1]
+        gaps = np.abs(np.cumsum(np.mean(predicted, axis=0) - np.mean(measured, axis=0)))
+        flat = np.abs(np.cumsum(1 / 17 - np.mean(measured, axis=0)))
+        assert gaps.mean() < 0.01
+        assert gaps.mean() < 0.1 * flat.mean()
+
+
+def test_the_power_rollout_is_that_of_the_model():
+    """Sequence by sequence, as `posbias predict --theory power_rollout` computes it."""
+    from posbias.reproduce.influence_profiles import SEQUENCES
+    from posbias.tasks.synthetic import stack_tasks
+
+    start = initial(trained(residual="added"))
+    model = ReferenceTransformer(start.member.config, start.parameters)
+    tokens = stack_tasks([start.member.task], [start.member.seed]).batch(0, SEQUENCES).inputs[0]
+    alone = power_rollout(model, Prompts(tokens.numpy())).profile.influence
+    np.testing.assert_allclose(influence_profiles([start], seed=0)[0]["power_rollout"], alone, atol=1e-5)
 
 
 def test_networks_of_equal_parameters_have_mean_fields_of_their_own():

@@ -112,3 +112,53 @@ def test_a_mask_belongs_to_its_claim():
 
 def test_unknown_claims_exit_as_usage_errors():
     assert "UsageError: unknown claim or paper 'nobody2020'; known papers" in run("nobody2020").stderr
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory):
+    """A saved model of vector inputs, as training leaves them."""
+    import torch
+
+    from posbias.architecture import Architecture
+    from posbias.models import ReferenceTransformer, save_reference
+    from posbias.models.reference import retrieval_network
+
+    config = retrieval_network(Architecture(2), width=8)
+    parameters = dict(ReferenceTransformer(config).network.named_parameters())
+    return save_reference(
+        tmp_path_factory.mktemp("members") / "0000",
+        config,
+        parameters=parameters,
+        items=torch.eye(8),
+        provenance={"study": "a study", "member": 0},
+    )
+
+
+def test_claims_on_a_model_are_linked_to_it(member, tmp_path):
+    out = tmp_path / "verified"
+    flags = ("--model", str(member), "--prompts", "synthetic", "--length", "9", "--count", "2")
+    done = run("wu2025", *flags, "--report", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "wu2025/theorem-4.1: HOLDS" in done.stdout
+    assert "premise NOT MET: mask prefix in every layer (causal)" in done.stdout
+    record = load_record(out)
+    assert record.resolved["model"]["provenance"] == {"study": "a study", "member": 0}
+    assert len(record.resolved["model"]["weights_sha256"]) == 64
+    assert record.resolved["prompts"]["count"] == 2
+    assert record.resolved["title"] == "Published claims put to the test on 0000"
+    page = (out / "report.html").read_text()
+    assert "Premises on this model" in page
+    document = json.loads(run("wu2025/theorem-4.1", *flags, "--json").stdout)
+    assert [premise["met"] for premise in document[0]["premises"]] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--count", "3"], "--count needs --model"),
+        (["--model", "demo", "--mask", "causal"], "--mask cannot go with --model"),
+        (["nobody", "--model", "demo"], "unknown claim or paper 'nobody'"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_before_a_model_is_loaded(flags, complaint):
+    assert complaint in run(*flags).stderr

@@ -179,11 +179,11 @@ def test_models_without_a_described_family_are_refused(random_ids: Draw) -> None
 
 
 def test_models_of_another_make_are_refused(random_ids: Draw) -> None:
-    from posbias.architecture import Architecture
-    from posbias.models import ReferenceConfig, ReferenceTransformer
+    from posbias.models.model import Model
 
-    with pytest.raises(UsageError, match="no local maps for ReferenceTransformer; give a Hugging Face model"):
-        power_rollout_prompt(ReferenceTransformer(ReferenceConfig(Architecture(depth=1, heads=1))), random_ids())
+    other = type("Other", (Model,), {**dict.fromkeys(Model.__abstractmethods__), "device": torch.device("cpu")})
+    with pytest.raises(UsageError, match="no local maps for Other; give a Hugging Face model or a reference model"):
+        power_rollout_prompt(other(), random_ids())
 
 
 def test_prompts_beyond_the_models_positions_are_refused(tiny_model: Build, random_ids: Draw) -> None:

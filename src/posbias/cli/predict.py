@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 EXAMPLE = (
     "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
     'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'` · '
-    "a model at birth: `--model config:demo --theory mean_field --length 2048`"
+    "a model at birth: `--model config:demo --theory mean_field --length 2048` · "
+    "a trained one: `--model DIR --theory power_rollout --prompts synthetic`"
 )
 
 ARCHITECTURE_FLAGS: tuple[str, ...] = ("depth", "heads", "mask", "encoding", "mixing", "content")
 MODEL_FLAGS: tuple[str, ...] = ("prompts", "count", "init_seed")
 """Only with `--model`. A seed may always be given: every verb has one, and it goes into the record."""
+
+
+UNPROMPTED: tuple[str, ...] = ("attention_only", "mean_field")
+"""Theories of a model that need no prompts."""
 
 
 def predict(
@@ -39,10 +44,10 @@ def predict(
     theory: Annotated[str, typer.Option(help="One of `posbias list theories`.")] = "rollout",
     model: Annotated[
         str | None,
-        typer.Option(help="For mean_field and power_rollout: the model, as for measure.", show_default=False),
+        typer.Option(help="The model, as for measure, in place of the flags of an architecture.", show_default=False),
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="Prompts for theories that read a model.", show_default=False)
+        str | None, typer.Option(help="Prompts, to read a model's activations or mixing on.", show_default=False)
     ] = None,
     count: options.Count = 8,
     init_seed: options.InitSeed = None,
@@ -60,7 +65,7 @@ def predict(
     _refuse_unread(context, theory, of_model=model is not None)
     with run_directory(out, verb="predict", arguments=arguments) as directory:
         if model is not None:
-            prediction, described = _of_model(model, prompts, theory, length=length, draw=(count, seed, init_seed))
+            prediction, read = _of_model(model, prompts, theory, length=length, draw=(count, seed, init_seed))
         else:
             architecture = Architecture(
                 depth=depth,
@@ -70,9 +75,9 @@ def predict(
                 mixing=options.literal(mixing),
                 content=options.literal(content),
             )
-            prediction, described = predict_profile(architecture, n_positions=length, theory=theory), None
+            prediction, read = predict_profile(architecture, n_positions=length, theory=theory), {}
             _refuse_ignored(architecture, prediction)
-        finish(prediction.record(arguments, command=command, model=described), out=directory, as_json=json)
+        finish(prediction.record(arguments, command=command, **read), out=directory, as_json=json)
 
 
 def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> None:
@@ -80,8 +85,10 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
     unread, reason = MODEL_FLAGS, "is read with --model only"
     if of_model:
         unread, reason = ARCHITECTURE_FLAGS, "cannot be given with --model, which has its own architecture"
-        if theory == "mean_field" and not was_given(context, "prompts") and was_given(context, "count"):
-            raise UsageError("--count is read with --prompts only; mean_field takes all tokens to differ without them")
+        if theory == "attention_only" and was_given(context, "prompts"):
+            raise UsageError("attention_only reads no --prompts; rollout measures a model's mixing on them")
+        if theory in UNPROMPTED and not was_given(context, "prompts") and was_given(context, "count"):
+            raise UsageError(f"--count is read with --prompts only; {theory} needs none")
     for name in unread:
         if was_given(context, name):
             raise UsageError(f"--{name.replace('_', '-')} {reason}")
@@ -100,18 +107,21 @@ def _refuse_ignored(architecture: "Architecture", prediction: "Prediction") -> N
 def _of_model(
     source: str, prompts: str | None, theory: str, *, length: int, draw: tuple[int, int, int | None]
 ) -> "tuple[Prediction, dict[str, Any]]":
-    """A theory that reads a model; `draw` is the count and seed of prompts and the seed of initialisation."""
+    """What a theory says of a model, and what it read; `draw`: count and seed of prompts, seed of initialisation."""
     from posbias.models import load_model
     from posbias.prompts import load_prompts
     from posbias.theory import THEORIES
     from posbias.theory import predict as predict_profile
+    from posbias.theory.model_architecture import known_mixing
 
     _ = THEORIES[theory]
     count, seed, init_seed = draw
     if theory == "mean_field" and init_seed is None and not source.startswith("config:"):
         raise UsageError(f"mean_field is about initialisation: give --init-seed, or --model config:{source}")
     loaded = load_model(source, init_seed=init_seed)
-    if prompts is None and theory == "power_rollout":
+    unprompted = theory in UNPROMPTED or (theory != "power_rollout" and known_mixing(loaded) is not None)
+    if prompts is None and not unprompted:
         prompts = "default"
     drawn = None if prompts is None else load_prompts(prompts, loaded, n_positions=length, count=count, seed=seed)
-    return predict_profile(loaded, n_positions=length, theory=theory, prompts=drawn), loaded.describe()
+    prediction = predict_profile(loaded, n_positions=length, theory=theory, prompts=drawn)
+    return prediction, {"model": loaded.describe(), "prompts": None if drawn is None else drawn.describe()}

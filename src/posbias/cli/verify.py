@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
-from posbias.cli.invocation import command_line, passed_arguments
+from posbias.cli.invocation import command_line, passed_arguments, was_given
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from posbias.records import Record
-    from posbias.theory.claims import Verdict
+    from posbias.report.claims import Examined
 
 EXAMPLE = (
     "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
-    "a figure for each: `posbias verify --report --out runs/claims` · your own mask: `posbias verify --mask mask.npy`"
+    "a figure for each: `posbias verify --report --out runs/claims` · "
+    "your own mask: `posbias verify --mask mask.npy` · on a model: `posbias verify --model demo --length 48`"
 )
+MODEL_FLAGS = ("prompts", "count", "init_seed")
 DEFAULT_REPORT = Path("runs/verify")
 TEXT_WIDTH = 112
 LARGEST_MASK_FILE = 1_000_000
@@ -39,6 +41,13 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Put the claims to the test on this model's attention, as for measure.", show_default=False),
+    ] = None,
+    prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default",
+    count: options.Count = 8,
+    init_seed: options.InitSeed = None,
     length: options.Length = 32,
     seed: options.Seed = 0,
     report: Annotated[
@@ -48,15 +57,27 @@ def verify(
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Run published theorems and claims as numerical experiments: the number, the verdict, and the sharper fact."""
+    """Run published theorems and claims as numerical experiments: the number, the verdict, and the sharper fact.
+
+    With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
+    """
     from posbias.cli.output import print_json
     from posbias.records import run_directory
     from posbias.report.claims import claims_record
 
     arguments = passed_arguments(context)
+    for name in MODEL_FLAGS if model is None else ("mask",):
+        if was_given(context, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} " + ("needs" if model is None else "cannot go with") + " --model"
+            )
     with run_directory(out or (DEFAULT_REPORT if report else None), verb="verify", arguments=arguments) as directory:
-        verdicts = _verdicts(claim, mask, n_positions=length, seed=seed)
-        record = claims_record(verdicts, arguments, seed=seed, command=command_line(context))
+        verdicts: Sequence[Examined]
+        if model is None:
+            verdicts, read = _verdicts(claim, mask, n_positions=length, seed=seed), None
+        else:
+            verdicts, read = _on_model(claim, model, prompts, length=length, draw=(count, seed, init_seed))
+        record = claims_record(verdicts, arguments, seed=seed, command=command_line(context), read=read)
         page = _save(record, directory, report=report)
     if json:
         print_json([verdict.as_dict() for verdict in verdicts])
@@ -68,7 +89,7 @@ def verify(
         typer.echo(f"report: {page}")
 
 
-def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: int) -> "list[Verdict]":
+def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: int) -> "Sequence[Examined]":
     from posbias.theory.claims import verify as verify_claims
     from posbias.theory.claims import verify_mask
 
@@ -77,6 +98,22 @@ def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: in
     if claim not in {None, "wu2025", "wu2025/centre-nodes"}:
         raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
     return [verify_mask(read_mask(mask, n_positions), seed=seed)]
+
+
+def _on_model(
+    claim: str | None, source: str, prompts: str, *, length: int, draw: tuple[int, int, int | None]
+) -> "tuple[Sequence[Examined], dict[str, Any]]":
+    """Verdicts on a model, and what was read; `draw`: count and seed of prompts, seed of initialisation."""
+    from posbias.models import load_model
+    from posbias.prompts import load_prompts
+    from posbias.theory.claims.claim import selected
+    from posbias.theory.model_claims import verify_model
+
+    selected(claim)  # before the model is loaded
+    count, seed, init_seed = draw
+    loaded = load_model(source, init_seed=init_seed)
+    drawn = load_prompts(prompts, loaded, n_positions=length, count=count, seed=seed)
+    return verify_model(loaded, drawn, claim), {"model": loaded.describe(), "prompts": drawn.describe()}
 
 
 def read_mask(text: str, n_positions: int) -> "np.ndarray":
@@ -126,6 +163,9 @@ def described(verdict: dict[str, Any]) -> str:
     lines = [f"{verdict['claim']}: {verdict['verdict'].upper()}", f"  {verdict['source']} of {verdict['paper']}"]
     lines.append(_indented(verdict["statement"]))
     lines.append(_indented(f"computed {verdict['value']:.4g}: {verdict['computed']}"))
+    for premise in verdict.get("premises", ()):
+        found = f" ({premise['found']})" if premise["found"] else ""
+        lines.append(_indented(f"premise {'met' if premise['met'] else 'NOT MET'}: {premise['premise']}{found}"))
     if verdict["sharper"]:
         lines.append(_indented(f"sharper: {verdict['sharper']}"))
     return "\n".join(lines)
@@ -137,5 +177,7 @@ def _indented(text: str) -> str:
 
 def tally(verdicts: Sequence[str]) -> str:
     """How many of each verdict."""
-    kinds = ("holds", "holds with a correction", "fails as stated")
+    kinds: Sequence[str] = ("holds", "holds with a correction", "fails as stated")
+    if not set(verdicts) <= set(kinds):  # on a model
+        kinds = list(dict.fromkeys(["holds", "fails", *sorted(verdicts)]))
     return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)

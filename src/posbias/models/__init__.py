@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from posbias.models.families import FAMILIES
     from posbias.models.hugging_face import HuggingFaceModel, Origin
     from posbias.models.initialise import reinitialise
-    from posbias.models.loading import load_model
+    from posbias.models.loading import load_model, load_tokenizer
     from posbias.models.model import BranchNorms, LastOutput, Model, Outputs
     from posbias.models.reference import (
         ReferenceConfig,
@@ -33,6 +33,7 @@ _HOMES = {
     "fetch_demo": "demo",
     "load_model": "loading",
     "load_reference": "reference",
+    "load_tokenizer": "loading",
     "reference_from_hugging_face": "reference",
     "reinitialise": "initialise",
     "save_reference": "reference",
@@ -52,6 +53,7 @@ __all__ = [
     "fetch_demo",
     "load_model",
     "load_reference",
+    "load_tokenizer",
     "reference_from_hugging_face",
     "reinitialise",
     "save_reference",

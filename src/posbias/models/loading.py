@@ -84,6 +84,23 @@ def load_model(
     return model
 
 
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of a model alone, or one that lies in a directory by itself; no weight is read.
+
+    Args:
+        source: As for `load_model`.
+
+    Raises:
+        UsageError: no such source, or none with a tokenizer.
+    """
+    resolved = resolve_source(source)
+    with quiet(resolved.local):
+        tokenizer = _tokenizer(resolved)
+    if tokenizer is None:
+        raise UsageError(f"{resolved.name!r} has no readable tokenizer; allowed: a model, or a directory, with one")
+    return tokenizer
+
+
 def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
     """A saved reference model, or None where the source is none."""
     named = str(source).removeprefix("config:") if isinstance(source, str | Path) else ""

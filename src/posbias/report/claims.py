@@ -6,21 +6,55 @@ The page is drawn from the record alone: verdicts from its scalars, curves from 
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from posbias.errors import UsageError
 from posbias.records import Record
 from posbias.report.files import page_template, write_page
 from posbias.report.interactive import CONFIG, FONT, plotly_source
 from posbias.report.palette import GRID, INK, RUNS
-from posbias.theory.claims import Verdict
+from posbias.theory.claims import Claim, Finding
 from posbias.version import __version__
 
 TEMPLATE = "claims.html.jinja"
 
 
-def claims_record(verdicts: Sequence[Verdict], arguments: Mapping[str, Any], *, seed: int, command: str = "") -> Record:
+@runtime_checkable
+class Examined(Protocol):
+    """A claim with a verdict, on random instances or on a model."""
+
+    @property
+    def claim(self) -> Claim:
+        """As published."""
+
+    @property
+    def finding(self) -> Finding:
+        """What the experiment saw."""
+
+    @property
+    def verdict(self) -> str:
+        """What follows from it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; the evidence arrays are kept apart."""
+
+
+def claims_record(
+    verdicts: Sequence[Examined],
+    arguments: Mapping[str, Any],
+    *,
+    seed: int,
+    command: str = "",
+    read: Mapping[str, Any] | None = None,
+) -> Record:
     """Verdicts with the evidence behind them.
+
+    Args:
+        verdicts: On random instances, or on one model.
+        arguments: What the user passed.
+        seed: Of the instances, or of the prompts.
+        command: What repeats it in a shell.
+        read: Of a model: `model` and `prompts` as they describe themselves.
 
     Returns:
         A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, each with its `figure` (labels and
@@ -29,7 +63,7 @@ def claims_record(verdicts: Sequence[Verdict], arguments: Mapping[str, Any], *, 
     record = Record(
         verb="verify",
         arguments=dict(arguments),
-        resolved={"title": "Published claims put to the test", "command": command},
+        resolved={"title": _title(read or {}), "command": command, **(read or {})},
         seeds={"claims": seed},
     )
     entries = []
@@ -50,6 +84,11 @@ def claims_record(verdicts: Sequence[Verdict], arguments: Mapping[str, Any], *, 
         entries.append({**verdict.as_dict(), "figure": drawn})
     record.scalars["verdicts"] = entries
     return record
+
+
+def _title(read: Mapping[str, Any]) -> str:
+    tested = "Published claims put to the test"
+    return f"{tested} on {read['model'].get('source', 'a model')}" if "model" in read else tested
 
 
 def write_claims_report(record: Record, out: Path) -> Path:

@@ -1,8 +1,8 @@
 """Influence of every position on the last one, of many trained members at once: what theories say and what is measured.
 
-`uniform_rollout` knows masks, decay and residual shares; `rollout` each member's
-own mean attention as well; `mean_field` knows variances at initialisation; `jacobian` is measured. Members of one
-shape are computed together. docs/theory, sections 1 and 4.
+`uniform_rollout` knows masks, decay and residual shares; `rollout` each member's own mean attention as well;
+`power_rollout` squares attention and local maps; `mean_field` knows variances at initialisation; `jacobian` is
+measured. Members of one shape are computed together. docs/theory, sections 1, 4 and 5.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,12 @@ from posbias.models.reference.forward import (
     split,
 )
 from posbias.models.reference.layers import of_layer
+from posbias.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
+from posbias.theory.power_rollout.reference_layers import trace_stack
+from posbias.theory.power_rollout.reference_pull import stack_diagonal
+from posbias.theory.power_rollout.walk import THEORY
 from posbias.training import Member
 from posbias.training.trainer import group
 
@@ -40,9 +44,11 @@ SEQUENCES = 32
 """Sequences over which attention, residual shares and Jacobian norms are averaged."""
 PROBES = 8
 """Random sign vectors behind each Jacobian norm."""
+KNOWN_SEQUENCES = 8
+"""Sequences of vectors whose Gram matrices mean field starts from; their mean squares are averaged."""
 TOGETHER = 32
 """Members of one shape computed at once."""
-KINDS = ("uniform_rollout", "rollout", "jacobian")
+KINDS = ("uniform_rollout", "rollout", "power_rollout", "jacobian")
 
 Weights = dict[str, Tensor]
 Profiles = dict[str, Float64[np.ndarray, "n_positions"]]
@@ -61,29 +67,54 @@ def initial(member: Member) -> Profiled:
     return Profiled(member, draw_parameters(member.config, member.generator()))
 
 
-def mean_field_profiles(members: Sequence[Member]) -> list[Float64[np.ndarray, "n_positions"] | None]:
+def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Float64[np.ndarray, "n_positions"] | None]:
     """Mean field at initialisation, from the variances of each member's first parameters.
 
-    Members of one configuration and seed begin with the same parameters, whatever their task; each is computed once.
+    Members of one configuration and seed begin with the same parameters, whatever their task; each is computed once for
+    the same inputs. Of a network of vector inputs the theory is told the vectors of some sequences.
+
+    Args:
+        members: Any shapes.
+        seed: Of those sequences.
 
     Returns:
-        A profile per member; None where the theory does not know the network (vectors as inputs, no output maps).
+        A profile per member; None where the theory does not know the network (values not drawn for every head).
     """
     known: dict[tuple[object, ...], Float64[np.ndarray, n_positions] | None] = {}
     found = []
     for member in members:
         parameters = initial(member).parameters
+        vectors = _sequences_of_vectors(member, seed)
         # Equal parameters are not enough: a residual or a mask has none.
         network = (repr(member.config.to_dict()), member.task.n_positions)
-        key = (*network, *(values.numpy().tobytes() for values in parameters.values()))
+        given = () if vectors is None else (vectors.numpy().tobytes(),)
+        key = (*network, *given, *(values.numpy().tobytes() for values in parameters.values()))
         if key not in known:
-            model = ReferenceTransformer(member.config, parameters)
-            try:
-                known[key] = mean_field(model, member.task.n_positions).profile.influence
-            except UsageError:
-                known[key] = None
+            known[key] = _mean_field_profile(member, parameters, vectors)
         found.append(known[key])
     return found
+
+
+def _sequences_of_vectors(member: Member, seed: int) -> Float[Tensor, "batch position feature"] | None:
+    """Inputs of the member's task, None where these are tokens."""
+    if member.config.vocabulary_size is not None:
+        return None
+    sequences: Tensor = stack_tasks([member.task], [seed + member.seed]).batch(0, KNOWN_SEQUENCES).inputs[0]
+    return sequences
+
+
+def _mean_field_profile(
+    member: Member, parameters: Weights, vectors: Float[Tensor, "batch position feature"] | None
+) -> Float64[np.ndarray, "n_positions"] | None:
+    n_positions, prompts = member.task.n_positions, None
+    if vectors is not None:
+        prompts = Prompts(np.arange(len(vectors) * n_positions).reshape(len(vectors), n_positions))
+    items = None if vectors is None else vectors.flatten(0, 1)
+    try:
+        model = ReferenceTransformer(member.config, parameters, items=items)
+        return mean_field(model, n_positions, prompts=prompts).profile.influence
+    except UsageError:
+        return None
 
 
 def influence_profiles(members: Sequence[Profiled], *, seed: int) -> list[Profiles]:
@@ -116,6 +147,7 @@ def _stack_profiles(members: Sequence[Profiled], seed: int) -> list[Profiles]:
     profiles = {
         "uniform_rollout": pulled(mixing, uniform),
         "rollout": pulled(mixing, attention),
+        "power_rollout": power_profiles(shape, weights, constants, vectors),
         "jacobian": jacobian_norms(shape, weights, constants, vectors, seed=seed),
     }
     return [{name: values[index].numpy() for name, values in profiles.items()} for index in range(len(members))]
@@ -159,6 +191,15 @@ def pulled(
         share = mixing[:, layer, None]
         row = (1 - share) * row + share * torch.einsum("mq,mqk->mk", row, attention[:, layer])
     return row
+
+
+def power_profiles(
+    shape: ReferenceShape, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], vectors: Tensor
+) -> Float[Tensor, "member position"]:
+    """Power rollout (diagonal, with key path), each sequence normalised, then their mean. As `layer_statistics`."""
+    trace = trace_stack(replace(shape, vocabulary_size=None), dict(weights), dict(constants), vectors)
+    roots = stack_diagonal(trace, THEORY)
+    return (roots / roots.sum(dim=-1, keepdim=True)).mean(dim=1)
 
 
 def jacobian_norms(

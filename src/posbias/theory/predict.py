@@ -49,7 +49,12 @@ class Prediction:
     sum to 1."""
 
     def record(
-        self, arguments: Mapping[str, Any], *, command: str = "", model: Mapping[str, Any] | None = None
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        command: str = "",
+        model: Mapping[str, Any] | None = None,
+        prompts: Mapping[str, Any] | None = None,
     ) -> Record:
         """The prediction as a record that reports can draw.
 
@@ -57,6 +62,7 @@ class Prediction:
             arguments: What the user passed.
             command: What repeats it in a shell.
             model: `describe()` of the model, where the theory read one.
+            prompts: `describe()` of the prompts, where it read any.
         """
         about = "an architecture" if model is None else str(model.get("source", "a model"))
         resolved = {
@@ -65,6 +71,7 @@ class Prediction:
             "n_positions": self.n_positions,
             "architecture": None if self.architecture is None else self.architecture.describe(),
             "model": model,
+            "prompts": prompts,
             "command": command,
         }
         record = Record("predict", dict(arguments), resolved, scalars={"sink_share": self.sink_share})
@@ -76,11 +83,13 @@ def predict(subject: Any, n_positions: int, *, theory: str = "rollout", prompts:
     """The position-bias profile a theory predicts.
 
     Args:
-        subject: An `Architecture`; for theories of a model's weights, what `load_model` returns.
+        subject: An `Architecture`, or what `load_model` returns; `mean_field` and `power_rollout` need a model. The
+            other theories take a model's architecture from its configuration, with the mixing it has: known of
+            reference models without residual or with a mixed one, otherwise measured on the prompts.
         n_positions: Context length N in positions, >= 1.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models.
-        prompts: What `load_prompts` returns, for theories that read activations.
+        prompts: What `load_prompts` returns, for theories that read activations or need a model's mixing.
 
     Returns:
         The prediction; its profile sums to 1.
@@ -101,32 +110,32 @@ def predict(subject: Any, n_positions: int, *, theory: str = "rollout", prompts:
 @THEORIES.register("attention_only")
 def attention_only(subject: Any, n_positions: int, prompts: Any) -> Forecast:
     """Rollout of attention alone: mixing 1 in every layer, content ignored (Wu et al. 2025)."""
-    return _rolled_out(replace(_architecture(subject, "attention_only"), mixing=1.0, content=0.0), n_positions)
+    return _rolled_out(replace(_architecture(subject, "attention_only", prompts), mixing=1.0, content=0.0), n_positions)
 
 
 @THEORIES.register("rollout")
 def rollout(subject: Any, n_positions: int, prompts: Any) -> Forecast:
     """Rollout with residual mixing, content ignored (arXiv 2602.16837)."""
-    return _rolled_out(replace(_architecture(subject, "rollout"), content=0.0), n_positions)
+    return _rolled_out(replace(_architecture(subject, "rollout", prompts), content=0.0), n_positions)
 
 
 @THEORIES.register("rollout_content")
 def rollout_content(subject: Any, n_positions: int, prompts: Any) -> Forecast:
     """Rollout with residual mixing and the diagonal content offset (arXiv 2602.16837)."""
-    return _rolled_out(_architecture(subject, "rollout_content"), n_positions)
+    return _rolled_out(_architecture(subject, "rollout_content", prompts), n_positions)
 
 
 @THEORIES.register("continuous")
 def continuous(subject: Any, n_positions: int, prompts: Any) -> Forecast:
     """The published continuous limit, averaged over the cell of each position (arXiv 2603.10123)."""
-    architecture = _uniform_causal(subject, "continuous")
+    architecture = _uniform_causal(subject, "continuous", prompts)
     return Forecast(continuous_profile(n_positions, architecture.layer_mixing), architecture)
 
 
 @THEORIES.register("closed_form")
 def finite_closed_form(subject: Any, n_positions: int, prompts: Any) -> Forecast:
     """The exact finite-N form of uniform causal attention at every position."""
-    architecture = _uniform_causal(subject, "closed_form")
+    architecture = _uniform_causal(subject, "closed_form", prompts)
     return Forecast(closed_form(n_positions, np.arange(n_positions), architecture.layer_mixing), architecture)
 
 
@@ -134,18 +143,22 @@ def _rolled_out(architecture: Architecture, n_positions: int) -> Forecast:
     return Forecast(rollout_profile(architecture, n_positions=n_positions), architecture)
 
 
-def _architecture(subject: Any, theory: str) -> Architecture:
-    if not isinstance(subject, Architecture):
+def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
+    """As given, or a model's own, with its mixing known or measured on the prompts."""
+    if isinstance(subject, Architecture):
+        return subject
+    if not hasattr(subject, "architecture_traits"):
         raise UsageError(
-            f"theory {theory} needs an Architecture, got {type(subject).__name__}; for a model use "
-            "Architecture.from_model(model, mixing=...)"
+            f"theory {theory} needs an Architecture or a model (what load_model returns), got {type(subject).__name__}"
         )
-    return subject
+    from posbias.theory.model_architecture import architecture_of
+
+    return architecture_of(subject, prompts, theory=theory)
 
 
-def _uniform_causal(subject: Any, theory: str) -> Architecture:
+def _uniform_causal(subject: Any, theory: str, prompts: Any) -> Architecture:
     """The architecture without content, if all its heads are uniform and causal."""
-    architecture = replace(_architecture(subject, theory), content=0.0)
+    architecture = replace(_architecture(subject, theory, prompts), content=0.0)
     groups = [group for layer in architecture.head_groups for group in layer]
     odd = [group for group in groups if not isinstance(group.mask, Causal)]
     odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]

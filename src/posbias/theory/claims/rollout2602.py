@@ -302,7 +302,7 @@ def _diagonal_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
     baseline, positive, negative = (
         last_row(
             [
-                transition(_with_diagonal(kernel, sign * strength), share)
+                transition(with_diagonal(kernel, sign * strength), share)
                 for kernel, strength, share in zip(stack, strengths, mixing, strict=True)
             ]
         )
@@ -312,7 +312,7 @@ def _diagonal_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
     return gap, [baseline, positive, negative]
 
 
-def _with_diagonal(kernel: Float64[np.ndarray, "n n"], offset: float) -> Float64[np.ndarray, "n n"]:
+def with_diagonal(kernel: Float64[np.ndarray, "n n"], offset: float) -> Float64[np.ndarray, "n n"]:
     """The kernel with `offset` added to the logit of each query's own position."""
     weights = kernel * np.where(np.eye(len(kernel), dtype=bool), np.exp(offset), 1.0)
     tilted: Float64[np.ndarray, "n n"] = weights / weights.sum(axis=1, keepdims=True)

@@ -4,7 +4,6 @@ Meant for a model at initialisation. Whatever its initialiser did (depth-scaled 
 in the weights, so nothing about the initialiser has to be known.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from posbias.architecture import HeadGroup, NoEncoding, Rope
+from posbias.architecture import HeadGroup, Rope
 from posbias.errors import UsageError
 from posbias.models.families.base import AttentionParts, Block, Family, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
+from posbias.models.reference.constants import shown
 from posbias.models.reference.layers import ACTIVATIONS
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.spec import (
@@ -183,19 +183,17 @@ def _rotation(model: HuggingFaceModel, block: Block, layer: int) -> Float64[np.n
 
 def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
     config, network = model.config, model.network
-    if config.values != "gaussian" or not config.output_map:
-        drawn = config.values if config.output_map else "no output maps"
-        raise UsageError(f"mean field needs values drawn for every head (gaussian), got {drawn!r}")
-    if config.readout != "linear":
-        raise UsageError(f"mean field has no theory for the readout {config.readout!r}; allowed: linear")
-    if config.input_encoding is not None:
-        raise UsageError(f"mean field has no theory for {config.input_encoding} added to the input; allowed: learned")
+    if config.values != "gaussian":
+        raise UsageError(f"mean field needs values drawn for every head (gaussian), got {config.values!r}")
+    if config.vocabulary_size is None and model.items is None:
+        raise UsageError("mean field needs to know this model's input vectors; give it items")
     blocks = [block for block in network.blocks if isinstance(block, ReferenceBlock)]
     return MeanFieldSpec(
         width=model.width,
         layers=tuple(LayerSpec(_reference_attention(block), _reference_mlp(block)) for block in blocks),
         embedding=_embedding_power(model),
         positions=0.0 if config.learned_positions is None else _power(network.get_parameter("positions")),
+        added=config.input_encoding,
         embedding_norm=_reference_norm(network, "embedding") if config.embedding_norm else None,
         final_norm=_reference_norm(network, "final") if config.norm == "pre" else None,
     )
@@ -225,8 +223,9 @@ def _reference_attention(block: ReferenceBlock) -> AttentionSpec:
         query=_reference_linear(block, "query") if content else LinearSpec(0.0),
         key=_reference_linear(block, "key") if content else LinearSpec(0.0),
         value=_reference_linear(block, "value"),
-        output=_reference_linear(block, "output"),
-        groups=tuple(_without_rotary(group) if content else group for group in block.groups),
+        # Heads side by side: the identity, which takes as much from every feature as a random map of this variance.
+        output=_reference_linear(block, "output") if config.output_map else LinearSpec(1 / config.width),
+        groups=tuple(shown(config, group) for group in block.groups),
         rotation=_reference_rotation(block) if content else None,
         pre_norm=norm if config.norm == "pre" else None,
         residual=ResidualSpec(kept, added, norm if config.norm == "post" else None),
@@ -248,13 +247,6 @@ def _reference_mlp(block: ReferenceBlock) -> MlpSpec | None:
         pre_norm=norm if config.norm == "pre" else None,
         residual=ResidualSpec(kept, 1.0, norm if config.norm == "post" else None),
     )
-
-
-def _without_rotary(group: HeadGroup) -> HeadGroup:
-    """Rotary positions turn queries and keys; with content in play they add no logit."""
-    if not isinstance(group.encoding, Rope):
-        return group
-    return replace(group, encoding=NoEncoding())
 
 
 def _reference_rotation(block: ReferenceBlock) -> Float64[np.ndarray, "heads pairs"] | None:

@@ -1,7 +1,7 @@
 """The input kernel: which positions start with equal vectors.
 
 Different tokens have independent embeddings, equal tokens the same one; learned positions add their variance at i = j,
-sinusoids the mean cosine over their frequencies.
+sinusoids the mean cosine over their frequencies. Of a model of vector inputs the vectors themselves are known.
 """
 
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int
 
+from posbias.errors import UsageError
 from posbias.theory.mean_field.bins import Bins, Kernel
 from posbias.theory.mean_field.spec import MeanFieldSpec
 
@@ -28,9 +29,33 @@ def input_kernel(spec: MeanFieldSpec, bins: Bins, *, token_ids: Int[np.ndarray, 
     if spec.sinusoidal:
         block = block + _sinusoid_gram(spec.width, bins)
     same = np.full(bins.count, spec.input_power)
+    if spec.added is not None:
+        # In wide bins the vectors of the position in the middle stand for all.
+        middle = spec.added.vectors_at(bins.starts + (bins.sizes - 1) // 2)
+        gram = middle @ middle.T / spec.width
+        block, same = block + gram, same + np.diagonal(gram)
     if bins.exact:
         np.fill_diagonal(block, same)
     return Kernel(block, same)
+
+
+def vector_kernel(spec: MeanFieldSpec, bins: Bins, vectors: Float64[np.ndarray, "position feature"]) -> Kernel:
+    """Kernel of one prompt of given vectors, which only the network's weights are random beside.
+
+    Args:
+        spec: The model.
+        bins: One per position.
+        vectors: What enters the network, before positions are added to it.
+
+    Raises:
+        UsageError: bins of several positions: more than 512 of them.
+    """
+    if not bins.exact:
+        raise UsageError(f"mean field takes given vectors at up to 512 positions, got {bins.n_positions}")
+    if spec.added is not None:
+        vectors = vectors + spec.added.vectors_at(np.arange(bins.n_positions))
+    block = vectors @ vectors.T / spec.width + (spec.input_power - spec.embedding) * np.eye(bins.n_positions)
+    return Kernel(block, np.diagonal(block).copy())
 
 
 def _equal_tokens(token_ids: Int[np.ndarray, "n_positions"], bins: Bins) -> Float64[np.ndarray, "bin bin"]:

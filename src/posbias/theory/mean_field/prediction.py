@@ -8,18 +8,20 @@ from jaxtyping import Float64, Int
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
+from posbias.models.reference import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
     MOST_BINS,
     Bins,
+    Kernel,
     growing_bins,
     unit_bins,
 )
 from posbias.theory.mean_field.extract import spec_of
 from posbias.theory.mean_field.first_order import attention_grams
-from posbias.theory.mean_field.inputs import input_kernel
+from posbias.theory.mean_field.inputs import input_kernel, vector_kernel
 from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, SampledHeads, Setting
 from posbias.theory.mean_field.operators import depends_on_position
 from posbias.theory.mean_field.recursion import Forward, run_backward, run_forward
@@ -62,8 +64,9 @@ def mean_field(
             weights of any model, trained ones too, of which the theory does not speak.
         n_positions: Context length N, >= 1. Up to 512 every position is computed; beyond, bins grow with the position
             (up to 2048 still every position for sampled heads and for logits that depend on position).
-        prompts: Token ids, which tell where the input repeats itself; the prompts' mean squares are averaged. None
-            means all tokens differ. Between wide bins only the share of equal tokens counts (within 1 % at N = 800).
+        prompts: Token ids, which tell where the input repeats itself, or the vectors of a model of vector inputs (up
+            to 512 positions); the prompts' mean squares are averaged. None means all tokens differ. Between wide bins
+            only the share of equal tokens counts (within 1 % at N = 800).
         level: `value`, `first`, `sampled(heads=2000)`, or `auto`: first order where it suffices, else sampled heads.
         seed: Of the sampled heads; no other level draws anything.
 
@@ -86,11 +89,11 @@ def mean_field(
     chosen = resolve_level(spec, level, n_positions)
     bins = choose_bins(spec, n_positions, exact=isinstance(chosen, SampledHeads))
     setting = Setting(bins, spec.width, np.random.default_rng(seed))
-    contexts = [None] if prompts is None else list(prompts.token_ids)
+    entries = _entries(model, spec, bins, prompts)
     squares, forward = np.zeros(n_positions), None
-    for token_ids in contexts:
-        same, forward = gradient_squares(spec, token_ids, chosen, setting)
-        squares += bins.spread(same) / len(contexts)
+    for entry in entries:
+        same, forward = kernel_squares(spec, entry, chosen, setting)
+        squares += bins.spread(same) / len(entries)
     assert forward is not None
     norm = np.sqrt(spec.width * squares)
     return MeanField(
@@ -116,9 +119,25 @@ def gradient_squares(
     spec: MeanFieldSpec, token_ids: Int[np.ndarray, "n_positions"] | None, level: Level, setting: Setting
 ) -> tuple[Float64[np.ndarray, "bin"], Forward]:
     """G_jj at the input, and the forward pass it came from."""
-    entry = input_kernel(spec, setting.bins, token_ids=token_ids)
+    return kernel_squares(spec, input_kernel(spec, setting.bins, token_ids=token_ids), level, setting)
+
+
+def kernel_squares(
+    spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setting
+) -> tuple[Float64[np.ndarray, "bin"], Forward]:
+    """The same from the kernel of the vectors that enter the network."""
     forward = run_forward(spec, entry, level, setting)
     return run_backward(spec, forward, level, setting).same, forward
+
+
+def _entries(model: Model | MeanFieldSpec, spec: MeanFieldSpec, bins: Bins, prompts: Prompts | None) -> list[Kernel]:
+    """An input kernel per prompt; of vector inputs from the vectors that the prompt names."""
+    if prompts is None:
+        return [input_kernel(spec, bins)]
+    if isinstance(model, ReferenceTransformer) and model.config.vocabulary_size is None:
+        rows = [model.embed(model.token_tensor([ids.tolist()]))[0].double().cpu().numpy() for ids in prompts.token_ids]
+        return [vector_kernel(spec, bins, vectors) for vectors in rows]
+    return [input_kernel(spec, bins, token_ids=ids) for ids in prompts.token_ids]
 
 
 def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -> Bins:

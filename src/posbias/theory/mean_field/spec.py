@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import HeadGroup
+from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.theory.mean_field.activations import Activation
 from posbias.theory.mean_field.bins import Kernel
 
@@ -131,10 +132,12 @@ class MeanFieldSpec:
     """Mean square of a learned position table added to the input; 0 without one."""
     sinusoidal: bool = False
     """Whether fixed sinusoids (sine and cosine of the usual frequencies) are added to the input."""
+    added: AbsoluteEncoding | None = None
+    """An absolute encoding whose vectors are added to the input (reference models)."""
     embedding_norm: NormSpec | None = None
     final_norm: NormSpec | None = None
 
     @property
     def input_power(self) -> float:
-        """Mean square of the input features, positions included, before any norm."""
+        """Mean square of the input features, positions included except `added`, before any norm."""
         return self.embedding + self.positions + (0.5 if self.sinusoidal else 0.0)

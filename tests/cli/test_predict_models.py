@@ -1,0 +1,54 @@
+"""`posbias predict --model` on a saved reference model: every theory that has to do with it, with its record."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.architecture import Architecture
+from posbias.models import ReferenceTransformer, load_model, save_reference
+from posbias.models.reference import retrieval_network
+from posbias.records import load_record
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory):
+    """A network of vector inputs with residual connections, as training leaves it."""
+    config = retrieval_network(Architecture(2, encoding="rope"), width=8, residual=True)
+    parameters = dict(ReferenceTransformer(config).network.named_parameters())
+    directory = tmp_path_factory.mktemp("members") / "0001"
+    return save_reference(directory, config, parameters=parameters, items=torch.eye(8), provenance={"member": 1})
+
+
+@pytest.mark.parametrize("theory", ["rollout", "power_rollout"])
+def test_theories_that_read_prompts_say_which(posbias, member, tmp_path, theory):
+    out = tmp_path / "run"
+    flags = ("--model", member, "--prompts", "synthetic", "--count", 2, "--length", 7, "--theory", theory, "--out", out)
+    done = posbias("predict", *flags, "--json")
+    assert done.returncode == 0, done.stderr
+    influence = json.loads(done.stdout)["arrays"]["profile/influence"]
+    assert sum(influence) == pytest.approx(1)
+    record = load_record(out)
+    assert record.resolved["model"]["weights_sha256"] == load_model(member).describe()["weights_sha256"]
+    assert record.resolved["model"]["provenance"] == {"member": 1}
+    assert record.resolved["prompts"]["source"] == "synthetic"
+    if theory == "rollout":
+        assert record.resolved["architecture"]["encoding"] == "none"
+        assert np.all(np.array(record.resolved["architecture"]["mixing"]) < 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--theory", "rollout_content", "--prompts", "synthetic"], "rollout_content needs the diagonal content"),
+        (["--theory", "attention_only", "--prompts", "synthetic"], "attention_only reads no --prompts"),
+        (["--theory", "attention_only", "--count", "3"], "attention_only needs none"),
+        (["--theory", "rollout"], "the model has no tokenizer"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(posbias, member, flags, complaint):
+    done = posbias("predict", "--model", member, "--length", 7, *flags)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

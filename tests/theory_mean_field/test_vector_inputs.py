@@ -1,0 +1,111 @@
+"""Mean field of the published retrieval networks: vectors as inputs, heads without output maps, positions added."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.architecture import Architecture, Sinusoidal
+from posbias.errors import UsageError
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer, retrieval_network
+from posbias.prompts.prompts import Prompts
+from posbias.theory import predict
+from posbias.theory.mean_field import mean_field, spec_of
+from posbias.theory.mean_field.bins import unit_bins
+from posbias.theory.mean_field.inputs import input_kernel, vector_kernel
+
+N = 17
+WIDTH = 64
+SEEDS = 48
+NETWORKS = {
+    "plain": retrieval_network(Architecture(4), width=WIDTH),
+    "residual": retrieval_network(Architecture(4), width=WIDTH, residual=True),
+    "window": retrieval_network(Architecture(4, mask="sliding_window(width=5)"), width=WIDTH),
+    "prefix": retrieval_network(Architecture(2, mask="prefix(length=4)"), width=WIDTH),
+    "decay": retrieval_network(Architecture(4, encoding="decay(rate=0.8)"), width=WIDTH),
+    "sinusoidal": retrieval_network(Architecture(4, encoding=f"sinusoidal(width={WIDTH})"), width=WIDTH, residual=True),
+    "two-heads": ReferenceConfig(
+        Architecture(4, 2),
+        width=WIDTH,
+        vocabulary_size=None,
+        outputs=4,
+        attention="content",
+        values="gaussian",
+        output_map=False,
+        residual="added",
+        norm="pre",
+        mlp=True,
+    ),
+}
+
+
+def items(scale: float = 1.0) -> torch.Tensor:
+    """Vectors of mean square `scale`."""
+    return scale**0.5 * torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(9))
+
+
+def born(config: ReferenceConfig, seed: int, vectors: torch.Tensor) -> ReferenceTransformer:
+    return ReferenceTransformer(replace(config, seed=seed, dtype="float64"), items=vectors)
+
+
+def measured(config: ReferenceConfig, ids: np.ndarray, vectors: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Squared Jacobian norms of every seed by random probes, and the prompt's profile: a root mean square."""
+    squares = []
+    for seed in range(SEEDS):
+        model = born(config, seed, vectors)
+        entry = model.embed(torch.as_tensor(ids)[None]).expand(8, -1, -1).clone().requires_grad_(True)
+        hidden = model.last(entry).hidden
+        probes = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(seed), dtype=hidden.dtype)
+        (gradient,) = torch.autograd.grad((hidden * probes).sum(), entry)
+        squares.append(gradient.square().sum(2).mean(0).numpy())
+    return np.stack(squares), np.sqrt(np.mean(squares, axis=0))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_agrees_with_births(name, profile_distance):
+    """W1 below .01, or below twice the noise (half of the seeds against the other) where that is more."""
+    vectors, ids = items(), np.random.default_rng(0).permutation(40)[:N]
+    squares, norms = measured(NETWORKS[name], ids, vectors)
+    halves = [np.sqrt(squares[half::2].mean(axis=0)) for half in (0, 1)]
+    theory = mean_field(born(NETWORKS[name], 0, vectors), N, prompts=Prompts(ids[None].astype(np.int64)))
+    found, noise = profile_distance(theory.jacobian_norm, norms), profile_distance(*halves)
+    flat = profile_distance(np.ones(N), norms)
+    assert found < max(0.01, 2 * noise)
+    assert found < 0.2 * flat
+    assert theory.jacobian_norm.sum() == pytest.approx(norms.sum(), rel=0.1)
+
+
+def test_orthogonal_vectors_are_tokens() -> None:
+    """A prompt that repeats orthogonal vectors of mean square 1 has the kernel of one that repeats its tokens."""
+    vectors = WIDTH**0.5 * torch.eye(WIDTH, dtype=torch.float64)
+    model = born(NETWORKS["residual"], 0, vectors)
+    spec, bins, ids = spec_of(model), unit_bins(8), np.array([1, 2, 1, 3, 2, 1, 4, 4])
+    ours, theirs = vector_kernel(spec, bins, vectors[ids].numpy()), input_kernel(spec, bins, token_ids=ids)
+    np.testing.assert_allclose(ours.block, theirs.block, atol=1e-12)
+    np.testing.assert_allclose(ours.same, theirs.same)
+
+
+def test_added_sinusoids_are_those_of_the_spec():
+    """Given vectors carry their cross terms with the positions; vectors that are not given have none on average."""
+    model = born(NETWORKS["sinusoidal"], 0, items())
+    spec = spec_of(model)
+    assert spec.added == Sinusoidal(width=WIDTH)
+    ids = np.arange(6)
+    given = model.items[ids].numpy() + Sinusoidal(width=WIDTH).vectors_at(ids)
+    kernel = vector_kernel(spec, unit_bins(6), model.items[ids].numpy())
+    np.testing.assert_allclose(kernel.block, given @ given.T / WIDTH, rtol=1e-12)
+    waves = Sinusoidal(width=WIDTH).vectors_at(ids)
+    unknown = input_kernel(spec, unit_bins(6)).block
+    np.testing.assert_allclose(unknown, waves @ waves.T / WIDTH + spec.embedding * np.eye(6), rtol=1e-12)
+
+
+def test_what_has_no_theory_is_refused():
+    with pytest.raises(UsageError, match="input vectors; give it items"):
+        mean_field(ReferenceTransformer(NETWORKS["plain"]), N)
+    with pytest.raises(UsageError, match="values drawn for every head"):
+        mean_field(ReferenceTransformer(Architecture(2)), N)
+    model = born(NETWORKS["plain"], 0, items())
+    with pytest.raises(UsageError, match="given vectors at up to 512 positions, got 600"):
+        mean_field(model, 600, prompts=Prompts(np.zeros((1, 600), dtype=np.int64)))
+    assert predict(model, N, theory="mean_field").profile.influence.sum() == pytest.approx(1)

@@ -1,0 +1,310 @@
+"""Reference transformers in the power rollout: signed walks are back-propagation, energies those of single paths."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.architecture import Architecture
+from posbias.errors import RunError, UsageError
+from posbias.models.reference import (
+    ReferenceConfig,
+    ReferenceTransformer,
+    constants_of,
+    copy_network,
+    retrieval_network,
+    shape_of,
+    stacked,
+)
+from posbias.prompts import load_prompts
+from posbias.theory import predict
+from posbias.theory.power_rollout import ingredients, power_rollout, sign_randomised_rollout, value_path_share
+from posbias.theory.power_rollout import reference_isotropic as isotropic
+from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.reference_layers import trace_stack
+from posbias.theory.power_rollout.reference_pull import stack_diagonal
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
+
+N = 7
+GAUSSIAN = {"attention": "content", "values": "gaussian"}
+CONFIGS = {
+    "retrieval": retrieval_network(Architecture(3), width=8, labels=5),
+    "retrieval-residual-rope": retrieval_network(Architecture(2, encoding="rope"), width=8, labels=5, residual=True),
+    "retrieval-window-decay": retrieval_network(
+        Architecture(2, mask="sliding_window(width=3)", encoding="decay(rate=0.8)"), width=8, labels=5
+    ),
+    "retrieval-sinusoidal": retrieval_network(
+        Architecture(2, mask="prefix(length=4)", encoding="sinusoidal(width=8)"), width=8, labels=5, residual=True
+    ),
+    "copy": copy_network(Architecture(2), residual=True, mlp=True),
+    "copy-without-residual": copy_network(Architecture(2), mlp=True),
+    "pre-norm": ReferenceConfig(Architecture(2, 2), width=8, norm="pre", mlp=True, residual="added", **GAUSSIAN),
+    "post-layer-norm": ReferenceConfig(
+        Architecture(2, 2, encoding="alibi"),
+        width=8,
+        norm="post",
+        normalisation="layer",
+        mlp=True,
+        biases=True,
+        embedding_norm=True,
+        residual="added",
+        residual_scale=0.6,
+        **GAUSSIAN,
+    ),
+    "gated-grouped": ReferenceConfig(
+        Architecture(2, 4, encoding=[["rope", "none", "alibi", "rope"]] * 2),
+        width=16,
+        key_value_heads=2,
+        head_width=6,
+        norm="pre",
+        mlp=True,
+        gated_mlp=True,
+        activation="silu",
+        residual="mixed",
+        rotate_stream=True,
+        learned_positions=N,
+        **GAUSSIAN,
+    ),
+    "full-mask-joined-heads": ReferenceConfig(
+        Architecture(2, 2, mask="full", mixing=0.3), width=8, output_map=False, **GAUSSIAN
+    ),
+    "identity-content": ReferenceConfig(Architecture(2, 2, mixing=0.4), width=8, attention="content"),
+    "orthogonal-content": ReferenceConfig(
+        Architecture(2, 2, mixing=[0.4, 0.9]), width=8, attention="content", values="orthogonal", norm="post"
+    ),
+    "positional": ReferenceConfig(Architecture(3, encoding="decay(rate=0.5)", mixing=0.3), width=8),
+}
+
+
+def build(config: ReferenceConfig, seed: int = 3) -> ReferenceTransformer:
+    config = replace(config, dtype="float64", seed=seed)
+    items = None
+    if config.vocabulary_size is None:
+        items = torch.randn(20, config.width, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    model = ReferenceTransformer(config, items=items)
+    generator = torch.Generator().manual_seed(5)
+    for name, value in model.network.named_parameters():  # as after training: gains, shifts and biases of their own
+        if name.endswith(("gain", "shift", "bias")):
+            value.data += 0.3 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def token_ids(model: ReferenceTransformer, n_positions: int = N) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, model.vocabulary_size, n_positions)
+
+
+def own_gradient(model: ReferenceTransformer, ids: np.ndarray, covector: torch.Tensor) -> torch.Tensor:
+    embeddings = model.embed(torch.as_tensor(ids)[None]).detach().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(model.last(embeddings).hidden[0] @ covector, embeddings)
+    return gradient[0]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_signed_walk_is_back_propagation(name: str) -> None:
+    """Two covectors in one batch."""
+    model = build(CONFIGS[name])
+    ids = token_ids(model)
+    trace = trace_model(model, ids)
+    expected_state = model.last(model.embed(torch.as_tensor(ids)[None])).hidden[0]
+    torch.testing.assert_close(trace.state, expected_state, rtol=1e-12, atol=1e-12)
+    covectors = torch.randn(2, model.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    for covector, gradient in zip(covectors, trace.pull(covectors, BACK_PROPAGATION), strict=True):
+        expected = own_gradient(model, ids, covector)
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_values_alone_are_back_propagation_with_constant_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(CONFIGS[name])
+    ids, softmax = token_ids(model), torch.softmax
+    covector = torch.randn(model.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = trace_model(model, ids).pull(covector, Walk(power=1, key=False))
+    monkeypatch.setattr(torch, "softmax", lambda values, dim: softmax(values.detach(), dim=dim))
+    expected = own_gradient(model, ids, covector)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("form", ["diagonal", "isotropic"])
+@pytest.mark.parametrize("residual", ["mixed", "added", "none"])
+def test_energies_of_carried_streams_add_over_paths(form: str, residual: str) -> None:
+    """Where layers are (1 - m) x + m A x, energies go through (1 - m)^2 I + m^2 A o A, whatever the form."""
+    config = ReferenceConfig(
+        Architecture(3, 2, encoding="alibi", mixing=0.3), width=8, residual=residual, residual_scale=0.7
+    )
+    model = build(config)
+    weights = constants_of(model.config, N)["bias"].softmax(-1).mean(1).numpy()
+    own, moved = {"mixed": (0.7, 0.3), "added": (0.7, 1.0), "none": (0.0, 1.0)}[residual]
+    row = np.eye(N)[-1]
+    for layer in reversed(weights):
+        row = own**2 * row + moved**2 * row @ layer**2
+    ids = token_ids(model)
+    trace = trace_model(model, ids)
+    found = (trace.diagonal if form == "diagonal" else trace.isotropic)(THEORY).numpy()
+    np.testing.assert_allclose(found / found.sum(), np.sqrt(row) / np.sqrt(row).sum(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["retrieval", "copy-without-residual"])
+def test_one_layer_of_values_has_the_norms_of_its_jacobian(name: str) -> None:
+    """Without output map a layer is one matrix per pair, whose squares are exact; with one the isotropic form is."""
+    config = replace(CONFIGS[name], architecture=Architecture(1), mlp=False)
+    model = build(config)
+    ids = token_ids(model)
+    rows = [
+        own_gradient_of_values(model, ids, covector).square().sum(-1)
+        for covector in torch.eye(model.width, dtype=torch.float64)
+    ]
+    exact = torch.stack(rows).sum(0).sqrt()
+    trace = trace_model(model, ids)
+    walk = Walk(key=False)
+    for found in [trace.isotropic(walk)] + ([trace.diagonal(walk)] if name == "retrieval" else []):
+        torch.testing.assert_close(found / found.sum(), exact / exact.sum(), rtol=1e-10, atol=0)
+
+
+def own_gradient_of_values(model: ReferenceTransformer, ids: np.ndarray, covector: torch.Tensor) -> torch.Tensor:
+    return trace_model(model, ids).pull(covector, Walk(power=1, key=False))
+
+
+def test_isotropic_key_path_is_the_energy_of_all_keys() -> None:
+    """One layer, one head, every channel's unit energy through the keys alone: traces, not approximations."""
+    model = build(replace(CONFIGS["retrieval-residual-rope"], architecture=Architecture(1)))
+    ids = token_ids(model)
+    trace = trace_model(model, ids).trace  # type: ignore[attr-defined]
+    start = torch.zeros(1, 1, N, dtype=torch.float64)
+    start[..., -1] = 1
+    both, alone = (
+        isotropic.attention_energy(trace.shape, trace.layers[0], start, Walk(key=key)) for key in (True, False)
+    )
+    covector = torch.full((1, 1, N, model.width), 0.0, dtype=torch.float64)
+    covector[..., -1, :] = 1
+    from posbias.theory.power_rollout.reference_pull import attention_pull
+
+    pulled, values = (
+        attention_pull(trace.shape, trace.layers[0], covector, Walk(key=key)).sum(-1) for key in (True, False)
+    )
+    torch.testing.assert_close((both - alone) * model.width, pulled - values, rtol=1e-10, atol=1e-14)
+
+
+def test_probes_of_the_isotropic_mlp_are_its_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isotropic, "PROBES", 400)
+    model = build(CONFIGS["gated-grouped"])
+    trace = trace_model(model, token_ids(model)).trace  # type: ignore[attr-defined]
+    layer = trace.layers[0]
+    gain = isotropic.mlp_gain(trace.shape, layer, torch.Generator().manual_seed(0))[0, 0]
+    from posbias.theory.power_rollout.reference_pull import mlp_pull
+
+    units = torch.eye(model.width, dtype=torch.float64)[:, None, None, None].expand(-1, 1, 1, N, -1)
+    exact = mlp_pull(trace.shape, layer, units, BACK_PROPAGATION).square().sum((0, -1))[0, 0] / model.width
+    torch.testing.assert_close(gain, exact, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("name", ["retrieval-residual-rope", "gated-grouped", "identity-content"])
+def test_random_signs_leave_a_positive_energy_everywhere_it_can_come_from(name: str) -> None:
+    model = build(CONFIGS[name])
+    prompts = load_prompts("synthetic", model, n_positions=N, count=2)
+    signed = sign_randomised_rollout(model, prompts, draws=4, seed=1)
+    again = sign_randomised_rollout(model, prompts, draws=4, seed=1)
+    np.testing.assert_array_equal(signed.per_prompt, again.per_prompt)
+    assert (signed.per_prompt > 0).all()
+
+
+def test_random_signs_have_the_energies_of_paths() -> None:
+    """Where every map is a multiple of the identity the theory is exact in the mean over signs."""
+    model = build(ReferenceConfig(Architecture(2, mixing=0.5), width=32, vocabulary_size=10))
+    prompts = load_prompts("synthetic", model, n_positions=4, count=1)
+    signed = sign_randomised_rollout(model, prompts, draws=2000, seed=1).per_prompt[0]
+    np.testing.assert_allclose(signed, power_rollout(model, prompts).per_prompt[0], atol=0.02)
+
+
+def test_share_of_the_score_path_and_ingredients() -> None:
+    model = build(CONFIGS["gated-grouped"])
+    prompts = load_prompts("synthetic", model, n_positions=N, count=2)
+    assert (value_path_share(model, prompts, probes=4).share > 0).all()
+    constant = build(CONFIGS["positional"])
+    assert not value_path_share(constant, load_prompts("synthetic", constant, n_positions=N, count=2)).share.any()
+    table = ingredients(model, prompts)
+    whole = table.per_prompt["whole"]
+    for name, rows in table.per_prompt.items():
+        np.testing.assert_allclose(rows.sum(1), 1)
+        assert name == "whole" or np.abs(rows - whole).max() > 1e-6, name
+
+
+def test_amplitudes_add_where_paths_meet() -> None:
+    model = build(ReferenceConfig(Architecture(2, mixing=0.3), width=4))
+    found = trace_model(model, token_ids(model)).diagonal(Walk(amplitudes=True)).numpy()
+    rollout = predict(model.config.architecture, N, theory="rollout").profile.influence
+    np.testing.assert_allclose(found / found.sum(), rollout, rtol=1e-10)
+
+
+@pytest.mark.parametrize("target", ["probability", "logprob"])
+@pytest.mark.parametrize("name", ["retrieval-residual-rope", "copy"])
+def test_targets_start_from_the_scores_own_gradient(name: str, target: str) -> None:
+    """The readout's MLP included."""
+    model = build(CONFIGS[name])
+    ids = token_ids(model)
+    trace = trace_model(model, ids, target=target)
+    embeddings = model.embed(torch.as_tensor(ids)[None]).detach().requires_grad_(True)
+    log_probability = model.last(embeddings).logits[0].log_softmax(-1).max()
+    score = log_probability if target == "logprob" else log_probability.exp()
+    (expected,) = torch.autograd.grad(score, embeddings)
+    assert trace.score_gradient is not None
+    found = trace.pull(trace.score_gradient, BACK_PROPAGATION)
+    torch.testing.assert_close(found, expected[0], rtol=0, atol=1e-10 * float(expected.abs().max()))
+
+
+def test_stacks_are_their_members() -> None:
+    config = replace(CONFIGS["retrieval"], dtype="float64")
+    models = [build(config, seed) for seed in (1, 2, 3)]
+    shape = shape_of(config, N)
+    parameters = stacked([{n: v.detach() for n, v in model.network.named_parameters()} for model in models])
+    constants = stacked([constants_of(config, N)] * 3)
+    ids = torch.as_tensor(np.random.default_rng(0).integers(0, 20, (3, 4, N)))
+    vectors = torch.stack([model.embed(row) for model, row in zip(models, ids, strict=True)])
+    trace = trace_stack(shape, parameters, constants, vectors)
+    together = stack_diagonal(trace, THEORY)
+    even = isotropic.stack_isotropic(trace, THEORY)
+    for member, model in enumerate(models):
+        for prompt in range(4):
+            alone = trace_model(model, ids[member, prompt].numpy())
+            torch.testing.assert_close(together[member, prompt], alone.diagonal(THEORY), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(even[member, prompt], alone.isotropic(THEORY), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_networks_at_birth_are_the_sign_randomised_reference_and_near_the_measured(residual: bool) -> None:
+    """What is missing beside the measured profile is coherence: weights are shared between positions."""
+    from posbias.measurement import measure
+
+    model = build(retrieval_network(Architecture(4), width=32, residual=residual))
+    prompts = load_prompts("synthetic", model, n_positions=16, count=8)
+    measured = measure(model, prompts, kinds=["jacobian"]).profiles["jacobian"].influence
+    signed = sign_randomised_rollout(model, prompts, draws=16).profile.influence
+
+    def distance(one: np.ndarray, other: np.ndarray) -> float:
+        return float(np.abs(np.cumsum(one - other)).sum())
+
+    flat = distance(measured, np.full(16, 1 / 16))
+    for form in ("diagonal", "isotropic"):
+        predicted = power_rollout(model, prompts, form=form).profile.influence
+        assert distance(predicted, signed) < 0.05 * flat
+        assert distance(predicted, measured) < 0.75 * flat
+
+
+@pytest.mark.parametrize("n_positions", [1, 2, 3])
+def test_shortest_prompts(n_positions: int) -> None:
+    model = build(CONFIGS["retrieval"])
+    found = trace_model(model, token_ids(model, n_positions)).diagonal(THEORY)
+    assert found.shape == (n_positions,)
+    assert bool(found.isfinite().all())
+
+
+def test_what_cannot_be_walked_is_said() -> None:
+    model = build(replace(CONFIGS["gated-grouped"]))
+    with pytest.raises(UsageError, match="7 learned positions, 9 asked"):
+        trace_model(model, token_ids(model, 9))
+    without_items = ReferenceTransformer(retrieval_network(Architecture(1), width=8))
+    with pytest.raises(UsageError, match="takes vectors"):
+        trace_model(without_items, np.zeros(3, dtype=np.int64))
+    model.network.blocks[0].value.data.fill_(float("nan"))
+    with pytest.raises(RunError, match="not finite"):
+        trace_model(model, token_ids(model))
