@@ -21,6 +21,7 @@ from posbias.records import (
     check_writable,
     exclusive,
     load_record,
+    portable,
     run_directory,
     without_paths,
 )
@@ -236,3 +237,31 @@ def test_a_failed_record_names_no_directory(tmp_path):
     error = load_record(tmp_path).error
     assert str(tmp_path) not in error
     assert "model.safetensors" in error
+
+
+def test_a_record_keeps_of_a_path_only_the_last_part(tmp_path):
+    model = f"{tmp_path}/deep directory/gemma"
+    record = Record(
+        verb="measure", arguments={"model": model, "out": tmp_path / "run", "kinds": ["a", f"{tmp_path}/b"]}
+    )
+    record.resolved["command"] = f"posbias measure '{model}' --out {tmp_path}/run"
+    record.save(tmp_path / "run")
+    for told in (load_record(tmp_path / "run"), Record(**vars(record))):
+        assert told.arguments == {"model": "gemma", "out": "run", "kinds": ["a", "b"]}
+        assert told.resolved["command"] == "posbias measure 'gemma' --out run"
+    assert str(tmp_path) not in (tmp_path / "run" / RECORD_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("config:/x/y/z", "config:z"),
+        ("/a/b.jsonl#field", "b.jsonl#field"),
+        ("documents(file='/a/b c/d.jsonl.gz')", "documents(file='d.jsonl.gz')"),
+        ("http://localhost:8000/v1", "http://localhost:8000/v1"),
+        ("hf:owner/name:split", "hf:owner/name:split"),
+        ({"a": ["/b/c", 3, None]}, {"a": ["c", 3, None]}),
+    ],
+)
+def test_what_is_no_path_stays_as_it_was_passed(value, kept):
+    assert portable(value) == kept

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         measured_use,
         place,
         tie,
+        tie_runs,
     )
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.interventions import intervened
@@ -130,6 +131,7 @@ _HOMES = {
     "run_study": "training",
     "sign_randomised_rollout": "theory.power_rollout",
     "tie": "evaluation",
+    "tie_runs": "evaluation",
     "train": "training",
     "uniform_profile": "profiles",
     "value_path_share": "theory.power_rollout",
@@ -204,6 +206,7 @@ __all__ = [
     "run_study",
     "sign_randomised_rollout",
     "tie",
+    "tie_runs",
     "train",
     "uniform_profile",
     "value_path_share",

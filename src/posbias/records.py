@@ -53,9 +53,9 @@ class Record:
     verb: str
     """The command that made it: "predict", "measure", "compare", "audit" ..."""
     arguments: dict[str, Any]
-    """Arguments as the user passed them, plain JSON."""
+    """Arguments as the user passed them, plain JSON; of a path from the root only the last part."""
     resolved: dict[str, Any] = field(default_factory=dict)
-    """The same with every default and derived value filled in."""
+    """The same with every default and derived value filled in, and paths cut alike."""
     scalars: dict[str, Any] = field(default_factory=dict)
     """Results that are numbers, texts or small tables (nested dictionaries and lists of plain values)."""
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -69,12 +69,16 @@ class Record:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
 
+    def __post_init__(self) -> None:
+        self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
+
     def __repr__(self) -> str:
         return f"Record({self.verb}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r})"
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document."""
-        document = {name: plain(value) for name, value in vars(self).items() if name != "arrays"}
+        told = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
+        document = {name: plain(value) for name, value in {**vars(self), **told}.items() if name != "arrays"}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
         return document
 
@@ -233,6 +237,21 @@ def without_paths(text: str) -> str:
     """The text with every absolute path cut down to its last part: other libraries' errors name files by them."""
     quoted = QUOTED_PATH.sub(r"\g<before>\g<last>\g<before>", text)
     return ABSOLUTE_PATH.sub(r"\g<before>\g<last>", quoted)
+
+
+def portable(value: Any) -> Any:
+    """Plain values as a record tells them: every absolute path, which belongs to one machine, cut to its last part."""
+    if isinstance(value, Mapping):
+        return {name: portable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(item) for item in value]
+    if isinstance(value, Path):
+        return portable(str(value))
+    if not isinstance(value, str):
+        return value
+    # A whole value in quotation marks: spaces belong to a path that it is.
+    whole = value[:1] in ("/", "~") and not any(mark in value for mark in "'\n,")
+    return without_paths(f"'{value}'")[1:-1] if whole else without_paths(value)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

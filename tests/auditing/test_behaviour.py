@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.auditing.behaviour import correct_for_number
 from posbias.auditing.behaviour_spans import spans_of
 from posbias.auditing.behaviour_weighing import elsewhere
 from posbias.errors import UsageError
+from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
 from posbias.report.behaviour import render_behaviour, statements_of, tables_of
 from posbias.tasks.language import LANGUAGE_TASKS

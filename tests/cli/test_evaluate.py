@@ -9,7 +9,7 @@ import pytest
 
 import posbias as pb
 from posbias.cli import main
-from posbias.cli.evaluate import places_of
+from posbias.cli.behaviour_options import places_of
 from posbias.cli.place import scores_of
 from posbias.errors import UsageError
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -184,6 +184,10 @@ def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
     assert printed["behaviour"]["scalars"] == record.scalars
     assert record.scalars["tie"]["series"]
     assert "behaviour-tie.png" in {path.name for path in (tmp_path / "run" / "behaviour").iterdir()}
+    pages = {name: (tmp_path / "run" / name / "report.html").read_text() for name in (".", "behaviour")}
+    assert 'href="behaviour/report.html"' in pages["."]
+    assert 'href="../report.html"' in pages["behaviour"]
+    assert record.scalars["cost_of_influence"]["peak_bytes"] > 0
     placed = posbias("place", "--run", tmp_path / "run", "--scores", "1,2")
     assert placed.returncode == 2
     assert "6 contents" in placed.stderr

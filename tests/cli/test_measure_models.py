@@ -55,9 +55,9 @@ def test_each_model_has_the_record_it_has_when_measured_alone(posbias, tiny_llam
             np.testing.assert_array_equal(among.arrays[key], array)
         assert among.resolved["model"] == one.resolved["model"]
         assert among.arguments | {"out": None} == one.arguments | {"out": None}
-        assert among.arguments["model"] == str(source)
+        assert among.arguments["model"] == source.name
         assert not (out / name / "parts").exists()
-        assert str(source) in among.resolved["command"]
+        assert source.name in among.resolved["command"].split()
     first, second = (pb.load_record(out / name).resolved["model"]["weights_sha256"] for name in names)
     assert first != second
 

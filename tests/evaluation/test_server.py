@@ -1,7 +1,10 @@
 """Servers that refuse, stall, break off and talk nonsense; keys that never leave the header."""
 
+import contextlib
 import json
 import logging
+import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +143,42 @@ def test_a_server_that_stalls_is_given_up() -> None:
         with pytest.raises(RunError, match=r"no answer within 0\.1 s"):
             responder.generate(requests(1))
         responder.close()
+
+
+def test_an_answer_that_trickles_in_is_given_up() -> None:
+    """Each piece comes in time, the whole does not."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def trickle() -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            for _ in range(100):
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    responder = ServerResponder(
+        f"http://127.0.0.1:{listening.getsockname()[1]}", "m", replace(FAST, retries=0, timeout=0.4)
+    )
+    begin = time.monotonic()
+    with pytest.raises(RunError, match=r"no answer within 0\.4 s"):
+        responder.generate(requests(1))
+    assert time.monotonic() - begin < 2
+    responder.close()
+    thread.join()
+    listening.close()
+
+
+def test_without_reuse_only_ones_own_answers_are_taken_again(tmp_path: Path) -> None:
+    with stand_in(echo_back) as server:
+        for reuse, asked in ((True, 3), (False, 6), (True, 6)):
+            responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path, reuse=reuse))
+            responder.generate([*requests(3), *requests(3)])
+            responder.close()
+            assert len(server.asked) == asked
 
 
 def test_the_key_stays_in_the_header(

@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from posbias.errors import UsageError
+from posbias.evaluation.tie_draws import drawn_together
 from posbias.evaluation.ties import CONTROLS, Pair, tie
 
 
@@ -142,3 +143,52 @@ def test_what_cannot_be_tied_is_refused():
 def test_the_seed_decides():
     given = pair(*np.random.default_rng(6).random((2, 9)), noise=0.3)
     assert tie(given, seed=1).as_record() == tie(given, seed=1).as_record()
+
+
+@pytest.mark.parametrize("n_positions", [5, 6])
+def test_of_unrelated_curves_at_few_positions_few_are_called_tied(n_positions):
+    generator = np.random.default_rng(0)
+    found = dict.fromkeys(CONTROLS, 0)
+    for _ in range(60):
+        curves = [np.tile(curve, (2, 1)) for curve in generator.random((2, n_positions))]
+        ties = tie(Pair(*curves, tuple(range(n_positions)), n_positions))
+        for name in CONTROLS:
+            found[name] += ties.of(name).p <= 0.05
+    assert max(found.values()) <= 8  # 3 expected; permuting without clearing again gives 15 with both held fixed
+
+
+def test_contents_that_pairs_share_are_drawn_together_and_others_apart():
+    names = tuple("abcdef")
+    first, second, alone = drawn_together([names, names[::-1][:4], 6], generator=np.random.default_rng(0))
+    assert len(first) == len(second) == len(alone)
+    np.testing.assert_allclose(first[0], 1 / 6)
+    np.testing.assert_allclose(first[1:].sum(axis=1), 1)
+    shared = first[1:, ::-1][:, :4]
+    some = shared.sum(axis=1) > 0
+    np.testing.assert_allclose(second[1:][some], shared[some] / shared[some].sum(axis=1, keepdims=True))
+    assert np.isnan(second[1:][~some]).all()
+    assert abs(np.corrcoef(first[1:, 0], alone[1:, 0])[0, 1]) < 0.1
+
+
+def test_samples_that_share_by_way_of_others_are_drawn_together():
+    chain = drawn_together([("a", "b"), ("c", "d"), ("b", "c")], generator=np.random.default_rng(1))
+    middle = chain[2][1:]
+    taken = ~np.isnan(middle[:, 0]) & ~np.isnan(chain[0][1:, 0]) & ~np.isnan(chain[1][1:, 0])
+    assert 0.5 < taken.mean() < 1
+    with_b = middle[taken, 0] > 0
+    assert ((chain[0][1:][taken, 1] > 0) == with_b).all()
+
+
+def test_sharing_contents_widens_what_is_known_of_two_models():
+    """Two copies of one run are no more evidence about contents than one; taken as independent they would seem so."""
+    given = pair(*np.random.default_rng(7).random((2, 8)), noise=0.5, count=12)
+    names = tuple(map(str, range(12)))
+    shared = Pair(given.first, given.second, given.positions, 8, names)
+    once, together, apart = (tie(group).of("nothing").value for group in (shared, [shared, shared], [given, given]))
+    assert together.high - together.low == pytest.approx(once.high - once.low, rel=0.05)
+    assert apart.high - apart.low < 0.9 * (together.high - together.low)
+
+
+def test_names_of_contents_are_all_or_none_and_different():
+    with pytest.raises(UsageError, match="a different name for each of 3 contents"):
+        Pair(np.ones((3, 4)), np.ones((3, 4)), (0, 1, 2, 3), 4, ("a", "b", "b"))

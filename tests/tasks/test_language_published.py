@@ -13,7 +13,7 @@ from posbias.tasks.language import Documents, KeyValue
 PAIRS = [["k1", "v1"], ["k2", "v2"], ["k3", "v3"]]
 RECORD = {"ordered_kv_records": PAIRS, "key": "k3", "value": "v3"}
 CONTEXTS = [{"title": "T", "text": "gold", "isgold": True}, {"title": "U", "text": "other", "isgold": False}]
-QUESTION = {"question": "q", "answers": ["a"], "ctxs": CONTEXTS}
+QUESTION = {"question": "q", "answers": ["x"], "ctxs": CONTEXTS}
 
 
 def written(path: Path, lines: list[Any]) -> str:
@@ -66,6 +66,7 @@ def test_wrong_lines_of_pairs_are_named(tmp_path: Path, line: Any, complaint: st
         ({"question": ""}, "line 1: field 'question' must be text"),
         ({"answers": []}, "line 1: field 'answers' must be a list with entries"),
         ({"answers": [3]}, "line 1: field 'answers' must hold texts"),
+        ({"answers": ["x", "The ..."]}, "line 1: answer 'The ...' holds nothing but articles"),
         ({"ctxs": "none"}, "line 1: field 'ctxs' must be a list"),
         ({"ctxs": ["text"]}, "line 1: an entry of 'ctxs' must be an object"),
         ({"ctxs": [{"title": "T"}]}, "line 1: field 'text' must be text, got None"),
@@ -81,11 +82,18 @@ def test_wrong_lines_of_documents_are_named(tmp_path: Path, change: dict[str, An
     assert complaint in str(caught.value)
 
 
+def test_a_title_may_be_empty(tmp_path: Path) -> None:
+    untitled = [{**entry, "title": ""} for entry in CONTEXTS[:2]]
+    path = written(tmp_path / "qa.jsonl", [{**QUESTION, "ctxs": untitled}])
+    (first, _) = Documents(file=path, documents=2).examples(None, count=1)
+    assert "Document [1](Title: ) gold" in str(first.prompt)
+
+
 def test_oracle_and_closed_book_need_less(tmp_path: Path) -> None:
     path = written(tmp_path / "oracle.jsonl", [{**QUESTION, "ctxs": CONTEXTS[:1]}])
     (oracle,) = Documents(file=path, setting="oracle").examples(None, count=1)
     assert "Document [1](Title: T) gold" in str(oracle.prompt)
-    bare = written(tmp_path / "bare.jsonl", [{"question": "q", "answers": ["a"]}])
+    bare = written(tmp_path / "bare.jsonl", [{"question": "q", "answers": ["x"]}])
     (closed,) = Documents(file=bare, setting="closed_book").examples(None, count=1)
     assert closed.prompt == "Question: q\nAnswer:"
 

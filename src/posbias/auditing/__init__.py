@@ -1,7 +1,7 @@
 """Runs that join the rooms, as records; above all the audit: one model as trained and at birth beside every theory."""
 
 from posbias.auditing.attention import attention_record
-from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour
+from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour
 from posbias.auditing.measuring import MeasurePlan, measure_models, measure_source
 from posbias.auditing.options import AuditOptions
 from posbias.auditing.recording import comparison_record, measurement_record
@@ -16,7 +16,9 @@ __all__ = [
     "audit",
     "audit_behaviour",
     "comparison_record",
+    "link_behaviour",
     "measure_models",
     "measure_source",
     "measurement_record",
+    "preflight_behaviour",
 ]

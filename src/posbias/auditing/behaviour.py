@@ -15,22 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from posbias.auditing.behaviour_cost import influence_cost
 from posbias.auditing.behaviour_weighing import Name, Weighing
 from posbias.comparison import interval_record
 from posbias.evaluation import EvaluateOptions, Evaluation, Pair, evaluate, evaluation_record, tie, write_outputs
+from posbias.evaluation.record import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
-from posbias.evaluation.statistics import Scores, holm, position_means
-from posbias.evaluation.ties import CONTROLS
+from posbias.evaluation.statistics import Scores, position_means
+from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import Kind, resolve_kinds
 from posbias.models import Model
 from posbias.parts import PartStore, clear_parts, made_by
-from posbias.records import Record, run_directory
+from posbias.records import REPORT_FILE, Record, run_directory
+from posbias.report import write_report
 from posbias.report.behaviour import write_behaviour_report
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
-LEVEL = 0.05
-"""Of a corrected p-value."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,35 @@ class BehaviourPlan:
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     prompt_theories: bool = True
     """Whether theories that read every prompt are computed too; each takes as long as a few backward passes."""
+    cost: Mapping[str, Any] | None = None
+    """What `preflight_behaviour` expects of the influence; None: it is still to be asked."""
 
     @property
     def asked(self) -> LanguageTask:
         """The task as an object."""
         return LANGUAGE_TASKS.parse(self.task) if isinstance(self.task, str) else self.task
+
+
+def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
+    """The plan with the expected cost of the influence, before anything is asked or measured.
+
+    Raises:
+        UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
+    """
+    kinds = tuple(resolve_kinds(list(plan.kinds)))
+    cost = influence_cost(model, plan.asked, kinds=kinds, options=plan.evaluation)
+    return replace(plan, cost=cost)
+
+
+def link_behaviour(audit: Record, directory: Path) -> Path:
+    """Let the page of a finished audit lead to that of the behaviour below it, and draw it anew.
+
+    Raises:
+        RunError: the directory cannot be written.
+    """
+    audit.resolved["related"] = {"behaviour: does what weighs also get used?": f"{BEHAVIOUR}/{REPORT_FILE}"}
+    audit.save(directory)
+    return write_report([audit], directory)
 
 
 def audit_behaviour(
@@ -68,12 +93,14 @@ def audit_behaviour(
         command: What repeats the run in a shell.
 
     Raises:
-        UsageError: wrong input, a task whose items have no places, or a tokenizer without offsets.
+        UsageError: wrong input, a task whose items have no places, a tokenizer without offsets, or prompts that do not
+            fit into memory.
         RunError: the run failed; finished contents and prompts are kept.
     """
     given = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     kinds = resolve_kinds(list(plan.kinds))
     with run_directory(out, verb="evaluate", arguments=given) as directory:
+        plan = preflight_behaviour(model, plan) if plan.cost is None else plan
         options = replace(plan.evaluation, directory=directory)
         evaluation = evaluate(plan.asked, LocalResponder(model, LocalOptions()), options=options)
         weighing = Weighing(
@@ -82,6 +109,9 @@ def audit_behaviour(
         series, left_out = weighing.series()
         record = evaluation_record(evaluation, given, command=command)
         record.resolved["kinds"] = [str(kind) for kind in kinds]
+        if directory is not None and directory.name == BEHAVIOUR:
+            record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
+        record.scalars["cost_of_influence"] = dict(plan.cost or {})
         _store_tie(record, evaluation, series, left_out)
         if directory is not None:
             write_outputs(evaluation, directory)
@@ -125,25 +155,6 @@ def _store_tie(
         )
     correct_for_number(entries)
     record.scalars["tie"] = {"series": entries, "left_out": list(left_out)}
-
-
-def correct_for_number(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Correct the p-values for the number of series and measures (Holm, for each control by itself), in place.
-
-    A tie then counts as established only where the corrected p-value is at most 0.05, too.
-    """
-    for controlled in CONTROLS:
-        family = [
-            correlation
-            for entry in entries
-            for found in entry["ties"].values()
-            for correlation in found["correlations"]
-            if correlation["controlled"] == controlled and correlation["p"] is not None
-        ]
-        adjusted = holm(np.array([correlation["p"] for correlation in family]))
-        for correlation, p_value in zip(family, adjusted, strict=True):
-            correlation["adjusted_p"] = float(p_value)
-            correlation["established"] = bool(correlation["established"] and p_value <= LEVEL)
 
 
 def _ties(evaluation: Evaluation, table: Scores) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.encoding import encode
+from posbias.evaluation.responders.encoding import encode_requests
 from posbias.tasks.language import Example, LanguageTask
 
 
@@ -33,7 +33,7 @@ class ContentSpans:
     def prompt(self, gold: int) -> tuple[Int64[np.ndarray, "_"], int]:
         """The tokens of the prompt with the answer at `gold`, and the right answer's first token."""
         example = self.examples[gold]
-        (encoded,) = encode(self.tokenizer, [Request(prompt=example.prompt, answer=example.target)])
+        (encoded,) = encode_requests(self.tokenizer, [Request(prompt=example.prompt, answer=example.target)])
         return encoded.prompt, int(encoded.answer[0])
 
     def spans(self, gold: int) -> list[tuple[int, int]]:

@@ -188,7 +188,7 @@ def _arguments(
     model: str | Path | Model, n_positions: int, prompts: int | Prompts, options: AuditOptions
 ) -> dict[str, Any]:
     return {
-        "model": str(model) if isinstance(model, str | Path) else "a loaded model",
+        "model": str(model) if isinstance(model, str | Path) else str(model.describe().get("source", "a loaded model")),
         "n_positions": n_positions,
         "prompts": "given prompts" if isinstance(prompts, Prompts) else prompts,
         **options.describe(),

@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from posbias.cli import behaviour_options as asked
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
 
 if TYPE_CHECKING:
-    from posbias.auditing import AuditOptions, BehaviourPlan
+    from posbias.auditing import Audit, AuditOptions, BehaviourPlan
     from posbias.records import Record
 
-BEHAVIOUR = "behaviour"
-"""Where the tie to behaviour is kept, below the audit's directory."""
-
+Births = Annotated[
+    int | None, typer.Option(help="Re-initialisations to measure; default: up to 8.", min=0, show_default=False)
+]
 EXAMPLE = (
     "Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 "
     "--prompts corpus.jsonl` · continue after an interruption: the same command with `--resume`"
@@ -30,35 +31,17 @@ def audit(
     length: options.Length = 512,
     count: options.Count = 16,
     kinds: options.Kinds = "jacobian,probability",
-    births: Annotated[
-        int | None,
-        typer.Option(help="Re-initialisations to measure; default: up to 8.", min=0, show_default=False),
-    ] = None,
+    births: Births = None,
     init_seed: options.InitSeed = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     checkpointing: options.Checkpointing = False,
-    behaviour: Annotated[
-        str | None,
-        typer.Option(
-            "--behaviour",
-            help="Tie influence to the answers of a task, e.g. 'key_value(pairs=10)'.",
-            show_default=False,
-        ),
-    ] = None,
-    behaviour_count: Annotated[int, typer.Option("--behaviour-count", help="Contents asked.", min=1)] = 12,
-    behaviour_positions: Annotated[
-        str, typer.Option("--behaviour-positions", help="all, spread(5), or places such as 0,4,9.")
-    ] = "spread(5)",
-    behaviour_tokens: Annotated[
-        int | None, typer.Option("--behaviour-tokens", help="Generated at most.", min=1, show_default="the task's own")
-    ] = None,
-    behaviour_kinds: Annotated[
-        str, typer.Option("--behaviour-kinds", help="Kinds of influence on the task's prompts; as --kinds.")
-    ] = "jacobian(probes=2),logprob",
-    behaviour_theories: Annotated[
-        bool, typer.Option(help="Theories that read each of the task's prompts: the slower ones.")
-    ] = True,
+    behaviour: asked.Behaviour = None,
+    behaviour_count: asked.BehaviourCount = 12,
+    behaviour_positions: asked.BehaviourPositions = "spread(5)",
+    behaviour_tokens: asked.BehaviourTokens = None,
+    behaviour_kinds: asked.BehaviourKinds = "jacobian(probes=2),logprob",
+    behaviour_theories: asked.BehaviourTheories = True,
     engine: options.Engine = "local",
     workers: options.Workers = None,
     threads: options.Threads = None,
@@ -71,8 +54,6 @@ def audit(
 ) -> None:
     """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""
     from posbias.auditing import AuditOptions
-    from posbias.auditing import audit as run_audit
-    from posbias.cli.output import print_json, print_summary
     from posbias.measurement import PassOptions
     from posbias.prompts import PromptSource
 
@@ -90,19 +71,63 @@ def audit(
         engine=options.engine_of(engine, workers=workers, threads=threads, address=ray_address),
         command=command_line(context),
     )
-    plan = None
-    if behaviour is not None:
-        plan = _plan(context, settings)
-    finished = run_audit(model, n_positions=length, prompts=count, out=out, options=settings)
-    tied = None if plan is None else _tie(model, plan, out, context)
-    if json:
-        own = finished.record.as_json()
-        print_json(own if tied is None else {**own, "behaviour": tied.as_json()})
-        return
+    if behaviour is None:
+        _audit(context, settings)
+    else:
+        _audit_with_behaviour(context, settings)
+
+
+def _audit(context: typer.Context, settings: "AuditOptions") -> None:
+    """The audit alone."""
+    from posbias.auditing import audit as run_audit
+    from posbias.cli.output import print_json
+
+    given = context.params
+    finished = run_audit(
+        given["model"], n_positions=given["length"], prompts=given["count"], out=given["out"], options=settings
+    )
+    if given["json"]:
+        print_json(finished.record.as_json())
+    else:
+        _show_audit(finished)
+
+
+def _audit_with_behaviour(context: typer.Context, settings: "AuditOptions") -> None:
+    """The audit, and the answers to a task beside it in a run directory of its own; one model is loaded for both."""
+    from posbias.auditing import audit as run_audit
+    from posbias.auditing import audit_behaviour, link_behaviour, preflight_behaviour
+    from posbias.cli.output import print_json
+    from posbias.evaluation.record import BEHAVIOUR
+    from posbias.models import load_model
+
+    given, out = context.params, context.params["out"]
+    plan = _plan(context, settings)
+    model = load_model(
+        given["model"],
+        init_seed=settings.init_seed,
+        dtype=settings.dtype,
+        device=settings.device,
+        max_memory=settings.max_memory,
+    )
+    plan = preflight_behaviour(model, plan)
+    finished = run_audit(model, n_positions=given["length"], prompts=given["count"], out=out, options=settings)
+    below = None if out is None else out / BEHAVIOUR
+    arguments, command = passed_arguments(context), command_line(context)
+    tied = audit_behaviour(model, plan, out=below, arguments=arguments, command=command)
+    if out is not None:
+        link_behaviour(finished.record, out)
+    if given["json"]:
+        print_json({**finished.record.as_json(), "behaviour": tied.as_json()})
+    else:
+        _show_audit(finished)
+        _show_tie(tied, out)
+
+
+def _show_audit(finished: "Audit") -> None:
+    from posbias.cli.output import print_summary
+
     print_summary(finished.record)
     typer.echo(f"report: {finished.report}")
-    if tied is not None:
-        _show_tie(tied, out)
 
 
 def _plan(context: typer.Context, settings: "AuditOptions") -> "BehaviourPlan":
@@ -112,44 +137,28 @@ def _plan(context: typer.Context, settings: "AuditOptions") -> "BehaviourPlan":
         UsageError: an unknown task, or positions that it does not have.
     """
     from posbias.auditing import BehaviourPlan
-    from posbias.cli.evaluate import places_of
     from posbias.evaluation import EvaluateOptions
     from posbias.measurement import resolve_kinds
     from posbias.tasks.language import LANGUAGE_TASKS
 
     given = context.params
-    asked = LANGUAGE_TASKS.parse(given["behaviour"])
+    task = LANGUAGE_TASKS.parse(given["behaviour"])
     evaluation = EvaluateOptions(
         count=given["behaviour_count"],
-        positions=places_of(given["behaviour_positions"], asked),
+        positions=asked.places_of(given["behaviour_positions"], task),
         max_tokens=given["behaviour_tokens"],
         seed=settings.seed,
         resume=settings.resume,
+        max_memory=settings.max_memory,
     )
     kinds = resolve_kinds(options.split_literals(given["behaviour_kinds"]))
-    return BehaviourPlan(asked, evaluation, kinds, given["behaviour_theories"])
-
-
-def _tie(model: str, plan: "BehaviourPlan", out: Path | None, context: typer.Context) -> "Record":
-    """Behaviour and influence on the same prompts, in a run directory of its own below the audit's."""
-    from posbias.auditing import audit_behaviour
-    from posbias.models import load_model
-
-    given = passed_arguments(context)
-    loaded = load_model(
-        model,
-        init_seed=given["init_seed"],
-        dtype=given["dtype"],
-        device=given["device"],
-        max_memory=options.bytes_of(given["max_memory"]),
-    )
-    directory = None if out is None else out / BEHAVIOUR
-    return audit_behaviour(loaded, plan, out=directory, arguments=given, command=command_line(context))
+    return BehaviourPlan(task, evaluation, kinds, given["behaviour_theories"])
 
 
 def _show_tie(record: "Record", out: Path | None) -> None:
     from rich.console import Console
 
+    from posbias.evaluation.record import BEHAVIOUR
     from posbias.records import REPORT_FILE
     from posbias.report.behaviour import show_behaviour
 

@@ -2,15 +2,17 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from posbias.cli import behaviour_options as asked
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
+    from posbias.evaluation import EvaluateOptions
     from posbias.evaluation.responders import Responder
     from posbias.tasks.language import LanguageTask
 
@@ -19,150 +21,135 @@ EXAMPLE = (
     "--server http://localhost:8000/v1 --served-model NAME --task 'documents(documents=10)' --out runs/server` · after "
     "an interruption the same command with `--resume` · tasks: `posbias list tasks`"
 )
-SPREAD = "spread"
 ANSWERS = "answers"
 """Where a server's answers are kept, below the run directory."""
+OWN_OPTIONS = {"cache", "reuse"}
+"""Options of a server that other flags set."""
 
 
 def evaluate(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False),
-    ] = None,
-    task: Annotated[str, typer.Option("--task", help="What is asked, as a literal call.")] = "key_value(pairs=10)",
-    positions: Annotated[
-        str, typer.Option("--positions", help="all, spread (at most 9), spread(5), or places such as 0,4,9.")
-    ] = SPREAD,
-    count: Annotated[int, typer.Option("--count", help="Contents, each asked at every position.", min=1)] = 50,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Generated at most.", min=1, show_default="the task's own")
-    ] = None,
-    generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the published rule.")] = True,
-    score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True,
-    server: Annotated[
-        str | None, typer.Option("--server", help="Base URL of an OpenAI-compatible server.", show_default=False)
-    ] = None,
-    served_model: Annotated[
-        str | None, typer.Option("--served-model", help="The model's name on the server.", show_default=False)
-    ] = None,
-    server_options: Annotated[
-        str, typer.Option("--server-options", help="Such as: kind='text', concurrency=8, requests_per_minute=60.")
-    ] = "",
-    lm_eval: Annotated[
-        Path | None,
-        typer.Option("--lm-eval", help="Write the examples there as an lm-eval task and stop.", show_default=False),
-    ] = None,
+    model: asked.AskedModel = None,
+    task: asked.Task = "key_value(pairs=10)",
+    positions: asked.Positions = asked.SPREAD,
+    count: asked.Contents = 50,
+    max_tokens: asked.MaxTokens = None,
+    generate: asked.Generate = True,
+    score: asked.Score = True,
+    batch: asked.Batch = 8,
+    server: asked.Server = None,
+    served_model: asked.ServedModel = None,
+    server_options: asked.ServerSettings = "",
+    tokenizer: asked.Tokenizer = None,
+    lm_eval: asked.LmEval = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
+    max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue without redoing finished contents.")] = False,
+    resume: asked.Resume = False,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
     """Ask a model for one item of a context whose place is varied: accuracy and log-probability by position."""
+    from posbias.evaluation import EvaluateOptions
+    from posbias.tasks.language import LANGUAGE_TASKS
+
+    wanted = LANGUAGE_TASKS.parse(task)
+    settings = EvaluateOptions(
+        count=count,
+        positions=asked.places_of(positions, wanted),
+        seed=seed,
+        generate=generate,
+        score=score,
+        max_tokens=max_tokens,
+        resume=resume,
+        max_memory=options.bytes_of(max_memory),
+    )
+    if lm_eval is not None:
+        _export(wanted, settings, model=model or tokenizer, directory=lm_eval)
+    elif (model is None) == (server is None):
+        raise UsageError("give either a MODEL or --server URL, not both and not none")
+    elif model is not None and tokenizer is not None:
+        raise UsageError(f"--tokenizer {tokenizer!r} goes with --server; a MODEL brings its own")
+    else:
+        _evaluate(context, wanted, settings)
+
+
+def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateOptions") -> None:
+    """Ask, save, draw and print."""
+    from dataclasses import replace
+
     from posbias.cli.output import finish
-    from posbias.evaluation.evaluation import EvaluateOptions
-    from posbias.evaluation.evaluation import evaluate as run_evaluation
+    from posbias.evaluation import evaluate as run_evaluation
     from posbias.evaluation.record import evaluation_record, write_outputs
     from posbias.parts import clear_parts
     from posbias.records import run_directory
     from posbias.report.behaviour import show_behaviour, write_behaviour_report
-    from posbias.tasks.language import LANGUAGE_TASKS
 
-    asked = LANGUAGE_TASKS.parse(task)
-    places = places_of(positions, asked)
-    if lm_eval is not None:
-        _export(context, asked, places, directory=lm_eval)
-        return
-    if (model is None) == (server is None):
-        raise UsageError("give either a MODEL or --server URL, not both and not none")
     arguments = passed_arguments(context)
-    with run_directory(out, verb="evaluate", arguments=arguments) as directory:
-        if server is None:
-            responder = _local(str(model), dtype, device)
-        else:
-            responder = _server(server, served_model, server_options, directory)
-        settings = EvaluateOptions(
-            count=count,
-            positions=places,
-            seed=seed,
-            generate=generate,
-            score=score,
-            max_tokens=max_tokens,
-            directory=directory,
-            resume=resume,
-        )
+    with run_directory(context.params["out"], verb="evaluate", arguments=arguments) as directory:
+        responder = _responder(context, directory)
         try:
-            found = run_evaluation(asked, responder, options=settings)
+            found = run_evaluation(task, responder, options=replace(settings, directory=directory))
         finally:
             responder.close()
         record = evaluation_record(found, arguments, command=command_line(context))
         if directory is not None:
             write_outputs(found, directory)
-        finish(record, out=directory, as_json=json, write=write_behaviour_report, show=show_behaviour)
+        finish(
+            record,
+            out=directory,
+            as_json=context.params["json"],
+            write=write_behaviour_report,
+            show=show_behaviour,
+        )
         if directory is not None:
             clear_parts(directory)
 
 
-def places_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
-    """The positions that `--positions` names.
-
-    Raises:
-        UsageError: not a list of whole numbers, or places that the task does not have.
-    """
-    from posbias.evaluation.evaluation import SPREAD_POSITIONS, spread_positions
-    from posbias.registry import parse_literal_call
-
-    text = spelled.strip()
-    if text == "all":
-        return task.positions()
-    if text.startswith(SPREAD):
-        name, values, keywords = parse_literal_call(text, "positions")
-        if name == SPREAD and not keywords and len(values) <= 1:
-            return spread_positions(task, *(values or [SPREAD_POSITIONS]))
-    try:
-        return task.positions([int(part) for part in text.split(",")])
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"--positions {spelled!r}: allowed: all, spread, spread(5), or places such as 0,4,9") from None
-
-
-def _export(context: typer.Context, task: "LanguageTask", places: tuple[int, ...], *, directory: Path) -> None:
-    """Write the examples for lm-eval; a model is loaded only for its tokenizer, which some tasks need."""
+def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | None, directory: Path) -> None:
+    """Write the examples for lm-eval; some tasks need the model's tokenizer for it."""
     from posbias.evaluation.export import export_lm_eval
-    from posbias.models import load_model
+    from posbias.models import load_tokenizer
 
-    given = context.params
-    tokenizer = None if given["model"] is None else load_model(given["model"]).tokenizer
-    examples = list(task.examples(tokenizer, count=given["count"], positions=places, seed=given["seed"]))
-    found = export_lm_eval(task, examples, directory, max_tokens=given["max_tokens"])
+    tokenizer = None if model is None else load_tokenizer(model)
+    examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))
+    found = export_lm_eval(task, examples, directory, max_tokens=settings.max_tokens)
     typer.echo(f"{found.examples} examples; run: cd {directory} && lm_eval --include_path . --tasks {found.names[0]}")
 
 
-def _local(model: str, dtype: str, device: str) -> "Responder":
-    from posbias.evaluation.responders import LocalResponder
+def _responder(context: typer.Context, directory: Path | None) -> "Responder":
+    """Who answers: a model in this process, or one on a server."""
+    from posbias.evaluation.responders import LocalOptions, LocalResponder
     from posbias.models import load_model
 
-    return LocalResponder(load_model(model, dtype=dtype, device=device))
+    given = context.params
+    if given["server"] is not None:
+        return _server(context, directory)
+    allowed = options.bytes_of(given["max_memory"])
+    loaded = load_model(given["model"], dtype=given["dtype"], device=given["device"], max_memory=allowed)
+    return LocalResponder(loaded, LocalOptions(batch=given["batch"]))
 
 
-def _server(address: str, model: str | None, spelled: str, directory: Path | None) -> "Responder":
-    """A server's model; its answers are kept in the run directory, so that none is paid for twice.
+def _server(context: typer.Context, directory: Path | None) -> "Responder":
+    """A server's model; its answers are kept in the run directory, so that --resume pays for none twice.
 
     Raises:
         UsageError: no model named, or options that cannot be read.
     """
     from posbias.evaluation.responders import ServerOptions, ServerResponder
+    from posbias.models import load_tokenizer
     from posbias.registry import parse_literal_call
 
-    if model is None:
+    given = context.params
+    if given["served_model"] is None:
         raise UsageError("--server needs --served-model, the name the server knows the model by")
-    _, positional, given = parse_literal_call(f"server({spelled})", "server options")
-    known = {field.name for field in fields(ServerOptions)} - {"cache"}
-    unknown = sorted(set(given) - known)
-    if positional or unknown:
+    spelled = given["server_options"]
+    _, positional, named = parse_literal_call(f"server({spelled})", "server options")
+    known = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
+    if positional or set(named) - known:
         raise UsageError(f"--server-options {spelled!r}: allowed: {', '.join(f'{name}=...' for name in sorted(known))}")
     cache = None if directory is None else directory / ANSWERS
-    return ServerResponder(address, model, ServerOptions(**given, cache=cache))
+    settings = ServerOptions(**named, cache=cache, reuse=given["resume"])
+    tokenizer = None if given["tokenizer"] is None else load_tokenizer(given["tokenizer"])
+    return ServerResponder(given["server"], given["served_model"], settings, tokenizer=tokenizer)

@@ -17,7 +17,6 @@ EXAMPLE = (
     "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number or one JSON "
     "object with a `score` per line: `posbias place --run runs/pairs --scores scores.jsonl`"
 )
-BEHAVIOUR = "behaviour"
 
 
 def place(
@@ -38,12 +37,13 @@ def place(
     from posbias.cli.output import print_json
     from posbias.evaluation import measured_use
     from posbias.evaluation import place as find_order
-    from posbias.records import Record, load_record, run_directory
+    from posbias.evaluation.record import load_behaviour
+    from posbias.records import Record, run_directory
 
     relevance = scores_of(scores)
     arguments = passed_arguments(context)
     with run_directory(out, verb="place", arguments=arguments) as directory:
-        measured = load_record(_run_of(run))
+        measured = load_behaviour(run)
         found = find_order(relevance, measured_use(measured, measure=by), seed=seed)
         record = Record(
             verb="place",
@@ -103,12 +103,6 @@ def _number(text: str, where: str) -> float:
         raise UsageError(
             f"{where}: {text.strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
         ) from None
-
-
-def _run_of(run: Path) -> Path:
-    """The run itself, or the behaviour below an audit's directory."""
-    below = run / BEHAVIOUR
-    return below if below.is_dir() else run
 
 
 def _show(record: "Record") -> None:

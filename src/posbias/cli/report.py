@@ -26,6 +26,7 @@ def report(
     from posbias.report.claims import write_claims_report
     from posbias.report.decompositions import write_decomposition_report
     from posbias.report.reproductions import write_reproduction_report
+    from posbias.report.ties import write_ties_report
     from posbias.report.training import write_training_report
 
     records = [load_record(run) for run in runs]
@@ -34,6 +35,7 @@ def report(
         "attention": write_attention_report,
         "decompose": write_decomposition_report,
         "evaluate": write_behaviour_report,
+        "tie": write_ties_report,
         "train": write_training_report,
         "verify": write_claims_report,
         "reproduce": write_reproduction_report,

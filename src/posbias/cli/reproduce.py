@@ -56,7 +56,10 @@ def reproduce(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="trained: per stack.", min=1, show_default="all cores")] = None,
     ray_address: options.RayAddress = None,
-    resume: Annotated[bool, typer.Option("--resume", help="trained: continue from the latest checkpoints.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="trained: read finished studies back, judge anew; go on with unfinished ones."),
+    ] = False,
     seed: options.Seed = 0,
     out: options.Out = None,
     json: options.Json = False,

@@ -3,6 +3,7 @@
 from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, evaluate
 from posbias.evaluation.placement import MeasuredUse, Placement, place
 from posbias.evaluation.record import evaluation_record, measured_use, write_outputs
+from posbias.evaluation.tie_record import tie_runs
 from posbias.evaluation.ties import Pair, Tie, tie
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "measured_use",
     "place",
     "tie",
+    "tie_runs",
     "write_outputs",
 ]

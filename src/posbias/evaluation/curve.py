@@ -107,7 +107,7 @@ def position_curve(
         comparison = compare_to_best(complete, generator=generator, draws=options.draws, confidence=options.confidence)
         smallest = detectable_difference(complete, alpha=1 - options.confidence)
         if len(places) > 2:
-            loss = middle_loss(complete, generator=generator, draws=options.draws)
+            loss = middle_loss(complete, generator=generator, draws=options.draws, confidence=options.confidence)
     return PositionCurve(
         positions=places,
         means=means,

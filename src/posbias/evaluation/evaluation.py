@@ -5,7 +5,7 @@ paired statistics; finished contents are kept, so that a killed run or one whose
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.asking import Asking, Content, Pieces, ask, contents_of, read_texts
+from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import CurveOptions, PositionCurve, position_curve
 from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.statistics import Scores
@@ -23,7 +24,7 @@ from posbias.progress import track
 from posbias.registry import check_whole
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
-DECIDING = ("kind", "model", "address", "body")
+DECIDING = ("kind", "model", "address", "body", "tokenizer")
 """What of a responder's description a piece depends on; the rest says how it was asked, and what that took so far."""
 SPREAD_POSITIONS = 9
 """Positions that are asked by default: enough to see a bend, few enough to be quick."""
@@ -51,13 +52,16 @@ class EvaluateOptions:
     """Run directory in which finished contents are kept until the record is saved; None keeps nothing."""
     resume: bool = False
     """Whether to continue from the contents that are there."""
+    max_memory: int | None = None
+    """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
 
     def __post_init__(self) -> None:
         check_whole("evaluate", "count", self.count, least=1)
         check_whole("evaluate", "together", self.together, least=1)
         check_seed(self.seed)
-        if self.max_tokens is not None:
-            check_whole("evaluate", "max_tokens", self.max_tokens, least=1)
+        for name in ("max_tokens", "max_memory"):
+            if getattr(self, name) is not None:
+                check_whole("evaluate", name, getattr(self, name), least=1)
         if not (self.generate or self.score):
             raise UsageError("nothing to do: neither answers are generated nor the right one scored; allow one of both")
 
@@ -80,6 +84,8 @@ class Evaluation:
     """Who answered, plain; never a key."""
     reused: int
     """Contents found finished."""
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    """What was expected before it began, as plain values; empty for a server."""
 
     @property
     def n_items(self) -> int:
@@ -95,15 +101,7 @@ class Evaluation:
     @cached_property
     def measures(self) -> dict[str, Scores]:
         """What curves are drawn of: tables that hold anything, in units in which more is better."""
-        tables = self.tables
-        with np.errstate(invalid="ignore", divide="ignore"):
-            found = {
-                "accuracy": tables["correct"],
-                "values_found": tables["found"],
-                "logprob": tables["logprob"] / tables["answer_tokens"],
-                "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
-            }
-        return {name: table for name, table in found.items() if not np.isnan(table).all()}
+        return measures_of(self.tables)
 
     @cached_property
     def curves(self) -> dict[str, PositionCurve]:
@@ -115,6 +113,18 @@ class Evaluation:
             name: position_curve(table, positions=self.positions, gold_tokens=gold, options=options)
             for name, table in self.measures.items()
         }
+
+
+def measures_of(tables: Mapping[str, Scores]) -> dict[str, Scores]:
+    """Tables as `Evaluation.tables` in units in which more is better; those that hold nothing are left out."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = {
+            "accuracy": tables["correct"],
+            "values_found": tables["found"],
+            "logprob": tables["logprob"] / tables["answer_tokens"],
+            "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+        }
+    return {name: table for name, table in found.items() if not np.isnan(table).all()}
 
 
 def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
@@ -136,8 +146,8 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         Tables over contents and positions, and curves with paired statistics.
 
     Raises:
-        UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, or a
-            conversation for a model without a chat template.
+        UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, a
+            conversation for a model without a chat template, or prompts that do not fit into memory.
         RunError: the model fails, its server cannot be reached (finished contents are kept in the directory), or
             nothing is generated and the server gives no scores.
     """
@@ -152,7 +162,11 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
     )
     contents = list(contents_of(asking, responder.tokenizer, count=options.count, seed=options.seed))
     store = PartStore(options.directory, _settings(asking, responder), resume=options.resume)
-    pieces = _collect(contents, asking, responder, store, together=options.together)
+    finished = {content.piece: store.find(content.piece) for content in contents}
+    waiting = [content for content in contents if finished[content.piece] is None]
+    cost = preflight_answers(waiting, asking, responder, max_memory=options.max_memory)
+    finished |= _asked(waiting, asking, responder, store, together=options.together)
+    pieces = [found for content in contents if (found := finished[content.piece]) is not None]
     fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
     if not asking.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
         why = responder.describe().get("no_scores_because") or "none came back"
@@ -166,6 +180,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         options=replace(options, max_tokens=asking.max_tokens),
         responder=responder.describe(),
         reused=store.reused,
+        cost=cost,
     )
 
 
@@ -180,17 +195,16 @@ def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[
     return tuple(sorted({int(place) for place in np.rint(places)}))
 
 
-def _collect(
-    contents: Sequence[Content], asking: Asking, responder: Responder, store: PartStore, *, together: int
-) -> list[Pieces]:
-    """The pieces of all contents in order: found finished, or asked a few contents at a time."""
-    finished = {content.piece: store.find(content.piece) for content in contents}
-    waiting = [content for content in contents if finished[content.piece] is None]
+def _asked(
+    waiting: Sequence[Content], asking: Asking, responder: Responder, store: PartStore, *, together: int
+) -> dict[str, Pieces]:
+    """The pieces of contents, asked a few at a time, each kept as soon as it is there."""
+    found = {}
     chunks = [waiting[start : start + together] for start in range(0, len(waiting), together)]
     for chunk in track(chunks, f"asking {asking.task}"):
         for content, piece in zip(chunk, ask(chunk, asking, responder), strict=True):
-            finished[content.piece] = store.keep(content.piece, piece)
-    return [found for content in contents if (found := finished[content.piece]) is not None]
+            found[content.piece] = store.keep(content.piece, piece)
+    return found
 
 
 def _settings(asking: Asking, responder: Responder) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Arrays: `positions` [n_positions] int64; `scores/NAME` [n_contents n_positions], NaN where there is none, NAME as in
 `Evaluation.tables`. Scalars: `n_items`, `skipped` {position: examples}, `measures` [name], `curves` {measure:
-`PositionCurve.as_record`}, `baselines`, `reused`. The texts go beside it, one JSON object per line.
+`PositionCurve.as_record`}, `cut_off`, `examples`, `reused`, `cost`. The texts go beside it, one JSON object per line.
 """
 
 import json
@@ -18,6 +18,8 @@ from posbias.evaluation.placement import MeasuredUse
 from posbias.records import Record, load_record, write_atomically
 
 OUTPUTS_FILE = "outputs.jsonl"
+BEHAVIOUR = "behaviour"
+"""Where the behaviour of an audited model is kept, below the audit's directory."""
 PLACEABLE = ("accuracy", "probability", "reciprocal_rank")
 """Measures that an order of passages may be chosen by: all lie in 0 ... 1."""
 
@@ -51,6 +53,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
         "examples": len(evaluation.outputs),
         "reused": evaluation.reused,
+        "cost": dict(evaluation.cost),
     }
     record.arrays = {
         "positions": np.array(evaluation.positions),
@@ -74,6 +77,16 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     return path
 
 
+def load_behaviour(run: str | Path) -> Record:
+    """The record of an evaluation from its directory, or from that of the audit above it.
+
+    Raises:
+        UsageError: no run there.
+    """
+    below = Path(run) / BEHAVIOUR
+    return load_record(below if below.is_dir() else run)
+
+
 def measured_use(run: Record | str | Path, *, measure: str | None = None) -> MeasuredUse:
     """The curve of a finished run, for placing passages.
 
@@ -84,7 +97,7 @@ def measured_use(run: Record | str | Path, *, measure: str | None = None) -> Mea
     Raises:
         UsageError: another sort of run, an unfinished one, or a measure it does not have.
     """
-    record = run if isinstance(run, Record) else load_record(run)
+    record = run if isinstance(run, Record) else load_behaviour(run)
     if record.verb != "evaluate" or record.status != "done" or "n_items" not in record.scalars:
         raise UsageError(f"placing needs a finished run of posbias evaluate, got {record.verb!r} ({record.status})")
     tables = {

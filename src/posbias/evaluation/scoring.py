@@ -3,26 +3,13 @@
 What teacher forcing says of an answer is in `responders.base.AnswerScore`.
 """
 
-import re
-import string
 from collections.abc import Callable, Sequence
 
 from posbias.errors import UsageError
 from posbias.registry import Registry
+from posbias.tasks.language.answers import normalise_answer
 
 SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def normalise_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, white space collapsed to single spaces.
-
-    Source: the SQuAD evaluation script (Rajpurkar et al. 2016).
-    """
-    bare = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 @SCORERS.register("best_subspan_em")

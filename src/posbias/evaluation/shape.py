@@ -75,7 +75,7 @@ class MiddleLoss:
     p: float
     """Two-sided t-test of no loss."""
     detectable: float
-    """Smallest true loss that so many contents of this spread find with 80 % power at 5 %."""
+    """Smallest true loss that so many contents of this spread find with 80 % power; at 5 %, or 1 - the confidence."""
     end_size: int
     """Positions in each end."""
     n_contents: int
@@ -138,8 +138,16 @@ def shape_of(scores: Scores, *, positions: Weights | None = None, alpha: float =
     )
 
 
-def middle_loss(scores: Scores, *, generator: np.random.Generator, draws: int = DRAWS) -> MiddleLoss:
+def middle_loss(
+    scores: Scores, *, generator: np.random.Generator, draws: int = DRAWS, confidence: float = CONFIDENCE
+) -> MiddleLoss:
     """Mean of the two ends minus mean of the middle, on contents that have a score at every position.
+
+    Args:
+        scores: One row per content, NaN where skipped.
+        generator: Of the draws.
+        draws: Of the bootstrap, >= 1.
+        confidence: Coverage of the interval, in (0, 1).
 
     Raises:
         UsageError: fewer than 3 positions or 6 complete contents, or an infinite score.
@@ -151,13 +159,13 @@ def middle_loss(scores: Scores, *, generator: np.random.Generator, draws: int = 
             f"a middle needs 3 positions and {CONTENTS_FOR_CLAIM} complete contents, got {n_positions} and {n_contents}"
         )
     weights = end_weights(n_positions).mean(axis=0)
-    tested, spread = contrast_of(complete, weights), spread_of(complete, weights)
-    low, high = bootstrap_mean((complete @ weights)[:, None], generator=generator, draws=draws)
+    tested, spread = contrast_of(complete, weights, 1 - confidence), spread_of(complete, weights)
+    low, high = bootstrap_mean((complete @ weights)[:, None], generator=generator, draws=draws, confidence=confidence)
     mean, resampled = tested.value.value, float(high[0] - low[0]) > 2 * _rounding(complete, weights)
     return MiddleLoss(
         value=Interval(mean, min(mean, float(low[0])), max(mean, float(high[0]))) if resampled else tested.value,
         p=tested.p,
-        detectable=detectable(spread, n_contents),
+        detectable=detectable(spread, n_contents, alpha=1 - confidence),
         end_size=end_size(n_positions),
         n_contents=n_contents,
     )

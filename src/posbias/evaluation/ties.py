@@ -12,18 +12,21 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from posbias.comparison.metrics import finite
-from posbias.comparison.sampling import draw_weights, interval_of, interval_record
+from posbias.comparison.sampling import interval_of, interval_record
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM
+from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, holm
+from posbias.evaluation.tie_draws import Weights, drawn_together
 from posbias.intervals import Interval
 
 PERMUTATIONS = 5000
 """Random permutations of positions where there are too many to go through all."""
 EXACT_POSITIONS = 7
 """Positions up to which all permutations are gone through (5040)."""
+LEVEL = 0.05
+"""Of a permutation p-value, and of a corrected one."""
 ZERO_VARIANCE = 1e-12
 """Share of a rank variance that counts as none left, far above rounding and far below one rank."""
 
@@ -51,8 +54,15 @@ class Pair:
     positions: tuple[int, ...]
     """Place of each column, ascending."""
     n_items: int
+    contents: tuple[str, ...] = ()
+    """Name of each row's content, which other pairs may share; empty: contents of no other pair."""
 
     def __post_init__(self) -> None:
+        if self.contents and not len(self.contents) == len(set(self.contents)) == len(self.first):
+            raise UsageError(
+                f"a tie needs a different name for each of {len(self.first)} contents, or none at all, got "
+                f"{len(set(self.contents))}"
+            )
         if self.first.shape != self.second.shape or self.first.shape[1] != len(self.positions):
             raise UsageError(
                 f"a tie needs two equal tables with a column for each of {len(self.positions)} positions, got "
@@ -64,8 +74,20 @@ class Pair:
     @property
     def complete(self) -> tuple[Rows, Rows]:
         """The contents that have both quantities at every position."""
-        there = ~(np.isnan(self.first).any(axis=1) | np.isnan(self.second).any(axis=1))
+        there = self._there
         return self.first[there], self.second[there]
+
+    @property
+    def complete_contents(self) -> tuple[str, ...]:
+        """The names of these contents; empty where they have none."""
+        return (
+            tuple(name for name, kept in zip(self.contents, self._there, strict=True) if kept) if self.contents else ()
+        )
+
+    @property
+    def _there(self) -> Bool[np.ndarray, "_"]:
+        there: np.ndarray = ~(np.isnan(self.first).any(axis=1) | np.isnan(self.second).any(axis=1))
+        return there
 
 
 @dataclass(frozen=True)
@@ -105,7 +127,7 @@ class Tie:
     def established(self, controlled: str) -> bool:
         """Whether the interval leaves out 0, with contents enough for a claim, and permutations agree at 5 %."""
         found = self.of(controlled)
-        return self.n_contents >= CONTENTS_FOR_CLAIM and found.value.excludes(0.0) and found.p <= 0.05
+        return self.n_contents >= CONTENTS_FOR_CLAIM and found.value.excludes(0.0) and found.p <= LEVEL
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -124,7 +146,8 @@ def tie(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Tie:
     """Rank correlations over positions of one model, or pooled over several models and lengths.
 
     Ranks of the mean curves are formed within each model and length, then cleared of the ranks of what is held fixed
-    (partial rank correlation), then correlated over all positions together.
+    (partial rank correlation), then correlated over all positions together. Resamples draw the contents of each pair
+    anew, those that pairs share (`Pair.contents`) together; permutations move the positions within each pair.
 
     Args:
         pairs: One per model and length; contents with a gap are left out.
@@ -140,25 +163,47 @@ def tie(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Tie:
     if not all(len(first) for first, _ in tables):
         raise UsageError("no content has both quantities at every position, so nothing can be tied")
     generator = np.random.default_rng(seed)
-    weights = [_weights(len(first), generator) for first, _ in tables]
-    weights = [rows[: min(map(len, weights))] for rows in weights]  # a single content gives no draws
+    named = [group.complete_contents or len(first) for group, (first, _) in zip(groups, tables, strict=True)]
+    weights = drawn_together(named, generator=generator)
     correlations = [_correlation(name, groups, tables, weights, generator) for name in CONTROLS]
     n_contents = min(len(first) for first, _ in tables)
     within = _within(tables, weights)
     return Tie(
         correlations=tuple(correlations),
-        within=interval_of(float(within[0]), within[1:], n_contents) if len(within) > 1 else _unbounded(within[0]),
+        within=_interval(within, n_contents),
         n_positions=sum(len(group.positions) for group in groups),
         n_contents=n_contents,
         n_groups=len(groups),
     )
 
 
+def correct_for_number(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Correct the p-values of stored ties for their number (Holm, for each control by itself), in place.
+
+    A tie then counts as established only where the corrected p-value is at most 0.05, too.
+
+    Args:
+        entries: Each with `ties`, {measure: Tie.as_record}: together one family.
+    """
+    for controlled in CONTROLS:
+        family = [
+            correlation
+            for entry in entries
+            for found in entry["ties"].values()
+            for correlation in found["correlations"]
+            if correlation["controlled"] == controlled and correlation["p"] is not None
+        ]
+        adjusted = holm(np.array([correlation["p"] for correlation in family]))
+        for correlation, p_value in zip(family, adjusted, strict=True):
+            correlation["adjusted_p"] = float(p_value)
+            correlation["established"] = bool(correlation["established"] and p_value <= LEVEL)
+
+
 def _correlation(
     name: str,
     groups: Sequence[Pair],
     tables: Sequence[tuple[Rows, Rows]],
-    weights: Sequence[Float64[np.ndarray, "draws _"]],
+    weights: Sequence[Weights],
     generator: np.random.Generator,
 ) -> Correlation:
     fixed = [
@@ -170,12 +215,15 @@ def _correlation(
     freedom = sum(len(group.positions) - 1 - len(held) for group, held in zip(groups, fixed, strict=True))
     found = _pooled(left, right, freedom)
     n_contents = min(len(first) for first, _ in tables)
-    value = interval_of(float(found[0]), found[1:], n_contents) if len(found) > 1 else _unbounded(found[0])
+    value = _interval(found, n_contents)
     p_value = float("nan")
     if not np.isnan(found[0]):
-        shuffled = _permuted([rows[:1] for rows in right], generator)
-        moved = _pooled([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in left], shuffled, freedom)
-        p_value = float(np.mean(np.abs(moved) >= abs(found[0]) - ZERO_VARIANCE))
+        moved = _permuted([rows[:1] for rows in right], generator)
+        # Cleared again, or what is held fixed would come back with the new order and make chance look weak.
+        shuffled = [_freed(rows, held) for rows, held in zip(moved, fixed, strict=True)]
+        by_chance = _pooled([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in left], shuffled, freedom)
+        # An order that leaves nothing to correlate counts as one that does as well.
+        p_value = float(np.mean(~(np.abs(by_chance) < abs(found[0]) - ZERO_VARIANCE)))
     return Correlation(name, value, p_value)
 
 
@@ -192,9 +240,16 @@ def _cleared(curves: Ranks, fixed: Float64[np.ndarray, "n_fixed n_positions"]) -
     n_positions = curves.shape[1]
     # Rounding must not decide a rank between equal means.
     ranks = rankdata(np.round(curves, 12), axis=1) / n_positions
-    design = np.column_stack([np.ones(n_positions), *(rankdata(row) for row in fixed)])
-    cleared: np.ndarray = ranks - ranks @ (design @ np.linalg.pinv(design))
-    return cleared
+    return _freed(ranks, fixed)
+
+
+def _freed(rows: Ranks, fixed: Float64[np.ndarray, "n_fixed n_positions"]) -> Ranks:
+    """Rows less what a linear function of the ranks of `fixed` explains of them."""
+    from scipy.stats import rankdata
+
+    design = np.column_stack([np.ones(rows.shape[1]), *(rankdata(row) for row in fixed)])
+    left: np.ndarray = rows - rows @ (design @ np.linalg.pinv(design))
+    return left
 
 
 def _pooled(left: Sequence[Rows], right: Sequence[Rows], freedom: int) -> Float64[np.ndarray, "draws"]:
@@ -215,9 +270,7 @@ def _permuted(rows: Sequence[Rows], generator: np.random.Generator) -> list[Rows
     return [np.concatenate([row, others]) for row, others in zip(rows, moved, strict=True)]
 
 
-def _within(
-    tables: Sequence[tuple[Rows, Rows]], weights: Sequence[Float64[np.ndarray, "draws _"]]
-) -> Float64[np.ndarray, "draws"]:
+def _within(tables: Sequence[tuple[Rows, Rows]], weights: Sequence[Weights]) -> Float64[np.ndarray, "draws"]:
     """Correlation over examples after contents' and positions' means are taken out, groups pooled."""
     product, squares, other = 0.0, 0.0, 0.0
     for (first, second), rows in zip(tables, weights, strict=True):
@@ -233,11 +286,8 @@ def _within(
     return np.where(defined, np.clip(product / scale, -1, 1), np.nan)
 
 
-def _weights(n_contents: int, generator: np.random.Generator) -> Float64[np.ndarray, "draws n_contents"]:
-    """The plain mean first, then bootstrap draws."""
-    drawn = draw_weights(n_contents, generator=generator)
-    return np.concatenate([np.full((1, n_contents), 1 / n_contents), drawn])
-
-
-def _unbounded(value: float) -> Interval:
-    return Interval(float(value), -math.inf, math.inf)
+def _interval(found: Float64[np.ndarray, "draws"], n_contents: int) -> Interval:
+    """The first value with the interval of the others; infinite where the smallest group has a single content."""
+    if len(found) < 2 or n_contents < 2:
+        return Interval(float(found[0]), -math.inf, math.inf)
+    return interval_of(float(found[0]), found[1:], n_contents)

@@ -103,8 +103,7 @@ class CostEstimate:
         Raises:
             UsageError: it does not fit; the message says what would.
         """
-        free = free_bytes(self.device)
-        allowed = max_memory if max_memory is not None else None if free is None else free + self.weights_bytes
+        allowed = self.allowed(max_memory)
         if allowed is None or self.needed(workers) <= allowed:
             return
         fits = self.longest_fitting(allowed, workers=workers)
@@ -115,6 +114,13 @@ class CostEstimate:
             f"{show_bytes(self.weights_bytes)} per process; {show_bytes(allowed)} are {word}; "
             f"try {' or '.join([*ways, *advice]) or 'a smaller model'}"
         )
+
+    def allowed(self, max_memory: int | None = None) -> int | None:
+        """Bytes weights and passes may take: as given, or what is free with the weights in place; None: unknown."""
+        if max_memory is not None:
+            return max_memory
+        free = free_bytes(self.device)
+        return None if free is None else free + self.weights_bytes
 
     def longest_fitting(self, allowed: int, *, workers: int = 1) -> int:
         """The most positions, fewer than asked for, that fit; 0 where not even a few do."""

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from posbias.errors import UsageError
 from posbias.records import Record
-from posbias.report.behaviour_figures import MEASURES, behaviour_figures, series_name
+from posbias.report.behaviour_figures import MEASURES, behaviour_figures
 from posbias.report.conditions import conditions_of, title_of
-from posbias.report.files import page_template, write_page
+from posbias.report.files import links_of, page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.static import png
 from posbias.report.tables import MISSING, plain_columns, ruled
+from posbias.report.tie_tables import TIE_CAVEAT, interval_text, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
 from posbias.version import __version__
 
@@ -23,16 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEMPLATE = "behaviour.html.jinja"
-CONTROLLED = {
-    "nothing": "plain",
-    "position": "position held fixed",
-    "ends": "distance to the nearer end held fixed",
-    "position_and_ends": "both held fixed",
-}
-TIE_CAVEAT = (
-    "A rank correlation over positions is nearly automatic where both curves fall or bend alike; the partial ones hold "
-    "position, distance to the nearer end, or both fixed. Their intervals resample contents at the chosen positions; "
-    "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
+KICKER = "posbias · behaviour by position"
+NOTE = (
+    "One content is asked once per position; only the item that holds the answer moves. Shaded bands are 95 % "
+    "intervals over contents, position by position; statements about differences rest on the same contents at all "
+    "positions and are corrected for the number of comparisons. A position that is missing was too long for the model."
 )
 
 Stored = Mapping[str, Any]
@@ -50,16 +46,19 @@ def write_behaviour_report(record: Record, out: Path) -> Path:
     if record.verb != "evaluate" or "curves" not in record.scalars:
         raise UsageError(f"a report of behaviour needs a finished record of verb 'evaluate', got {record.verb!r}")
     pictures = {f"{figure.slug}.png": png(figure) for figure in behaviour_figures(record)}
-    return write_page(render_behaviour(record), out, pictures=pictures)
+    return write_page(render_behaviour(record, out), out, pictures=pictures)
 
 
-def render_behaviour(record: Record) -> str:
-    """The page as text."""
+def render_behaviour(record: Record, out: Path | None = None) -> str:
+    """The page as text; with the directory it will lie in, the pages beside it are linked."""
     return page_template(TEMPLATE).render(
+        kicker=KICKER,
         title=title_of(record),
+        links=links_of(record, out),
         caveat=TIE_CAVEAT if "tie" in record.scalars else "",
         statements=statements_of(record),
         charts=[interactive(figure, anchor=figure.slug) for figure in behaviour_figures(record)],
+        note=NOTE,
         tables=tables_of(record),
         reasons=reasons_of(record),
         command=record.resolved.get("command", ""),
@@ -92,8 +91,8 @@ def tables_of(record: Record) -> list[Table]:
         if curve["comparison"] is not None:
             tables.append((f"{label(MEASURES, name)}: against the best position", *_difference_cells(curve)))
     tables += [
-        (f"Influence and {label(MEASURES, measure)} over positions", *_tie_cells(record, measure))
-        for measure in _tied_measures(record)
+        (f"Influence and {label(MEASURES, measure)} over positions", *tie_cells(_series(record), measure))
+        for measure in tied_measures(_series(record))
     ]
     return [table for table in tables if table[2]]
 
@@ -107,12 +106,8 @@ def statements_of(record: Record) -> list[str]:
     ]
     if not found:
         found = ["No example was answered or scored, so there is no curve."]
-    for measure in _tied_measures(record):
-        found += [
-            _tie_statement(series, measure)
-            for series in record.scalars["tie"]["series"]
-            if measure in series["ties"] and (series["source"] == "measured" or _any_established(series, measure))
-        ]
+    for measure in tied_measures(_series(record)):
+        found += tie_statements(_series(record), measure)
     return found
 
 
@@ -126,6 +121,9 @@ def reasons_of(record: Record) -> list[str]:
     if cut:
         tokens = record.resolved["max_tokens"]
         reasons.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves")
+    unscored = record.resolved["responder"].get("no_scores_because")
+    if unscored and record.arguments.get("score", True):
+        reasons.append(f"the right answers were not scored: {unscored}")
     return [*reasons, *record.scalars.get("tie", {}).get("left_out", [])]
 
 
@@ -153,57 +151,7 @@ def _difference_cells(curve: Stored) -> tuple[list[str], list[list[str]]]:
     return header, cells
 
 
-def _tied_measures(record: Record) -> list[str]:
-    series = record.scalars.get("tie", {}).get("series", [])
-    return list(dict.fromkeys(measure for entry in series for measure in entry["ties"]))
-
-
-def _tie_cells(record: Record, measure: str) -> tuple[list[str], list[list[str]]]:
-    header = ["influence", *CONTROLLED.values(), "within positions and contents"]
-    cells = []
-    for series in record.scalars["tie"]["series"]:
-        if measure not in series["ties"]:
-            continue
-        found = series["ties"][measure]
-        texts = [_correlation_text(entry) for entry in found["correlations"]]
-        cells.append([series_name(series), *texts, interval_text(found["within"])])
-    return header, cells
-
-
-def _correlation_text(entry: Stored) -> str:
-    if entry["value"] is None:
-        return MISSING
-    return f"{interval_text(entry)} p {entry.get('adjusted_p', entry['p']):.2g}"
-
-
-def _any_established(series: Stored, measure: str) -> bool:
-    return any(entry["established"] for entry in series["ties"][measure]["correlations"])
-
-
-def _tie_statement(series: Stored, measure: str) -> str:
-    found = series["ties"][measure]
-    by_name = {entry["controlled"]: entry for entry in found["correlations"]}
-    plain, held = by_name["nothing"], by_name["position_and_ends"]
-    if plain["value"] is None:
-        return (
-            f"{series_name(series)} and {label(MEASURES, measure)}: one of the curves is constant, so there is no tie."
-        )
-    said = "established" if plain["established"] else "not established"
-    rest = (
-        "and nothing is left of a curve once position and ends are held fixed"
-        if held["value"] is None
-        else f"with position and ends held fixed {interval_text(held)} "
-        f"({'established' if held['established'] else 'not established'})"
-    )
-    return (
-        f"{series_name(series)} and {label(MEASURES, measure)} over {found['n_positions']} positions: rank correlation "
-        f"{interval_text(plain)} ({said}), {rest}."
-    )
-
-
-def interval_text(stored: Stored | None) -> str:
-    """A number with its interval."""
-    if stored is None or stored["value"] is None:
-        return MISSING
-    ends = "" if stored["low"] is None or stored["high"] is None else f" [{stored['low']:.3f}, {stored['high']:.3f}]"
-    return f"{stored['value']:.3f}{ends}"
+def _series(record: Record) -> list[Stored]:
+    """The series of influence that were measured on the same prompts."""
+    found: list[Stored] = record.scalars.get("tie", {}).get("series", [])
+    return found

@@ -33,7 +33,7 @@ def behaviour_figures(record: Record) -> list[Figure]:
     curves = record.scalars["curves"]
     figures = [_score_figure(record, name, curve) for name, curve in curves.items()]
     if record.scalars.get("tie", {}).get("series"):
-        figures.insert(0, _tie_figure(record))
+        figures.insert(0, _own_tie_figure(record))
     return [figure for figure in figures if figure.curves]
 
 
@@ -51,29 +51,46 @@ def _score_figure(record: Record, name: str, curve: Mapping[str, Any]) -> Figure
     return Figure(
         f"behaviour-{name.replace('_', '-')}",
         f"{record.resolved['title']}, {label(MEASURES, name)}: {finding}",
-        _axis(record),
+        _axis(record.scalars["n_items"]),
         label(MEASURES, name),
         () if drawn is None else (drawn,),
         markers=True,
     )
 
 
-def _tie_figure(record: Record) -> Figure:
-    """Accuracy, influence and theories, each as a multiple of its mean over positions."""
-    places, tie = record.resolved["positions"], record.scalars["tie"]
+def _own_tie_figure(record: Record) -> Figure:
+    title = f"{record.resolved['title']}: what weighs, and what is used, by position (each as a multiple of its mean)"
+    group = {
+        "positions": record.resolved["positions"],
+        "n_items": record.scalars["n_items"],
+        "curves": record.scalars["curves"],
+        "series": record.scalars["tie"]["series"],
+    }
+    return tie_figure("behaviour-tie", title, group)
+
+
+def tie_figure(slug: str, title: str, group: Mapping[str, Any]) -> Figure:
+    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions.
+
+    Args:
+        slug: Short name for files and anchors.
+        title: What is seen, as a sentence.
+        group: `positions`, `n_items`, `curves` {measure: {means}} and `series` [{source, kind, what, means}].
+    """
+    places = group["positions"]
     curves = []
     for name, stroke in zip(ON_ONE_SCALE, (MEASURED, Stroke(MEASURED.colour, "dash")), strict=True):
-        if name in record.scalars["curves"]:
-            curves.append(_scaled(label(MEASURES, name), places, record.scalars["curves"][name]["means"], stroke))
-    theories = theory_strokes([series["source"] for series in tie["series"] if series["source"] != "measured"])
+        if name in group["curves"]:
+            curves.append(_scaled(label(MEASURES, name), places, group["curves"][name]["means"], stroke))
+    theories = theory_strokes([series["source"] for series in group["series"] if series["source"] != "measured"])
     measured = iter(RUNS)
-    for series in tie["series"]:
+    for series in group["series"]:
         stroke = next(measured) if series["source"] == "measured" else theories[series["source"]]
         curves.append(_scaled(series_name(series), places, series["means"], stroke))
     return Figure(
-        "behaviour-tie",
-        f"{record.resolved['title']}: what weighs, and what is used, by position (each as a multiple of its mean)",
-        _axis(record),
+        slug,
+        title,
+        _axis(group["n_items"]),
         "multiple of the mean over positions",
         tuple(curve for curve in curves if curve is not None),
         markers=True,
@@ -82,8 +99,8 @@ def _tie_figure(record: Record) -> Figure:
     )
 
 
-def _axis(record: Record) -> str:
-    return f"position of the answer among {record.scalars['n_items']} (0 is the first)"
+def _axis(n_items: int) -> str:
+    return f"position of the answer among {n_items} (0 is the first)"
 
 
 def _curve(

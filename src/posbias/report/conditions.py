@@ -32,7 +32,7 @@ def command_of(record: Record) -> str:
 
 def conditions_of(record: Record) -> dict[str, str]:
     """Model, prompts, seeds and versions as label and text, nested tables written out."""
-    resolved = {key: value for key, value in record.resolved.items() if key not in ("command", "title")}
+    resolved = {key: value for key, value in record.resolved.items() if key not in ("command", "title", "related")}
     conditions = _written_out(resolved)
     conditions.update({f"seed: {name}": str(seed) for name, seed in record.seeds.items()})
     conditions.update(_written_out({"environment": record.environment}))

@@ -10,6 +10,8 @@ from posbias.records import REPORT_FILE, write_atomically
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from posbias.records import Record
+
 
 def page_template(name: str) -> "Template":
     """A template of this package: everything is escaped, and a name that is not given is an error."""
@@ -23,6 +25,17 @@ def page_template(name: str) -> "Template":
         lstrip_blocks=True,
     )
     return environment.get_template(name)
+
+
+def links_of(record: "Record", out: Path | None) -> list[tuple[str, str]]:
+    """Name and address of the pages that belong to a run's own, as far as they are there.
+
+    Args:
+        record: Its `resolved["related"]` names them, relative to its page.
+        out: Where that page will lie; None: nowhere.
+    """
+    related: dict[str, str] = record.resolved.get("related", {})
+    return [(name, page) for name, page in related.items() if out is not None and (out / page).is_file()]
 
 
 def write_page(page: str, out: Path, *, pictures: Mapping[str, bytes] | None = None) -> Path:

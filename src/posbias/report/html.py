@@ -13,7 +13,7 @@ from posbias.errors import UsageError
 from posbias.records import Record
 from posbias.report.checks import depth_cells, detail_cells, precision_cells
 from posbias.report.figures import Figure, figures_of, side_by_side
-from posbias.report.files import page_template, write_page
+from posbias.report.files import links_of, page_template, write_page
 from posbias.report.findings import Finding, findings_of, grouped
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.layout import RunView, view_of
@@ -68,15 +68,17 @@ def write_report(records: Sequence[Record], out: Path) -> Path:
     pictures = {f"{figure.slug}.png": png(figure) for figure in shared}
     for section in sections:
         pictures.update({f"{_stem(section, sections)}{figure.slug}.png": png(figure) for figure in section.figures})
-    return write_page(render(sections, shared), out, pictures=pictures)
+    links = links_of(records[0], out) if len(records) == 1 else []
+    return write_page(render(sections, shared, links), out, pictures=pictures)
 
 
-def render(sections: Sequence[Section], shared: Sequence[Figure]) -> str:
-    """The page as text."""
+def render(sections: Sequence[Section], shared: Sequence[Figure], links: Sequence[tuple[str, str]] = ()) -> str:
+    """The page as text; `links` are names and addresses of pages beside it."""
     return page_template(TEMPLATE).render(
         chart=interactive,
         sections=sections,
         shared=shared,
+        links=links,
         overview=_overview([section.view for section in sections]),
         plotly=plotly_source(),
         glossary=GLOSSARY,

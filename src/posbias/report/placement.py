@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from posbias.records import Record
-from posbias.report.behaviour import interval_text
 from posbias.report.tables import plain_columns, ruled
+from posbias.report.tie_tables import interval_text
 
 if TYPE_CHECKING:
     from rich.console import Console

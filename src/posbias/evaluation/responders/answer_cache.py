@@ -18,16 +18,24 @@ ANSWER_FORMAT = 2
 
 
 class AnswerCache:
-    """Answers by key; without a directory they are kept in memory, for as long as the responder lives."""
+    """Answers by key; without a directory they are kept in memory, for as long as the responder lives.
 
-    def __init__(self, directory: Path | None) -> None:
+    Args:
+        directory: Where they are kept; None: in memory.
+        reuse: Whether those that lie there already count; otherwise only what this cache has kept.
+    """
+
+    def __init__(self, directory: Path | None, *, reuse: bool = True) -> None:
         self._directory = directory
         self._memory: dict[str, dict[str, Any]] = {}
+        self._own: set[str] | None = None if reuse else set()
 
     def find(self, key: str) -> dict[str, Any] | None:
         """The answer under a key; None where there is none, or a damaged one."""
         if self._directory is None:
             return self._memory.get(key)
+        if self._own is not None and key not in self._own:
+            return None
         try:
             document = json.loads(self._path(self._directory, key).read_bytes())
         except (OSError, ValueError):
@@ -53,6 +61,8 @@ class AnswerCache:
             write_atomically(path, json.dumps(document, sort_keys=True).encode())
         except OSError as error:
             raise RunError(f"cannot write to {str(self._directory)!r}: {error.strerror or error}") from None
+        if self._own is not None:
+            self._own.add(key)
 
     @staticmethod
     def _path(directory: Path, key: str) -> Path:

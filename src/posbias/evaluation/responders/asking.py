@@ -139,20 +139,35 @@ class Asker:
         import httpx2
 
         try:
-            response = self._client.post(url, json=dict(body))
-        except httpx2.TimeoutException:
+            status, wait, text = self._post(url, body)
+        except (httpx2.TimeoutException, TimeoutError):
             return _Failure(f"no answer within {self._options.timeout:g} s")
         except httpx2.RequestError as error:
             return _Failure(f"cannot be reached ({self.hidden(str(error) or type(error).__name__)})")
-        status = response.status_code
         if status in RETRIED or status >= 500:
-            return _Failure(f"HTTP {status}", _retry_after(response.headers.get("Retry-After")))
+            return _Failure(f"HTTP {status}", _retry_after(wait))
         if not 200 <= status < 300:
-            raise RefusedError(status, self.hidden(response.text) or "no message", response.text)
+            raise RefusedError(status, self.hidden(text) or "no message", text)
         try:
-            return read(json.loads(self._without_key(response.text)))
+            return read(json.loads(self._without_key(text)))
         except (ValueError, MalformedError) as error:
             return _Failure(f"malformed answer ({self.hidden(str(error))})")
+
+    def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, str | None, str]:
+        """Status, Retry-After and text of one answer, given up where it has not come whole in time.
+
+        Raises:
+            TimeoutError: it trickles in: the client's own limit is on each piece of it.
+        """
+        deadline = time.monotonic() + self._options.timeout
+        pieces = []
+        with self._client.stream("POST", url, json=dict(body)) as response:
+            for piece in response.iter_bytes():
+                pieces.append(piece)
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+        text = b"".join(pieces).decode("utf-8", errors="replace")
+        return response.status_code, response.headers.get("Retry-After"), text
 
     def _without_key(self, text: str) -> str:
         """An answer as it may be kept: a server that repeats the key does not bring it into a record."""

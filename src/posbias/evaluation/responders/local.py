@@ -18,7 +18,7 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.decoding import Ending, Started, decode_alone, decode_together
-from posbias.evaluation.responders.encoding import Encoded, encode
+from posbias.evaluation.responders.encoding import EncodedRequest, encode_requests
 from posbias.evaluation.responders.prefixes import TokenCount, count_tokens, visiting_order
 from posbias.evaluation.responders.running import LiveCache, Runner, trusted_runner
 from posbias.models.model import Model
@@ -81,7 +81,7 @@ class LocalResponder(Responder):
             UsageError: a conversation for a model without a chat template, or a prompt without tokens.
             RunError: the network fails, or its logits are not finite.
         """
-        encoded = encode(self.tokenizer, requests)
+        encoded = encode_requests(self.tokenizer, requests)
         excess = [self._excess(request, tokens, generate) for request, tokens in zip(requests, encoded, strict=True)]
         responses = {i: _skipped(reason, encoded[i]) for i, reason in enumerate(excess) if reason}
         scores: dict[int, AnswerScore] = {}
@@ -108,7 +108,7 @@ class LocalResponder(Responder):
 
     def count_tokens(self, requests: Sequence[Request]) -> TokenCount:
         """Tokens of the prompts, run plainly and as few as can be; nothing is run."""
-        return count_tokens([tokens.prompt for tokens in encode(self.tokenizer, requests)])
+        return count_tokens([tokens.prompt for tokens in encode_requests(self.tokenizer, requests)])
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -126,7 +126,7 @@ class LocalResponder(Responder):
             self._runner = trusted_runner(self.model, prompt)
         return self._runner
 
-    def _excess(self, request: Request, tokens: Encoded, generate: bool) -> str | None:
+    def _excess(self, request: Request, tokens: EncodedRequest, generate: bool) -> str | None:
         """Why a request does not fit into the context; None where it does."""
         following = max(request.max_tokens if generate else 0, len(tokens.answer))
         if self.max_positions is None or len(tokens.prompt) + following <= self.max_positions:
@@ -171,7 +171,7 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
     return AnswerScore(tuple(min(0.0, value) for value in logprobs), tuple(int(rank) for rank in ranks))
 
 
-def _skipped(reason: str, tokens: Encoded) -> Response:
+def _skipped(reason: str, tokens: EncodedRequest) -> Response:
     return Response(text="", finish="skipped", prompt_tokens=len(tokens.prompt), tokens=0, skipped=reason)
 
 

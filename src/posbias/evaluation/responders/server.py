@@ -5,6 +5,8 @@ Texts are generated at temperature 0. Answers are scored where a text server rep
 finished answer is kept at once, so that a run that breaks off is continued by asking again.
 """
 
+import hashlib
+import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -44,19 +46,24 @@ class ServerResponder(Responder):
         base_url: Such as `http://localhost:8000/v1`; `/v1` is added where there is no path.
         model: The name the server knows it by.
         options: Kind, pace, patience, prices, cache, and the variable that holds the key.
+        tokenizer: A copy of the model's own, to count lengths and find places; None: the server alone knows. A text
+            is counted as it is, a conversation as the tokenizer's chat template renders it.
 
     Raises:
         UsageError: the address is none, or holds what could be a key; no model; an option out of range.
     """
 
-    def __init__(self, base_url: str, model: str, options: ServerOptions | None = None) -> None:
+    def __init__(
+        self, base_url: str, model: str, options: ServerOptions | None = None, *, tokenizer: Any = None
+    ) -> None:
         if not isinstance(model, str) or not model:
             raise UsageError(f"a server's model is named by a text that is not empty, got {model!r}")
         self.options = options or ServerOptions()
         self.model = model
+        self.tokenizer = tokenizer
         self.usage = Usage()
         self._asker = Asker(check_address(base_url), self.options)
-        self._cache = AnswerCache(self.options.cache)
+        self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse)
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Lock] = {}
         self._scores: bool | None = None if self.options.kind == "text" else False
@@ -99,10 +106,12 @@ class ServerResponder(Responder):
         """Plain values for a record; the key is not among them."""
         options = asdict(self.options)
         options.pop("cache")  # a path of this machine
+        options.pop("reuse")
         return {
             "address": self._asker.address,
             # Some servers know a model by a path of their machine.
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
+            "tokenizer": None if self.tokenizer is None else vocabulary_sha256(self.tokenizer),
             **options,
             **asdict(self.usage),
             "retried": self._asker.retried,
@@ -210,3 +219,9 @@ class ServerResponder(Responder):
         with self._lock:
             current = asdict(self.usage)
             self.usage = replace(self.usage, **{name: current[name] + value for name, value in added.items()})
+
+
+def vocabulary_sha256(tokenizer: Any) -> str:
+    """What tells a tokenizer from another: its tokens with their numbers, and its chat template."""
+    parts = [sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

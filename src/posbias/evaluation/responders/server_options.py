@@ -33,11 +33,13 @@ class ServerOptions:
     requests_per_minute: float | None = None
     """Attempts begun per minute at most, evenly spaced; None: unlimited."""
     timeout: float = 120.0
-    """For one answer (seconds, > 0); ten at most go to the connection."""
+    """For one answer, from its request to its last byte (seconds, > 0); ten at most go to the connection."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; unset: no key is sent."""
     cache: Path | None = None
     """Directory of answers, of any models and servers; None: in memory only."""
+    reuse: bool = True
+    """Whether answers that lay in the cache before are taken; False: every request is asked once more."""
     price_in: float | None = None
     """Per million tokens of prompts, any currency."""
     price_out: float | None = None
@@ -55,6 +57,8 @@ class ServerOptions:
             raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
         if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
             raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        if not isinstance(self.reuse, bool):
+            raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
         for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0)):
             check_whole("server", name, getattr(self, name), least=least)
         for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout"):

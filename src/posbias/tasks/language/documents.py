@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from posbias.errors import UsageError
 from posbias.registry import check_whole
+from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
 from posbias.tasks.language.document_corpus import MOST_DOCUMENTS, Document, DocumentSet, drawn_documents
 from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
@@ -91,6 +92,9 @@ class Documents(LanguageTask):
         answers = list_field(record, "answers", where)
         if not all(isinstance(answer, str) and answer for answer in answers):
             raise UsageError(f"{where}: field 'answers' must hold texts, got {answers!r:.80}")
+        empty = [answer for answer in answers if not normalise_answer(answer)]
+        if empty:
+            raise UsageError(f"{where}: answer {empty[0]!r:.80} holds nothing but articles and punctuation")
         if self.setting == "closed_book":
             return DocumentSet(question, tuple(answers), Document("", ""), ())
         gold: list[Document] = []
@@ -98,7 +102,7 @@ class Documents(LanguageTask):
         for entry in list_field(record, "ctxs", where):
             if not isinstance(entry, dict):
                 raise UsageError(f"{where}: an entry of 'ctxs' must be an object, got {entry!r:.80}")
-            found = Document(text_field(entry, "title", where), text_field(entry, "text", where))
+            found = Document(text_field(entry, "title", where, empty=True), text_field(entry, "text", where))
             (gold if entry.get("isgold") is True else others).append(found)
         if len(gold) != 1:
             raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold (isgold true); exactly 1 is needed")

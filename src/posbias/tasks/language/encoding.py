@@ -4,7 +4,7 @@ A text is opened by the special tokens the tokenizer puts before one (BOS); a co
 template, which writes its own. The place of an item is read off the tokenizer's character offsets, never guessed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,25 @@ class Located:
     n_tokens: int | None = None
 
 
+def rendered(
+    prompt: str | Sequence[Mapping[str, str]], tokenizer: Any, *, index: int = 0
+) -> tuple[str, tuple[int, ...]]:
+    """The text that a model reads, and the special tokens that open it (a template writes its own out).
+
+    Args:
+        prompt: Text, or the messages of a conversation.
+        tokenizer: A Hugging Face tokenizer.
+        index: Number of the conversation, for messages.
+
+    Raises:
+        UsageError: a conversation for a tokenizer without chat template.
+    """
+    if isinstance(prompt, str):
+        return prompt, tuple(opening(tokenizer))
+    check_template(tokenizer)
+    return render_conversation(tokenizer, prompt, index=index), ()
+
+
 def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encoded:
     """The token ids of a prompt, with their places in its text.
 
@@ -45,11 +64,7 @@ def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encod
     Raises:
         UsageError: a conversation for a tokenizer without chat template.
     """
-    if isinstance(prompt, str):
-        text, before = prompt, opening(tokenizer)
-    else:
-        check_template(tokenizer)
-        text, before = render_conversation(tokenizer, prompt), ()
+    text, before = rendered(prompt, tokenizer)
     fast = bool(getattr(tokenizer, "is_fast", False))
     found = tokenizer(
         text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=fast, verbose=False

@@ -65,7 +65,10 @@ class Needle(LanguageTask):
             UsageError: no tokenizer, or one without character offsets; a length that leaves no room for text.
         """
         if tokenizer is None or not getattr(tokenizer, "is_fast", False):
-            raise UsageError(f"{self.name} counts depths in tokens, so it needs the model's (fast) tokenizer")
+            raise UsageError(
+                f"{self.name} counts depths in tokens, so it needs the model's (fast) tokenizer; of a server's "
+                "model give a copy: --tokenizer"
+            )
         groups = corpus_groups(self.corpus, self.tokens)
         sources = (random.Random(f"needle {seed} {index}") for index in range(count))
         return (self._content(tokenizer, groups, positions, source) for source in sources)

@@ -53,14 +53,14 @@ def check_path(owner: str, parameter: str, value: object) -> None:
         raise UsageError(f"{owner}: {parameter} must be a path, got {value!r}")
 
 
-def text_field(record: dict[str, Any], name: str, where: str) -> str:
-    """A field that must be text and not empty.
+def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
+    """A field that must be text, and not empty unless `empty` allows it.
 
     Raises:
         UsageError: it is missing, empty or not text.
     """
     value = record.get(name)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not (value or empty):
         raise UsageError(f"{where}: field {name!r} must be text, got {value!r:.80}")
     return value
 

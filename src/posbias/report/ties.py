@@ -1,0 +1,228 @@
+"""The tie over several runs in words, tables and pictures: one picture per group, and all groups' ranks together.
+
+Everything comes from the record (layout: posbias/evaluation/tie_record.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.errors import UsageError
+from posbias.records import Record
+from posbias.report.behaviour_figures import MEASURES, series_name, tie_figure
+from posbias.report.conditions import conditions_of, title_of
+from posbias.report.figures import Curve, Figure
+from posbias.report.files import page_template, write_page
+from posbias.report.interactive import interactive, plotly_source
+from posbias.report.palette import RUNS
+from posbias.report.static import png
+from posbias.report.tables import MISSING, plain_columns, ruled
+from posbias.report.tie_tables import CONTROLLED, TIE_CAVEAT, tie_cells, tie_statements, tied_measures
+from posbias.report.wording import label
+from posbias.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TEMPLATE = "behaviour.html.jinja"
+KICKER = "posbias · what weighs, and what is used, over several measurements"
+NOTE = (
+    "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
+    "most, and correlated over the positions of all of them. Bootstrap draws take the contents of each anew, those "
+    "that several were asked together; permutations move positions within each. In the pictures of single measurements "
+    "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over contents."
+)
+
+Stored = Mapping[str, Any]
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, header, cells."""
+
+
+def write_ties_report(record: Record, out: Path) -> Path:
+    """Write `report.html` and a PNG per figure into `out`, each atomically.
+
+    Raises:
+        UsageError: the record is not a finished tie.
+        RunError: the files cannot be written.
+    """
+    if record.verb != "tie" or "pooled" not in record.scalars:
+        raise UsageError(f"a report of ties needs a finished record of verb 'tie', got {record.verb!r}")
+    pictures = {f"{figure.slug}.png": png(figure) for figure in figures_of_ties(record)}
+    return write_page(render_ties(record), out, pictures=pictures)
+
+
+def render_ties(record: Record) -> str:
+    """The page as text."""
+    return page_template(TEMPLATE).render(
+        kicker=KICKER,
+        title=title_of(record),
+        caveat=TIE_CAVEAT,
+        links=(),
+        statements=statements_of_ties(record),
+        charts=[interactive(figure, anchor=figure.slug) for figure in figures_of_ties(record)],
+        note=NOTE,
+        tables=tables_of_ties(record),
+        reasons=reasons_of_ties(record),
+        command=record.resolved.get("command", ""),
+        conditions=conditions_of(record),
+        plotly=plotly_source(),
+        version=__version__,
+    )
+
+
+def show_ties(record: Record, console: "Console") -> None:
+    """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
+    for title, header, cells in tables_of_ties(record):
+        if console.is_terminal:
+            console.print(ruled(title, header, cells))
+        else:
+            console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
+    for statement in [*statements_of_ties(record), *reasons_of_ties(record)]:
+        console.print(f"- {statement}", highlight=False, markup=False, soft_wrap=True)
+
+
+def tables_of_ties(record: Record) -> list[Table]:
+    """What was pooled, the pooled ties, and each group's own."""
+    groups, pooled, alone = (record.scalars[name] for name in ("groups", "pooled", "alone"))
+    header = ["measurement", "runs", "contents", "positions", "tokens of a prompt"]
+    cells = [
+        [
+            group["title"],
+            str(len(group["runs"])),
+            str(group["n_contents"]),
+            " ".join(map(str, group["positions"])),
+            MISSING if group["prompt_tokens"] is None else f"{group['prompt_tokens']:.0f}",
+        ]
+        for group in groups
+    ]
+    tables: list[Table] = [("What is tied", header, cells)]
+    for measure in tied_measures(pooled):
+        over = "" if len(groups) == 1 else ", all measurements pooled"
+        tables.append((f"Influence and {label(MEASURES, measure)} over positions{over}", *tie_cells(pooled, measure)))
+    for group in groups:
+        own = [entry for entry in alone if entry["group"] == group["title"]]
+        tables += [
+            (f"{group['title']} alone: influence and {label(MEASURES, measure)}", *tie_cells(own, measure))
+            for measure in tied_measures(own)
+        ]
+    return tables
+
+
+def statements_of_ties(record: Record) -> list[str]:
+    """What the intervals and permutations allow to say, sentence by sentence."""
+    pooled, n_groups = record.scalars["pooled"], len(record.scalars["groups"])
+    found = []
+    for measure in tied_measures(pooled):
+        for entry in pooled:
+            there = len(entry["groups"].get(measure, ()))
+            where = "" if n_groups == 1 else f" of {there} measurements"
+            found += tie_statements([entry], measure, where=where)
+    return found or ["No series of influence has contents in common with a measure of behaviour."]
+
+
+def reasons_of_ties(record: Record) -> list[str]:
+    """Which groups a pooled tie goes without."""
+    titles = [group["title"] for group in record.scalars["groups"]]
+    return [
+        f"{series_name(entry)} and {label(MEASURES, measure)}: without {', '.join(missing)}, which has not both"
+        for entry in record.scalars["pooled"]
+        for measure, there in entry["groups"].items()
+        if (missing := [title for title in titles if title not in there])
+    ]
+
+
+def figures_of_ties(record: Record) -> list[Figure]:
+    """Correlations pooled and alone, the ranks of all groups for each measured series, every group's own curves."""
+    groups = record.scalars["groups"]
+    measured = [entry for entry in record.scalars["pooled"] if entry["source"] == "measured"]
+    figures = [
+        figure
+        for number, entry in enumerate(measured)
+        if (figure := _rank_figure(groups, entry, f"tie-ranks-{number}")) is not None
+    ]
+    if len(groups) > 1 and measured:
+        figures.insert(0, _correlation_figure(measured, record.scalars["alone"]))
+    figures += [
+        tie_figure(
+            f"tie-{number}",
+            f"{group['title']}: what weighs, and what is used, by position (each as a multiple of its mean)",
+            group,
+        )
+        for number, group in enumerate(groups)
+    ]
+    return [figure for figure in figures if figure.curves]
+
+
+def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Figure:
+    """Plain and partial correlations with the first measure: of all groups together, and of each alone."""
+    measure = next(iter(pooled[0]["ties"]))
+    rows = []
+    for entry in pooled:
+        own = [other for other in alone if _name(other) == _name(entry) and measure in other["ties"]]
+        if measure in entry["ties"]:
+            rows.append((f"{series_name(entry)}, pooled", entry["ties"][measure]))
+            rows += [(f"{other['group']}", other["ties"][measure]) for other in own]
+    curves = []
+    for number, (name, stroke) in enumerate(zip(CONTROLLED, RUNS, strict=False)):
+        stored = [found["correlations"][number] for _, found in rows]
+        kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
+        low, value, high = (_numbers([stored[index][end] for index in kept]) for end in ("low", "value", "high"))
+        if kept:
+            finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
+            places = np.array(kept, dtype=np.float64) + 1
+            ends = (low, high) if finite else (None, None)
+            curves.append(Curve(CONTROLLED[name], places, value, stroke, *ends))
+    return Figure(
+        "tie-correlations",
+        f"Influence and {label(MEASURES, measure)}: correlations, pooled and alone",
+        "",
+        "rank correlation over positions, 95 % interval over contents",
+        tuple(curves),
+        rows=tuple(name for name, _ in rows),
+    )
+
+
+def _name(entry: Stored) -> tuple[Any, ...]:
+    return tuple(entry[part] for part in ("source", "kind", "what"))
+
+
+def _rank_figure(groups: Sequence[Stored], entry: Stored, slug: str) -> Figure | None:
+    """Every position of every group: rank of its influence, rank of its score."""
+    measure = next(iter(entry["ties"]))
+    curves = []
+    for group, stroke in zip(groups, RUNS, strict=False):
+        if group["title"] not in entry["groups"][measure]:
+            continue
+        series = next(own for own in group["series"] if _name(own) == _name(entry))
+        x, y = _ranks(series["means"]), _ranks(group["curves"][measure]["means"])
+        curves.append(Curve(group["title"], x, y, stroke))
+    value = entry["ties"][measure]["correlations"][0]["value"]
+    if value is None:
+        return None
+    return Figure(
+        slug,
+        f"{series_name(entry)} and {label(MEASURES, measure)}: ranks of the positions within each measurement "
+        f"(rank correlation {value:.2f})",
+        f"rank of: {series_name(entry)}",
+        f"rank of the {label(MEASURES, measure)}",
+        tuple(curves),
+        markers=True,
+        lines=False,
+    )
+
+
+def _ranks(means: Sequence[Stored]) -> Float64[np.ndarray, "n_positions"]:
+    """Ranks from 0 to 1, ties sharing theirs."""
+    from scipy.stats import rankdata
+
+    values = _numbers([mean["value"] for mean in means])
+    ranks: np.ndarray = (rankdata(np.round(values, 12)) - 1) / max(len(values) - 1, 1)
+    return ranks
+
+
+def _numbers(values: Sequence[float | None]) -> Float64[np.ndarray, "_"]:
+    """NaN where there is none."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -1,0 +1,87 @@
+"""What asking will take is told before it begins: near what it takes, and refused in one line where it cannot fit."""
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.errors import UsageError
+from posbias.evaluation.asking import Asking, ask, contents_of
+from posbias.evaluation.cost import preflight_answers
+from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
+from posbias.measurement.live_memory import peak_tensor_bytes
+from posbias.models import load_tokenizer
+from posbias.tasks.language import LANGUAGE_TASKS
+
+TASK = "example_order(shots=12)"
+
+
+@pytest.fixture(scope="module")
+def asking():
+    return Asking(LANGUAGE_TASKS.parse(TASK), (0, 5, 11), max_tokens=4, generate=True, score=True)
+
+
+@pytest.fixture(scope="module")
+def contents(long_model, asking):
+    return list(contents_of(asking, long_model.tokenizer, count=4, seed=0))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_the_estimate_is_near_what_asking_takes(long_model, asking, contents, batch):
+    responder = LocalResponder(long_model, LocalOptions(batch=batch))
+    cost = preflight_answers(contents, asking, responder)
+    taken = peak_tensor_bytes(lambda: ask(contents, asking, responder), long_model.device)
+    expected = (cost["peak_bytes"] - cost["weights_bytes"]) / 1.25
+    assert 0.5 * taken < expected < 3 * taken
+    assert cost["prompts"] == 12
+    assert responder.processed > 0
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_asked(long_model, contents, asking, tmp_path):
+    responder = LocalResponder(long_model)
+    needed = preflight_answers(contents, asking, responder)["peak_bytes"]
+    with pytest.raises(UsageError, match=r"are allowed; try .*--batch 1 or --dtype bfloat16") as caught:
+        preflight_answers(contents, asking, responder, max_memory=needed // 2)
+    assert "\n" not in str(caught.value)
+    options = pb.EvaluateOptions(count=2, max_tokens=4, max_memory=1000)
+    with pytest.raises(UsageError, match="are allowed; try"):
+        pb.evaluate(TASK, responder, options=options)
+    assert responder.processed == 0
+
+
+def test_the_record_tells_the_estimate_and_a_resumed_run_has_nothing_to_estimate(long_model, asking):
+    found = pb.evaluate("example_order(shots=4)", LocalResponder(long_model), options=pb.EvaluateOptions(count=1))
+    assert found.cost["seconds"] > 0
+    assert preflight_answers([], asking, LocalResponder(long_model)) == {}
+
+
+def test_a_servers_tokenizer_counts_lengths_and_finds_places(long_llama):
+    tokenizer = load_tokenizer(long_llama)
+    server = ServerResponder("http://localhost:9/v1", "none", tokenizer=tokenizer)
+    task = LANGUAGE_TASKS.parse("needle(tokens=600, depths=2)")
+    asking = Asking(task, (0, 1), max_tokens=2, generate=True, score=False)
+    (content,) = contents_of(asking, server.tokenizer, count=1, seed=0)
+    lengths = [len(tokenizer(str(example.prompt))["input_ids"]) for example in content.examples]
+    assert [example.n_tokens for example in content.examples] == lengths
+    assert all(540 <= length <= 600 for length in lengths)
+    assert preflight_answers([content], asking, server) == {}
+    told = server.describe()["tokenizer"]
+    assert told != ServerResponder("http://localhost:9/v1", "none").describe()["tokenizer"]
+    assert len(told) == 64
+    server.close()
+
+
+def test_no_tokenizer_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="has no readable tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_confidence_reaches_the_loss_in_the_middle():
+    from posbias.evaluation.curve import CurveOptions, position_curve
+
+    scores = np.random.default_rng(0).random((30, 5))
+    widths = []
+    for confidence in (0.8, 0.99):
+        curve = position_curve(scores, positions=range(5), options=CurveOptions(confidence=confidence))
+        widths.append(curve.middle_loss.value.high - curve.middle_loss.value.low)
+    assert widths[1] > 1.5 * widths[0]
+    assert curve.middle_loss.detectable > position_curve(scores, positions=range(5)).middle_loss.detectable

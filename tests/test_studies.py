@@ -1,0 +1,20 @@
+"""Records that the repository holds: all can be read, and none names a machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from posbias.records import load_record, portable
+
+STUDIES = Path(__file__).resolve().parents[1] / "studies"
+RUNS = sorted(path.parent for path in STUDIES.rglob("record.json"))
+MACHINE_PATH = re.compile(r"(?<![\w.~/:])/(?:work|tmp|home|root|Users|mnt|opt|var|usr)/")
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.relative_to(STUDIES).as_posix())
+def test_every_record_can_be_read_and_names_no_machine(run):
+    record = load_record(run)
+    assert record.status == "done"
+    assert record.arguments == portable(record.arguments)
+    assert not MACHINE_PATH.search((run / "record.json").read_text())

@@ -1,0 +1,38 @@
+"""Records as audits with behaviour leave them, without a model."""
+
+import numpy as np
+
+import posbias as pb
+
+PLACES = (0, 1, 2, 3, 4)
+GOLD = "tie/measured/logprob/gold"
+
+
+def saved(*, model="demo", seed=0, count=8, task="example_order(shots=5)", level=1.0):
+    """A record as `audit_behaviour` leaves one: influence falls with the position, accuracy with the influence."""
+    generator = np.random.default_rng([seed, count, len(model)])
+    falling = np.linspace(0.5, 0.1, len(PLACES))
+    noise = generator.normal(0, 0.05, (2, count, len(PLACES)))
+    record = pb.Record(verb="evaluate", arguments={})
+    record.resolved = {
+        "title": f"{model}: {task}",
+        "task": task,
+        "count": count,
+        "max_tokens": 4,
+        "responder": {"kind": "local", "model": {"source": model, "weights_sha256": model, "dtype": "float32"}},
+    }
+    record.seeds = {"contents": seed}
+    series = {"source": "measured", "kind": "logprob", "what": "gold", "means": [], "ties": {}}
+    record.scalars = {"n_items": len(PLACES), "tie": {"series": [series], "left_out": []}}
+    blank = np.full((count, len(PLACES)), np.nan)
+    record.arrays = {
+        "positions": np.array(PLACES),
+        "scores/correct": (generator.random((count, len(PLACES))) < falling).astype(float),
+        "scores/found": blank,
+        "scores/logprob": level * (falling - 3) + noise[0],
+        "scores/answer_tokens": np.ones_like(blank),
+        "scores/first_rank": np.full_like(blank, 2.0),
+        "scores/prompt_tokens": np.full_like(blank, 51.0),
+        GOLD: level * falling + noise[1],
+    }
+    return record
