@@ -261,6 +261,8 @@ def test_a_record_keeps_of_a_path_only_the_last_part(tmp_path):
         ("http://localhost:8000/v1", "http://localhost:8000/v1"),
         ("hf:owner/name:split", "hf:owner/name:split"),
         ({"a": ["/b/c", 3, None]}, {"a": ["c", 3, None]}),
+        ({"stop": ["</s>", "</think>"]}, {"stop": ["</s>", "</think>"]}),
+        ("/data/it's/run", "run"),
     ],
 )
 def test_what_is_no_path_stays_as_it_was_passed(value, kept):

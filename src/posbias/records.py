@@ -34,10 +34,11 @@ PICTURE_SOFTWARE = "posbias"
 """What every picture of a report names as its software, by which an older run's pictures are known."""
 
 ABSOLUTE_PATH = re.compile(
-    r"(?P<before>^|[\s'\"`(\[<=:,])(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
+    r"(?P<before>^|[\s'\"`(\[=:,])(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
     r"[\\/](?P<last>[^\s'\"`()\[\]<>:,;/\\]+)[\\/]?"
 )
-"""A file name from the root or the home directory, with what stands before it; a URL's path belongs to no machine."""
+"""A file name from the root or the home directory, with what stands before it; a URL's path belongs to no machine, and
+`</s>` is no file."""
 QUOTED_PATH = re.compile(
     r"(?P<before>['\"`])(?:~|[A-Za-z]:)?[\\/](?:(?!(?P=before)).)*[\\/](?P<last>[^'\"`\\/]+)(?P=before)"
 )
@@ -129,6 +130,13 @@ def load_record(directory: str | Path) -> Record:
     _complete(directory / RECORD_FILE, document)
     document["arrays"] = arrays
     return Record(**document)
+
+
+def remove_record(directory: Path) -> None:
+    """Take the record out of a directory whose contents are about to be another run's: it must not speak of those."""
+    for name in (ARRAYS_FILE, RECORD_FILE):
+        (directory / name).unlink(missing_ok=True)
+    _remove_report(directory)
 
 
 def _complete(path: Path, document: Mapping[str, Any]) -> None:
@@ -250,8 +258,9 @@ def portable(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     # A whole value in quotation marks: spaces belong to a path that it is.
-    whole = value[:1] in ("/", "~") and not any(mark in value for mark in "'\n,")
-    return without_paths(f"'{value}'")[1:-1] if whole else without_paths(value)
+    quote = next((mark for mark in "'\"`" if mark not in value), "")
+    whole = quote and value[:1] in ("/", "~") and not any(mark in value for mark in "\n,")
+    return without_paths(f"{quote}{value}{quote}")[1:-1] if whole else without_paths(value)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -94,9 +94,16 @@ def test_other_masks_have_theorems_of_their_own(mask: str, theorem: str) -> None
     model = ReferenceTransformer(ReferenceConfig(Architecture(3, mask=mask), residual="none"))
     found = verdicts(model)
     assert found[WU + theorem].verdict == "holds"
-    assert found["wu2025/centre-nodes"].verdict == "holds"
+    assert found["wu2025/centre-nodes"].verdict.startswith("premises not met")  # three layers of N - 1
     assert not found[WU + "1"].met
     assert [premise.met for premise in found[WU + "1"].premises] == [False, True, True]
+
+
+def test_centre_nodes_gather_mass_once_there_are_layers_enough() -> None:
+    model = ReferenceTransformer(ReferenceConfig(Architecture(N - 1, mask="sliding_window(width=2)"), residual="none"))
+    found = verdicts(model)["wu2025/centre-nodes"]
+    assert found.verdict == "holds"
+    assert found.finding.value == pytest.approx(1 - 2.0 ** (1 - N))
 
 
 def test_a_prefix_keeps_what_it_has() -> None:

@@ -105,6 +105,9 @@ def test_what_has_no_theory_is_refused():
         mean_field(ReferenceTransformer(NETWORKS["plain"]), N)
     with pytest.raises(UsageError, match="values drawn for every head"):
         mean_field(ReferenceTransformer(Architecture(2)), N)
+    normed = born(replace(NETWORKS["sinusoidal"], embedding_norm=True), 0, items())
+    with pytest.raises(UsageError, match="no embedding norm before positions"):
+        mean_field(normed, N)
     model = born(NETWORKS["plain"], 0, items())
     with pytest.raises(UsageError, match="given vectors at up to 512 positions, got 600"):
         mean_field(model, 600, prompts=Prompts(np.zeros((1, 600), dtype=np.int64)))

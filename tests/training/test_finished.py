@@ -81,7 +81,9 @@ def test_what_differs_from_the_record_is_not_taken_from_it(finished, changed):
 def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(finished):
     directory, done = finished
     assert trained(directory).found is None
+    training_record(done, {}).save(directory)
     study = study_of(STUDY, name="tiny")
+    assert finished_training(study.members(), study.options, directory) is not None
     weights = directory / done.models[0] / WEIGHTS_FILE
     content = weights.read_bytes()
     weights.write_bytes(content[:-8])
@@ -89,10 +91,33 @@ def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(fin
     weights.unlink()
     assert trained(directory, resume=True).found is None
     assert weights.read_bytes() == content
-    record = load_record(directory)
-    replace(record, status="failed", error="all diverged").save(directory)
+    replace(training_record(done, {}), status="failed", error="all diverged").save(directory)
     assert finished_training(study.members(), study.options, directory) is None
     assert finished_training(study.members(), study.options, directory / "elsewhere") is None
+
+
+def test_models_of_another_study_are_never_taken_for_these(finished):
+    """A second study that died after its models were saved, before its record was."""
+    directory, _ = finished
+    other = {
+        **STUDY,
+        "optimiser": "sgd(learning_rate=0.2)",
+        "grid": {"task.target": [0, 5], "optimiser.momentum": [0.1, 0]},
+    }
+    trained(directory, other)
+    study = study_of(STUDY, name="tiny")
+    assert finished_training(study.members(), study.options, directory) is None
+
+
+def test_a_record_that_lost_losses_is_not_read_back(finished):
+    directory, _ = finished
+    study, record = study_of(STUDY, name="tiny"), load_record(directory)
+    record.arrays["losses"] = record.arrays["losses"][:, :1]
+    record.save(directory)
+    assert finished_training(study.members(), study.options, directory) is None
+    record.resolved["options"]["stopping"] = 5
+    record.save(directory)
+    assert finished_training(study.members(), study.options, directory) is None
 
 
 def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_does_not(tmp_path, monkeypatch):

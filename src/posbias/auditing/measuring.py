@@ -16,7 +16,7 @@ from posbias.measurement import DEFAULT_KINDS, Kind, MeasureOptions, measure, pr
 from posbias.models import Model, load_model
 from posbias.parts import clear_parts, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
-from posbias.records import LOCK_FILE, Record, check_writable, exclusive, load_record, plain, run_directory
+from posbias.records import LOCK_FILE, Record, check_writable, exclusive, load_record, plain, portable, run_directory
 from posbias.report import write_report
 
 WITHOUT_EFFECT = ("model", "out", "engine", "workers", "ray_address", "max_memory")
@@ -217,7 +217,7 @@ def _finished(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str
         return None
 
     def told(given: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: plain(value) for name, value in given.items() if name not in WITHOUT_EFFECT}
+        return {name: portable(plain(value)) for name, value in given.items() if name not in WITHOUT_EFFECT}
 
     wanted = {"arguments": told(arguments), "made_by": plain(made_by())}
     environment = {name: record.environment.get(name) for name in wanted["made_by"] if name != "parts_format"}
@@ -225,6 +225,6 @@ def _finished(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str
     if not same or any(environment[name] != wanted["made_by"][name] for name in environment):
         return None
     model = plan.load(source)
-    described = {"model": plain(model.describe()), "prompts": plain(plan.prompts(model).describe())}
+    described = portable({"model": plain(model.describe()), "prompts": plain(plan.prompts(model).describe())})
     threads = record.resolved["measurement"]["engine"]["threads"] == plan.options.run.engine.pinned_threads
     return record if threads and all(record.resolved[part] == described[part] for part in described) else None

@@ -44,7 +44,7 @@ def finished_training(
         found = tuple(
             _member(member, index, record=record, directory=directory) for index, member in enumerate(members)
         )
-    except (UsageError, RunError, LookupError, ValueError, TypeError):
+    except (UsageError, RunError, LookupError, ValueError, TypeError, AttributeError):
         return None  # another format, or damaged: trained again
     stacks = int(record.resolved["stacks"])
     return Trained(found, options, stacks, resumed=stacks), record
@@ -75,13 +75,15 @@ def _member(member: Member, index: int, *, record: Record, directory: Path) -> T
     if entry["status"] not in STATUSES:
         raise UsageError(f"member {member.name!r} has status {entry['status']!r}; known: {', '.join(STATUSES)}")
     windows = -(-entry["steps"] // record.resolved["options"]["window"])
-    steps = record.arrays["evaluation_steps"][index]
+    steps, losses = record.arrays["evaluation_steps"][index], record.arrays["losses"][index]
+    if len(losses) < windows:
+        raise UsageError(f"member {member.name!r} has {len(losses)} losses, and {windows} windows of training")
     return TrainedMember(
         member=member,
         status=entry["status"],
         reason=entry["reason"],
         steps=entry["steps"],
-        losses=record.arrays["losses"][index, :windows],
+        losses=losses[:windows],
         parameters=_parameters(member, entry, directory),
         evaluation_steps=steps[steps >= 0],
         evaluations=_evaluations(record.arrays, index),

@@ -21,7 +21,7 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference import draw_parameters, save_reference
-from posbias.records import Record, plain
+from posbias.records import Record, plain, remove_record
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.finished import finished_training
 from posbias.training.layout import Layout
@@ -71,6 +71,8 @@ def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool =
     if found is not None:
         return found
     trained = train(members, study.options, run=run)
+    if run.directory is not None:
+        remove_record(run.directory)  # of an earlier study, whose models are about to be replaced
     models = tuple(_saved(index, member, run.directory) for index, member in enumerate(trained.members))
     return StudyRun(study, trained, models)
 

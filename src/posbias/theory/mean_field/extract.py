@@ -187,6 +187,8 @@ def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
         raise UsageError(f"mean field needs values drawn for every head (gaussian), got {config.values!r}")
     if config.vocabulary_size is None and model.items is None:
         raise UsageError("mean field needs to know this model's input vectors; give it items")
+    if config.embedding_norm and (config.learned_positions is not None or config.input_encoding is not None):
+        raise UsageError("mean field has no embedding norm before positions are added; allowed: either of the two")
     blocks = [block for block in network.blocks if isinstance(block, ReferenceBlock)]
     return MeanFieldSpec(
         width=model.width,
