@@ -134,6 +134,24 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
     assert "not both and not none" in posbias("evaluate", *FLAGS).stderr
 
 
+def test_flags_that_would_do_nothing_are_one_line(posbias, long_llama, tmp_path):
+    server, exported = ["--server", "http://127.0.0.1:9/v1"], ["--lm-eval", tmp_path / "task"]
+    named = [*server, "--served-model", "none"]
+    of_a_model = (["--batch", 8], ["--dtype", "float32"], ["--device", "cpu"], ["--max-memory", "1GB"])
+    of_a_server = (["--served-model", "none"], ["--server-options", "retries=0"])
+    cases = [(named, flag, "goes with a MODEL") for flag in of_a_model]
+    cases += [([long_llama], flag, "goes with --server") for flag in (*of_a_server, ["--tokenizer", long_llama])]
+    cases += [(exported, flag, "--lm-eval only writes") for flag in (server, *of_a_server, *of_a_model)]
+    cases += [([long_llama, *exported], ["--tokenizer", long_llama], "without a MODEL")]
+    for before, flag, message in cases:
+        result = posbias("evaluate", *before, *flag, *FLAGS)
+        assert result.returncode == 2, (flag, result.stdout)
+        assert f"{flag[0]} " in result.stderr
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "task").exists()
+
+
 def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias, tmp_path):
     server = ["--server", "http://127.0.0.1:9/v1", "--served-model", "none"]
     short = ["--server-options", "retries=0, timeout=2.0"]

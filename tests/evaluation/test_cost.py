@@ -1,10 +1,13 @@
 """What asking will take is told before it begins: near what it takes, and refused in one line where it cannot fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import posbias as pb
 from posbias.errors import UsageError
+from posbias.evaluation import cost as cost_module
 from posbias.evaluation.asking import Asking, ask, contents_of
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
@@ -34,6 +37,52 @@ def test_the_estimate_is_near_what_asking_takes(long_model, asking, contents, ba
     assert 0.5 * taken < expected < 3 * taken
     assert cost["prompts"] == 12
     assert responder.processed > 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40])
+def test_the_answer_counts_once(long_model, contents, asking, monkeypatch, max_tokens):
+    lengths, passed = [], []
+    calibrate, run = cost_module.calibrate, cost_module.LiveCache.run
+
+    def calibrating(model, n_positions, work, **rest):
+        monkeypatch.setattr(cost_module.LiveCache, "run", running)
+        work(np.zeros(n_positions, dtype=np.int64))
+        monkeypatch.setattr(cost_module.LiveCache, "run", run)
+        lengths.append(n_positions)
+        return calibrate(model, n_positions, work, **rest)
+
+    def running(runner, token_ids, *, rows):
+        passed.append(len(token_ids))
+        return run(runner, token_ids, rows=rows)
+
+    monkeypatch.setattr(cost_module, "calibrate", calibrating)
+    preflight_answers(contents, replace(asking, max_tokens=max_tokens), LocalResponder(long_model))
+    examples = [example for content in contents for example in content.examples]
+    answer = max(len(long_model.tokenizer(example.target)["input_ids"]) for example in examples)
+    longest = max(example.n_tokens for example in examples)
+    assert 1 < answer < 40
+    assert lengths == [longest + max(0, max_tokens - answer)]
+    # The last token of an answer is scored but never run.
+    assert max(passed) == longest + max(answer, max_tokens) - 1
+
+
+def test_prompts_that_will_be_skipped_decide_nothing(long_model, contents, asking):
+    longer = Asking(LANGUAGE_TASKS.parse("example_order(shots=16)"), (0, 5, 15), 4, generate=True, score=True)
+    added = list(contents_of(longer, long_model.tokenizer, count=1, seed=0))
+    alone = preflight_answers(contents, asking, LocalResponder(long_model))
+    responder = LocalResponder(long_model)
+    # Room for the longer prompts, and for all but the last token of what follows them.
+    shortest = min(added[0].examples, key=lambda example: example.n_tokens)
+    answer = len(long_model.tokenizer(shortest.target)["input_ids"])
+    responder.max_positions = shortest.n_tokens + max(4, answer) - 1
+    both = preflight_answers([*contents, *added], asking, responder)
+    assert both["peak_bytes"] == alone["peak_bytes"]
+    found = ask([*contents, *added], asking, responder)
+    assert both["prompts"] == sum(int((piece["too_long"] == 0).sum()) for piece in found) == 12
+    responder.max_positions += 1
+    assert preflight_answers([*contents, *added], asking, responder)["prompts"] > 12
+    responder.max_positions = 10
+    assert preflight_answers(contents, asking, responder) == {}
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_asked(long_model, contents, asking, tmp_path):

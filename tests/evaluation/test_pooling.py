@@ -1,13 +1,18 @@
 """The tie over several runs: ranks within each, permutations within each, contents of other seeds join their group."""
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 
 import posbias as pb
 from posbias.errors import UsageError
 from posbias.evaluation.pooling import group_runs, pool_ties, read_run
+from posbias.evaluation.record import evaluation_record
+from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.ties import Pair, tie
-from posbias.report.ties import render_ties, statements_of_ties, tables_of_ties, write_ties_report
+from posbias.report.ties import reasons_of_ties, render_ties, statements_of_ties, tables_of_ties, write_ties_report
 from tied_runs import GOLD, PLACES, saved
 
 
@@ -44,8 +49,48 @@ def test_the_same_contents_do_not_count_twice():
         pb.tie_runs([saved(), saved()])
     # Lines of a file are the same whatever the seed.
     lines = "key_value(pairs=5, file='pairs.jsonl')"
-    with pytest.raises(UsageError, match="different seeds"):
+    with pytest.raises(UsageError, match="whatever the seed, so give one of these runs"):
         pb.tie_runs([saved(task=lines), saved(task=lines, seed=1)])
+
+
+def read_from(data, **given):
+    """A run on the lines of a file with this hash."""
+    record = saved(task="key_value(pairs=5, file='pairs.jsonl')", **given)
+    record.resolved["file_sha256"] = data
+    return read_run(record)
+
+
+def test_other_files_of_the_same_name_are_other_tasks_and_share_no_contents():
+    assert len(group_runs([read_from("a"), read_from("b")])) == 2
+    with pytest.raises(UsageError, match="whatever the seed"):
+        group_runs([read_from("a"), read_from("a", seed=1)])
+    # Another model that read the same file was asked the same contents, and the first lines of it are the first.
+    first, fewer, other = read_from("a"), read_from("a", model="other", count=5), read_from("b", model="other")
+    assert first.contents[:5] == fewer.contents
+    assert not set(first.contents) & set(other.contents)
+    # A text that needles lie in is a file too, though seeds choose from it.
+    needles = [saved(task="needle(depths=5, corpus='text.txt')", seed=seed) for seed in (0, 1)]
+    for record in needles:
+        record.resolved["file_sha256"] = "a"
+    (group,) = group_runs([read_run(record) for record in needles])
+    assert len(set(group.contents)) == 16
+
+
+def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):
+    found = []
+    for folder, value in (("one", "1"), ("two", "1"), ("three", "3")):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "pairs.jsonl"
+        path.write_text(json.dumps({"ordered_kv_records": [["a", value], ["b", "2"]], "key": "a", "value": value}))
+        options = pb.EvaluateOptions(count=1, generate=False)
+        evaluation = pb.evaluate(f"key_value(pairs=2, file={str(path)!r})", LocalResponder(long_model), options=options)
+        evaluation_record(evaluation, {}).save(tmp_path / folder / "run")
+        found.append(pb.load_record(tmp_path / folder / "run").resolved)
+    assert len({resolved["task"] for resolved in found}) == 1
+    assert found[0]["file_sha256"] == hashlib.sha256((tmp_path / "two" / "pairs.jsonl").read_bytes()).hexdigest()
+    assert found[1]["file_sha256"] == found[0]["file_sha256"] != found[2]["file_sha256"]
+    drawn = pb.evaluate("key_value(pairs=2)", LocalResponder(long_model), options=options)
+    assert drawn.file_sha256 is None
 
 
 def test_what_is_not_a_tied_run_is_refused(tmp_path):
@@ -66,7 +111,11 @@ def test_what_is_not_a_tied_run_is_refused(tmp_path):
 
 
 def test_a_single_content_beside_others_gives_no_interval_and_no_claim():
-    (entry,) = pb.tie_runs([saved(count=1), saved(model="other")]).scalars["pooled"]
+    record = pb.tie_runs([saved(count=1), saved(model="other")])
+    (entry,) = record.scalars["pooled"]
+    assert all("no interval, for demo: example_order(shots=5) has a single" in text for text in reasons_of_ties(record))
+    assert len(reasons_of_ties(record)) == len(entry["ties"])
+    assert not reasons_of_ties(pb.tie_runs([saved(), saved(model="other")]))
     for found in entry["ties"].values():
         assert found["n_contents"] == 1
         assert all(correlation["low"] is None for correlation in found["correlations"])

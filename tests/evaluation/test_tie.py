@@ -192,3 +192,16 @@ def test_sharing_contents_widens_what_is_known_of_two_models():
 def test_names_of_contents_are_all_or_none_and_different():
     with pytest.raises(UsageError, match="a different name for each of 3 contents"):
         Pair(np.ones((3, 4)), np.ones((3, 4)), (0, 1, 2, 3), 4, ("a", "b", "b"))
+
+
+def test_within_is_not_a_number_where_nothing_varies():
+    generator = np.random.default_rng(6)
+    varied = generator.random((30, 7))
+    # Means of seven equal numbers leave rounding behind, which is no variation.
+    constant = np.repeat(generator.random((30, 1)), 7, axis=1)
+    assert (constant - constant.mean(axis=1, keepdims=True)).any()
+    for level in (1.0, 1e6):
+        for first, second in ((level * constant, varied), (varied, level * constant)):
+            assert np.isnan(tie(Pair(first, second, tuple(range(7)), 7)).within.value)
+    small = Pair(1e-6 * varied, varied, tuple(range(7)), 7)
+    assert tie(small).within.value == pytest.approx(1)

@@ -1,5 +1,6 @@
 """`posbias evaluate`: how well a model answers, by where the answer stands in its context."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +9,7 @@ import typer
 
 from posbias.cli import behaviour_options as asked
 from posbias.cli import options
-from posbias.cli.invocation import command_line, passed_arguments
+from posbias.cli.invocation import command_line, passed_arguments, was_given
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ ANSWERS = "answers"
 """Where a server's answers are kept, below the run directory."""
 OWN_OPTIONS = {"cache", "reuse"}
 """Options of a server that other flags set."""
+OF_A_MODEL = ("batch", "dtype", "device", "max_memory")
+"""Flags that only a model in this process heeds."""
+OF_A_SERVER = ("served_model", "server_options")
+"""Flags that only a server heeds."""
 
 
 def evaluate(
@@ -54,6 +59,7 @@ def evaluate(
     from posbias.evaluation import EvaluateOptions
     from posbias.tasks.language import LANGUAGE_TASKS
 
+    _check_flags(context)
     wanted = LANGUAGE_TASKS.parse(task)
     settings = EvaluateOptions(
         count=count,
@@ -67,12 +73,37 @@ def evaluate(
     )
     if lm_eval is not None:
         _export(wanted, settings, model=model or tokenizer, directory=lm_eval)
-    elif (model is None) == (server is None):
-        raise UsageError("give either a MODEL or --server URL, not both and not none")
-    elif model is not None and tokenizer is not None:
-        raise UsageError(f"--tokenizer {tokenizer!r} goes with --server; a MODEL brings its own")
     else:
         _evaluate(context, wanted, settings)
+
+
+def _check_flags(context: typer.Context) -> None:
+    """Refuse flags that would do nothing.
+
+    Raises:
+        UsageError: one of them was given; the message says with what it goes.
+    """
+    given = context.params
+    model, server, exported = (given[name] is not None for name in ("model", "server", "lm_eval"))
+    if not exported and model == server:
+        raise UsageError("give either a MODEL or --server URL, not both and not none")
+    if model and given["tokenizer"] is not None:
+        goes_with = "a --lm-eval without a MODEL" if exported else "--server"
+        raise UsageError(f"--tokenizer {given['tokenizer']!r} goes with {goes_with}; a MODEL brings its own")
+    if exported:
+        _refuse(context, ("server", *OF_A_SERVER, *OF_A_MODEL), "asking; --lm-eval only writes the examples")
+    elif server:
+        _refuse(context, OF_A_MODEL, "a MODEL; a server runs its own")
+    else:
+        _refuse(context, OF_A_SERVER, "--server; a MODEL runs here")
+
+
+def _refuse(context: typer.Context, names: Sequence[str], goes_with: str) -> None:
+    """Refuse the first of some flags that was given."""
+    for name in names:
+        if was_given(context, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} {context.params[name]!r} goes with {goes_with}")
 
 
 def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateOptions") -> None:

@@ -56,8 +56,9 @@ class AskingWork:
         del before  # alive until here, as the prompts are that wait for their batch
 
     def run_one(self, token_ids: Int64[np.ndarray, "_"]) -> None:
-        """The prompt alone, from its first token."""
-        WholePrompts(self.model).run(token_ids, rows=1)
+        """The prompt alone with the answer that is scored, from its first token."""
+        answer = np.zeros(max(0, self.answer - 1), dtype=np.int64)
+        WholePrompts(self.model).run(np.concatenate([token_ids, answer]), rows=1)
 
     def kept_bytes(self) -> float:
         """Keys and values of one position."""
@@ -95,13 +96,7 @@ def preflight_answers(
     """
     if not isinstance(responder, LocalResponder):
         return {}
-    limit = responder.max_positions
-    examples = [
-        example
-        for content in contents
-        for example in content.examples
-        if example.n_tokens is not None and (limit is None or example.n_tokens <= limit)
-    ]
+    examples = _asked([example for content in contents for example in content.examples], asking, responder)
     if not examples:
         return {}
     estimate = _estimate(examples, asking, responder)
@@ -116,7 +111,7 @@ def check_prompts_fit(estimate: CostEstimate, *, max_memory: int | None, ways: S
     """Refuse prompts of a task that do not fit into memory.
 
     Args:
-        estimate: Of the longest prompt, its answer included.
+        estimate: Of the longest prompt, with what follows it.
         max_memory: Bytes allowed; None: what is free.
         ways: What would take less.
 
@@ -143,8 +138,10 @@ def ways_out(model: Model, options: LocalOptions) -> list[str]:
 def _estimate(examples: Sequence[Example], asking: Asking, responder: LocalResponder) -> CostEstimate | None:
     """Of the longest prompt with its answer; seconds are the mean over prompts, shared beginnings run once."""
     model = responder.model
-    answer = _answer_tokens(examples, responder) if asking.score else 0
-    longest = max(example.n_tokens or 0 for example in examples) + max(answer, asking.max_tokens * asking.generate)
+    answer = max(_answer_lengths(examples, asking, responder))
+    # The work itself adds the scored answer to a prompt; what is generated beyond its length counts as prompt.
+    generated = max(0, asking.max_tokens * asking.generate - answer)
+    longest = max(example.n_tokens or 0 for example in examples) + generated
     try:
         cached = isinstance(trusted_runner(model, _probe(model)), LiveCache)
         work = AskingWork(model, cached, answer, asking.generate)
@@ -175,8 +172,21 @@ def _together(
     )
 
 
-def _answer_tokens(examples: Sequence[Example], responder: LocalResponder) -> int:
-    return max(len(tokens) for tokens in tokenise([example.target for example in examples], responder.tokenizer))
+def _asked(examples: Sequence[Example], asking: Asking, responder: LocalResponder) -> list[Example]:
+    """Those of known length that fit into the context with what follows them: others are skipped, and cost nothing."""
+    known = [example for example in examples if example.n_tokens is not None]
+    limit = responder.max_positions
+    if limit is None:
+        return known
+    following = [max(n, asking.max_tokens * asking.generate) for n in _answer_lengths(known, asking, responder)]
+    return [example for example, n in zip(known, following, strict=True) if (example.n_tokens or 0) + n <= limit]
+
+
+def _answer_lengths(examples: Sequence[Example], asking: Asking, responder: LocalResponder) -> list[int]:
+    """Tokens of each example's answer that is scored; 0 where none is."""
+    if not asking.score:
+        return [0] * len(examples)
+    return [len(tokens) for tokens in tokenise([example.target for example in examples], responder.tokenizer)]
 
 
 def _share_run(examples: Sequence[Example], responder: LocalResponder) -> float:

@@ -23,6 +23,7 @@ from posbias.parts import PartStore, made_by
 from posbias.progress import track
 from posbias.registry import check_whole
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
+from posbias.tasks.language.published import file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "tokenizer")
 """What of a responder's description a piece depends on; the rest says how it was asked, and what that took so far."""
@@ -86,6 +87,8 @@ class Evaluation:
     """Contents found finished."""
     cost: Mapping[str, Any] = field(default_factory=dict)
     """What was expected before it began, as plain values; empty for a server."""
+    file_sha256: str | None = None
+    """Hash of the file that the contents were read from; None where the task makes its own."""
 
     @property
     def n_items(self) -> int:
@@ -161,6 +164,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         score=options.score,
     )
     contents = list(contents_of(asking, responder.tokenizer, count=options.count, seed=options.seed))
+    data = file_sha256(asked)
     store = PartStore(options.directory, _settings(asking, responder), resume=options.resume)
     finished = {content.piece: store.find(content.piece) for content in contents}
     waiting = [content for content in contents if finished[content.piece] is None]
@@ -181,6 +185,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         responder=responder.describe(),
         reused=store.reused,
         cost=cost,
+        file_sha256=data,
     )
 
 

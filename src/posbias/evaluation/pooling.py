@@ -44,6 +44,8 @@ class TiedRun:
     """As `Evaluation.tables`."""
     series: Mapping[Name, Scores]
     """Shares of influence, [n_contents n_positions]."""
+    from_lines: bool = False
+    """Whether the contents are the first lines of a file, whatever the seed."""
 
     @property
     def measures(self) -> dict[str, Scores]:
@@ -89,19 +91,26 @@ def read_run(run: Record | str | Path) -> TiedRun:
     model = asked["responder"]["model"]
     positions = tuple(int(place) for place in record.arrays["positions"])
     names = [(entry["source"], entry["kind"], entry["what"]) for entry in record.scalars["tie"]["series"]]
-    identity = [*(model.get(name) for name in MODEL), asked["task"], asked["max_tokens"]]
+    data = asked.get("file_sha256")
+    identity = [*(model.get(name) for name in MODEL), asked["task"], asked["max_tokens"], data]
+    from_lines = getattr(LANGUAGE_TASKS.parse(asked["task"]), "file", None) is not None
+    # Records keep only the last part of a file's name, which other files may bear; records without a hash are older.
+    stem = " ".join(
+        [asked["task"], *([data] if data else []), *([] if from_lines else [str(record.seeds["contents"])])]
+    )
     return TiedRun(
         title=str(asked["title"]),
         same=(*map(str, identity), *map(str, positions)),
         run_ids=(record.run_id,),
         positions=positions,
         n_items=int(record.scalars["n_items"]),
-        contents=_content_names(asked["task"], record.seeds["contents"], asked["count"]),
+        contents=tuple(f"{stem} {index}" for index in range(asked["count"])),
         tables={name.removeprefix(SCORES): table for name, table in record.arrays.items() if name.startswith(SCORES)},
         series={
             (source, kind, what): record.arrays["/".join(["tie", source, *([] if kind is None else [kind]), what])]
             for source, kind, what in names
         },
+        from_lines=from_lines,
     )
 
 
@@ -154,16 +163,17 @@ def _joined(first: TiedRun, second: TiedRun) -> TiedRun:
     """Both runs' contents under one; only the series that both have."""
     twice = sorted(set(first.contents) & set(second.contents))
     if twice:
-        raise UsageError(
-            f"runs {first.run_ids[-1]} and {second.run_ids[0]} ({first.title}) both have content {twice[0]!r}; runs of "
-            "one model and task need different seeds"
+        other = (
+            "the lines of a file are the same whatever the seed, so give one of these runs, that of more contents"
+            if first.from_lines
+            else "runs of one model and task need different seeds"
         )
-    return TiedRun(
-        first.title,
-        first.same,
-        (*first.run_ids, *second.run_ids),
-        first.positions,
-        first.n_items,
+        raise UsageError(
+            f"runs {first.run_ids[-1]} and {second.run_ids[0]} ({first.title}) both have content {twice[0]!r}; {other}"
+        )
+    return replace(
+        first,
+        run_ids=(*first.run_ids, *second.run_ids),
         contents=(*first.contents, *second.contents),
         tables=_stacked(first.tables, second.tables),
         series=_stacked(first.series, second.series),
@@ -173,9 +183,3 @@ def _joined(first: TiedRun, second: TiedRun) -> TiedRun:
 def _stacked(first: Mapping[Key, Rows], second: Mapping[Key, Rows]) -> dict[Key, Rows]:
     """The tables that both have, one below the other."""
     return {name: np.concatenate([table, second[name]]) for name, table in first.items() if name in second}
-
-
-def _content_names(task: str, seed: int, count: int) -> tuple[str, ...]:
-    """Names of a run's contents; lines of a file are the same whatever the seed."""
-    drawn = "" if getattr(LANGUAGE_TASKS.parse(task), "file", None) is not None else f" {seed}"
-    return tuple(f"{task}{drawn} {index}" for index in range(count))

@@ -37,6 +37,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
             "title": f"{source or 'model'}: {evaluation.task}",
             "command": command,
             "task": str(evaluation.task),
+            "file_sha256": evaluation.file_sha256,
             "scoring": evaluation.task.scoring,
             "count": options.count,
             "positions": list(evaluation.positions),

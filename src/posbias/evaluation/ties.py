@@ -274,9 +274,7 @@ def _within(tables: Sequence[tuple[Rows, Rows]], weights: Sequence[Weights]) -> 
     """Correlation over examples after contents' and positions' means are taken out, groups pooled."""
     product, squares, other = 0.0, 0.0, 0.0
     for (first, second), rows in zip(tables, weights, strict=True):
-        left, right = (table - table.mean(axis=1, keepdims=True) for table in (first, second))
-        # Each group counts alike, whatever the units of its quantities.
-        left, right = left / max(float(left.std()), ZERO_VARIANCE), right / max(float(right.std()), ZERO_VARIANCE)
+        left, right = _standardised(first), _standardised(second)
         centre, other_centre = rows @ left, rows @ right
         product = product + (rows @ (left * right) - centre * other_centre).sum(axis=1)
         squares = squares + (rows @ np.square(left) - np.square(centre)).sum(axis=1)
@@ -284,6 +282,15 @@ def _within(tables: Sequence[tuple[Rows, Rows]], weights: Sequence[Weights]) -> 
     defined = (np.asarray(squares) > ZERO_VARIANCE) & (np.asarray(other) > ZERO_VARIANCE)
     scale = np.sqrt(np.where(defined, squares * other, 1.0))
     return np.where(defined, np.clip(product / scale, -1, 1), np.nan)
+
+
+def _standardised(table: Rows) -> Rows:
+    """A table less its rows' means, of standard deviation 1: each group counts alike, whatever its units; 0 where only
+    rounding is left.
+    """
+    left: np.ndarray = table - table.mean(axis=1, keepdims=True)
+    spread = float(left.std())
+    return np.zeros_like(left) if spread <= ZERO_VARIANCE * max(1.0, float(np.abs(table).max())) else left / spread
 
 
 def _interval(found: Float64[np.ndarray, "draws"], n_contents: int) -> Interval:

@@ -124,13 +124,30 @@ def statements_of_ties(record: Record) -> list[str]:
 
 
 def reasons_of_ties(record: Record) -> list[str]:
-    """Which groups a pooled tie goes without."""
+    """Which groups a pooled tie goes without, and which leave it without an interval."""
     titles = [group["title"] for group in record.scalars["groups"]]
+    found = []
+    for entry in record.scalars["pooled"]:
+        for measure, there in entry["groups"].items():
+            about = f"{series_name(entry)} and {label(MEASURES, measure)}"
+            missing = [title for title in titles if title not in there]
+            if missing:
+                found.append(f"{about}: without {', '.join(missing)}, which has not both")
+            single = _single(record, entry, measure)
+            if single:
+                found.append(
+                    f"{about}: no interval, for {', '.join(single)} has a single content; tie without, or ask more"
+                )
+    return found
+
+
+def _single(record: Record, entry: Stored, measure: str) -> list[str]:
+    """The groups that bring a pooled tie only one content, from which nothing can be resampled."""
     return [
-        f"{series_name(entry)} and {label(MEASURES, measure)}: without {', '.join(missing)}, which has not both"
-        for entry in record.scalars["pooled"]
-        for measure, there in entry["groups"].items()
-        if (missing := [title for title in titles if title not in there])
+        alone["group"]
+        for alone in record.scalars["alone"]
+        if all(alone[part] == entry[part] for part in ("source", "kind", "what"))
+        and alone["ties"].get(measure, {}).get("n_contents") == 1
     ]
 
 

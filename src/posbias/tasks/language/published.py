@@ -1,9 +1,10 @@
 """Files of published examples: one JSON object per line, plain or gzip, read as they are.
 
-Every complaint names the file and the line. Only the lines that are asked for are read.
+Every complaint names the file and the line. Only the lines that are asked for are read, but for the file's hash.
 """
 
 import gzip
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -51,6 +52,22 @@ def check_path(owner: str, parameter: str, value: object) -> None:
     """
     if value is not None and not (isinstance(value, str) and value):
         raise UsageError(f"{owner}: {parameter} must be a path, got {value!r}")
+
+
+def file_sha256(task: object) -> str | None:
+    """Hash of the file that a task's contents are read from; None where it makes its own, or the file is no plain one.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    path = getattr(task, "file", None) or getattr(task, "corpus", None)
+    if path is None or not Path(path).is_file():
+        return None
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
 
 
 def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
