@@ -164,3 +164,24 @@ def test_recall_has_recency_by_demand_and_no_primacy():
         for end in positions.ends(values):
             assert abs(end.interval.value) < 0.03, name
             assert end.supports(1) != "reproduced"
+
+
+def test_the_longer_study_is_the_shipped_one_and_its_table_is_on_the_page():
+    training, record = script("by_training"), load_record(ROOT / "studies" / "experiments" / "longer")
+    study = load_study(ROOT / "studies" / "experiments" / "longer.yaml")
+    assert record.scalars["counts"] == {"done": study.n_members}
+    assert study.options.describe() == record.resolved["options"]
+    assert all(line in PAGE for line in training.lines(record))
+
+
+def test_retrieval_arises_with_residual_connections_and_decay_only_and_the_sets_disagree_about_it():
+    training, record = script("by_training"), load_record(ROOT / "studies" / "experiments" / "longer")
+    novel = {cell: rows[:, 2:].mean(axis=0) for cell, rows in training.values(record, "accuracy_novel_classes").items()}
+    for cell, course in novel.items():
+        assert course[-1] > 0.9 if cell == ("added", "decay") else course[-1] < 0.6
+        assert cell[0] == "added" or (np.abs(course - 0.51) < 0.03).all()
+    places = training.values(record, "accuracy_by_place")["added", "decay"]
+    assert places[:, -1, 0].min() > places[:, -1, 1:].max()
+    assert places[:, 1, -2:].mean() > places[:, 1, :2].mean()
+    assert training.gap(training.values(record, "gaps")["added", "decay"]).interval.high < 0
+    assert training.gap(training.values(record, "unconfounded_gaps")["added", "decay"]).interval.low > 0
