@@ -263,6 +263,8 @@ def test_a_record_keeps_of_a_path_only_the_last_part(tmp_path):
         ({"a": ["/b/c", 3, None]}, {"a": ["c", 3, None]}),
         ({"stop": ["</s>", "</think>"]}, {"stop": ["</s>", "</think>"]}),
         ("/data/it's/run", "run"),
+        ("[bold]odd[/bold]", "[bold]odd[/bold]"),
+        ("[/a/b, 3]", "[b, 3]"),
     ],
 )
 def test_what_is_no_path_stays_as_it_was_passed(value, kept):

@@ -34,11 +34,11 @@ PICTURE_SOFTWARE = "posbias"
 """What every picture of a report names as its software, by which an older run's pictures are known."""
 
 ABSOLUTE_PATH = re.compile(
-    r"(?P<before>^|[\s'\"`(\[=:,])(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
+    r"(?P<before>^|[\s'\"`(=:,]|\[(?=[^\]\[]*[\\/][^\]\[]*[\\/]))(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
     r"[\\/](?P<last>[^\s'\"`()\[\]<>:,;/\\]+)[\\/]?"
 )
 """A file name from the root or the home directory, with what stands before it; a URL's path belongs to no machine, and
-`</s>` is no file."""
+`</s>` and `[/b]` are no files."""
 QUOTED_PATH = re.compile(
     r"(?P<before>['\"`])(?:~|[A-Za-z]:)?[\\/](?:(?!(?P=before)).)*[\\/](?P<last>[^'\"`\\/]+)(?P=before)"
 )

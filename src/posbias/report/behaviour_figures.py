@@ -8,7 +8,7 @@ from jaxtyping import Float64
 
 from posbias.records import Record
 from posbias.report.figures import Curve, Figure
-from posbias.report.palette import FAINT, MEASURED, RUNS, Stroke, theory_strokes
+from posbias.report.palette import FAINT, GREEN, MEASURED, RUNS, SKY, YELLOW, Stroke, theory_strokes
 from posbias.report.wording import KINDS, THEORIES, label
 
 MEASURES = {
@@ -22,6 +22,8 @@ WHAT = {
     "place": "place, another item",
 }
 """What a series of influence is about."""
+INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
+"""Strokes of measured kinds, none a theory's."""
 TIE_RANGE = (0.02, 20.0)
 """Multiples of the mean shown on the logarithmic axis; theories fall far below."""
 ON_ONE_SCALE = ("accuracy", "reciprocal_rank")
@@ -83,9 +85,15 @@ def tie_figure(slug: str, title: str, group: Mapping[str, Any]) -> Figure:
         if name in group["curves"]:
             curves.append(_scaled(label(MEASURES, name), places, group["curves"][name]["means"], stroke))
     theories = theory_strokes([series["source"] for series in group["series"] if series["source"] != "measured"])
-    measured = iter(RUNS)
+    kinds = list(dict.fromkeys(series["kind"] for series in group["series"] if series["source"] == "measured"))
     for series in group["series"]:
-        stroke = next(measured) if series["source"] == "measured" else theories[series["source"]]
+        measured = series["source"] == "measured"
+        stroke = INFLUENCES[kinds.index(series["kind"]) % len(INFLUENCES)] if measured else theories[series["source"]]
+        if series["what"] == "place" and any(  # beside the answer's item of the same source
+            other["what"] == "gold" and (other["source"], other["kind"]) == (series["source"], series["kind"])
+            for other in group["series"]
+        ):
+            stroke = Stroke(stroke.colour, "dot")
         curves.append(_scaled(series_name(series), places, series["means"], stroke))
     return Figure(
         slug,

@@ -1,6 +1,7 @@
 """The same figures as PNG, drawn by matplotlib without a display, for papers and terminals without a browser."""
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ ROW_MARKERS = {
 INCHES = (11.0, 4.9)
 DOTS_PER_INCH = 150
 TITLE_CHARACTERS = 104
-LEGEND_CHARACTERS = 130
+LEGEND_CHARACTERS = 134
 """Characters that fit the width of the picture, in the title and in a row of the legend."""
 INCHES_PER_ROW = 0.27
 STYLE: Any = {
@@ -51,7 +52,9 @@ def png(figure: Figure) -> bytes:
     from matplotlib.figure import Figure as Canvas
 
     with matplotlib.rc_context(STYLE):
-        height = max(INCHES[1], 1.6 + INCHES_PER_ROW * len(figure.rows))
+        columns = _legend_columns([curve.name for curve in figure.curves])
+        entries = -(-len(figure.curves) // columns)
+        height = max(INCHES[1] + INCHES_PER_ROW * max(0, entries - 4), 1.6 + INCHES_PER_ROW * len(figure.rows))
         canvas = Canvas(figsize=(INCHES[0], height), dpi=DOTS_PER_INCH, layout="constrained")
         FigureCanvasAgg(canvas)
         panels = canvas.subplots(1, 2 if figure.log_range else 1, squeeze=False)[0]
@@ -68,11 +71,15 @@ def png(figure: Figure) -> bytes:
             fontweight="bold",
         )
         handles, labels = panels[0].get_legend_handles_labels()
-        columns = max(1, min(len(labels), LEGEND_CHARACTERS // (max(map(len, labels)) + 9)))
         canvas.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, handlelength=3.2)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="png", metadata={"Software": PICTURE_SOFTWARE})
     return buffer.getvalue()
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    """Columns of the legend that fit the width of the picture, for names and the strokes before them."""
+    return max(1, min(len(names), LEGEND_CHARACTERS // (max(map(len, names)) + 9)))
 
 
 def _draw(panel: "Axes", figure: Figure, scale: str) -> None:
