@@ -41,12 +41,14 @@ from posbias.report.palette import (
 )
 from posbias.report.reproductions import stored_figures
 from posbias.report.static import DASHES, STYLE
+from posbias.report.ties import figures_of_ties
 from posbias.report.wording import THEORIES, label
 from posbias.reproduce.published_models import bloom_influence, published_models
 from posbias.theory import continuous_density
 
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"
+TIED = Path(__file__).parents[1] / "studies" / "behaviour" / "tied"
 EXPERIMENTS = Path(__file__).parents[1] / "studies" / "experiments"
 COPY_TITLES = {"sizes": "Two and three layers, width 2 and 10", "residual": "With residual connections and MLPs"}
 DEPTH_TITLES = {
@@ -105,6 +107,7 @@ def main() -> None:
         "icl_depth": partial(stored, "icl", DEPTH_TITLES),
         "icl_data": partial(stored, "icl", DATA_TITLES),
         "closing_loop": closing_loop,
+        "tie": tie,
     }
     IMAGES.mkdir(exist_ok=True)
     for name, panels in pictures.items():
@@ -395,6 +398,24 @@ def stored(run: str, titles: Mapping[str, str]) -> list[Panel]:
     """Figures of a reproduced experiment by slug, from its record, under shorter titles."""
     figures = {figure.slug: figure for figure in stored_figures(pb.load_record(EXPERIMENTS / run))}
     return [Panel(replace(figures[f"{run}-{slug}"], title=title)) for slug, title in titles.items()]
+
+
+def tie() -> list[Panel]:
+    """What weighs and what is used, by place, on one model and two tasks."""
+    shown = {
+        "accuracy": "accuracy",
+        "influence (log-probability gradient): answer's item": "influence, answer's item",
+        "influence (log-probability gradient): place, another item": "influence, another item",
+        "power rollout: answer's item": "power rollout",
+        "published residual rollout: place, another item": "published rollout",
+    }
+    panels = []
+    figures = {figure.slug: figure for figure in figures_of_ties(pb.load_record(TIED))}
+    for slug, title in (("tie-0", "Five key-value pairs"), ("tie-2", "Eight demonstrations")):
+        curves = [curve for curve in figures[slug].curves if curve.name in shown]
+        named = tuple(replace(curve, name=shown[curve.name]) for curve in curves)
+        panels.append(Panel(replace(figures[slug], title=title, curves=named, log_range=None, linear_range=None)))
+    return panels
 
 
 def closing_loop() -> Canvas:
