@@ -63,8 +63,9 @@ def member(seed: int) -> Member:
 class Program:
     """The members of a course, as it trains them: small stacks shared out between threads, or one stack on a GPU."""
 
-    def __init__(self, count: int, device: torch.device, chunk: int) -> None:
+    def __init__(self, count: int, device: torch.device, chunk: int | None) -> None:
         members = [member(seed) for seed in range(count)]
+        chunk = chunk or default_chunk(members, BATCH, device)
         self.stacks = [Stack(members[start : start + chunk], device=device) for start in range(0, count, chunk)]
         self.device = device
 
@@ -146,7 +147,7 @@ def plain_flops() -> int:
     return 2 * projections + 3 * (projections + 2 * attention + readout)
 
 
-def compare(arguments: argparse.Namespace, device: torch.device, chunk: int) -> None:
+def compare(arguments: argparse.Namespace, device: torch.device, chunk: int | None) -> None:
     """One model at a time against 32, in alternation."""
     program, peer = Program(MEMBERS, device, chunk), plain(0, device)
     given = program.stacks[0]._data.batch(0, BATCH)
@@ -187,7 +188,7 @@ def compare(arguments: argparse.Namespace, device: torch.device, chunk: int) -> 
     print(f"model-steps per second: {1 / median(ours).wall:,.0f} stacked")
 
 
-def sweep(arguments: argparse.Namespace, device: torch.device, chunk: int) -> dict[int, Cost]:
+def sweep(arguments: argparse.Namespace, device: torch.device, chunk: int | None) -> dict[int, Cost]:
     """The cost of a model-step against the number of members."""
     programs = {count: Program(count, device, chunk) for count in SIZES}
     costs: dict[int, list[Cost]] = {count: [] for count in SIZES}
@@ -224,11 +225,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds; medians count")
     parser.add_argument("--steps", type=int, default=16, help="model-steps of a round, about")
-    parser.add_argument("--chunk", type=int, help="members that go through together")
+    parser.add_argument("--chunk", type=int, help="members that go through together; the trainer's own by default")
     parser.add_argument("--plot", help="a PNG of cost against M")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    chunk = arguments.chunk or default_chunk([member(0)] * max(SIZES), BATCH, device)
+    chunk: int | None = arguments.chunk
     np.set_printoptions(precision=3)
     print(f"{date.today()}: losses agree to {same_losses(device):.1e} over 20 steps")
     compare(arguments, device, chunk)
