@@ -119,11 +119,11 @@ def run_studies(paper: str, settings: StudySettings) -> dict[str, StudyRun]:
     """
     studies = shipped_studies(paper, settings)
     runs = {name: replace(settings.run, directory=_below(settings.run.directory, name)) for name in studies}
-    for name, study in studies.items():
-        planned(study, run=runs[name], confirmed=True)
+    # All are checked before the first trains; those found finished are not read a second time.
+    found = {name: planned(study, run=runs[name], confirmed=True)[1] for name, study in studies.items()}
     finished = {}
     for name, study in studies.items():
-        finished[name] = run_study(study, run=runs[name], confirmed=True)
+        finished[name] = found[name] or run_study(study, run=runs[name], confirmed=True)
         directory = runs[name].directory
         if directory is not None:
             if finished[name].found is None:
