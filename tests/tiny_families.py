@@ -124,6 +124,9 @@ MIXTURES: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **_LLAMA, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[1]
     ),
+    "qwen3_moe-normalised": lambda: transformers.Qwen3MoeConfig(
+        **_LLAMA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True
+    ),
 }
 """Families with experts for MLPs: everything about their attention is described."""
 

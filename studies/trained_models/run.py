@@ -19,7 +19,7 @@ from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
 from posbias.records import write_atomically
-from posbias.theory.power_rollout import PowerRolloutSettings, attention_rollout_prompt, power_rollout_prompt
+from posbias.theory.power_rollout import PowerRolloutSettings, attention_rollout_of, power_rollout_of, trace_passing
 
 SCHEDULE = ((256, 8), (512, 4), (256, 32), (1024, 4), (512, 32), (2048, 4), (1024, 32), (2048, 32))
 """(positions, prompts): small cells first, and a few prompts of every length before the last ones of any."""
@@ -76,12 +76,14 @@ def _piece(folder: Path, model: Model, prompts: Prompts, index: int) -> None:
     path = folder / f"{index:03d}-{digest}.safetensors"
     if path.is_file():
         return
-    measured = measure_prompt(model, token_ids, kinds=resolve_kinds(list(KINDS)), key=(SEED, index))
+    with trace_passing(model, token_ids) as passed:
+        measured = measure_prompt(model, token_ids, kinds=resolve_kinds(list(KINDS)), key=(SEED, index))
+    trace = passed()
     assert measured.mixing is not None
     every = len(token_ids) <= ALL_FORMS_UP_TO and index < ALL_FORMS_PROMPTS
     forms = FORMS if every else {CHOSEN: FORMS[CHOSEN]}
-    theories = {name: power_rollout_prompt(model, token_ids, settings) for name, settings in forms.items()}
-    theories["published"] = attention_rollout_prompt(model, token_ids, measured.mixing.tolist())
+    theories = {name: power_rollout_of(trace, settings) for name, settings in forms.items()}
+    theories["published"] = attention_rollout_of(trace, measured.mixing.tolist())
     arrays = measured.to_arrays() | {f"theory/{name}": profile for name, profile in theories.items()}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))

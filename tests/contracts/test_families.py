@@ -341,7 +341,7 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
-def test_mixtures_of_experts_have_no_theory(name: str) -> None:
+def test_the_mean_field_refuses_mixtures_of_experts(name: str) -> None:
     from posbias.theory.mean_field.extract import spec_of
 
     model = shaken_model(name)

@@ -19,7 +19,7 @@ from posbias.theory.power_rollout.isotropic import PROBE_SEED, attention_energy,
 from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull, rotary_pull
 from posbias.theory.power_rollout.trace import LayerTrace, Trace, trace_prompt
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
-from tiny_families import CONFIGS
+from tiny_families import CONFIGS, MIXTURES
 
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]
@@ -43,7 +43,7 @@ def own_gradient(model: HuggingFaceModel, ids: np.ndarray, covector: torch.Tenso
     return gradient[0]
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(CONFIGS | MIXTURES))
 @pytest.mark.usefixtures("keep_double")
 def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_ids: Draw) -> None:
     """Two covectors in one batch."""
@@ -56,7 +56,7 @@ def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_id
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(CONFIGS | MIXTURES))
 def test_signed_pull_is_back_propagation_in_single_precision(name: str, tiny_model: Build, random_ids: Draw) -> None:
     model, ids = tiny_model(name, torch.float32), random_ids()
     description, trace = traced(model, ids)

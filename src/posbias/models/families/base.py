@@ -86,6 +86,19 @@ class MlpParts:
 
 
 @dataclass(frozen=True)
+class MixtureParts:
+    """A mixture of experts: the sum over each token's chosen experts e of w_e(x) expert_e(x)."""
+
+    experts: tuple[MlpParts, ...]
+    router: Float[Tensor, "expert width"]
+    """The logits are this times x; their softmax over all experts are the probabilities."""
+    router_module: nn.Module
+    """What chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
+    renormalised: bool
+    """Whether the weights of the chosen are made to sum to 1; otherwise they are the probabilities."""
+
+
+@dataclass(frozen=True)
 class Block:
     """One decoder block by role; None where the family has no such part."""
 
@@ -115,7 +128,7 @@ class Block:
         return replace(parts, output=parts.output * self.branch_scale, output_bias=bias)
 
     def mlp_added(self, parts: MlpParts) -> MlpParts:
-        """The same for the MLP."""
+        """The same for the MLP; no family has both this factor and experts."""
         if self.branch_scale == 1:
             return parts
         bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale
@@ -183,8 +196,12 @@ class Family(ABC):
         """The MLP's linear maps and activation.
 
         Raises:
-            UsageError: a mixture of experts has no such maps.
+            UsageError: the block has a mixture of experts instead; see `mixture_parts`.
         """
+
+    def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
+        """The experts and the router, where the block has a mixture of experts for its MLP."""
+        return None
 
     def input_scale(self, config: Any) -> float:
         """What the network multiplies the vectors that enter it by, before the first block."""

@@ -34,7 +34,7 @@ class LlamaLike(Family):
         """
         if hasattr(block.mlp, "experts"):
             raise UsageError(
-                f"MLPs of {self.name} are mixtures of experts, which have no theory here; one MLP is needed"
+                f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
             )
         return gated_mlp(block.mlp, block.mlp.act_fn)
 

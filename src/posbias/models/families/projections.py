@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.families.base import AttentionParts, MlpParts, Norm
+from posbias.models.families.base import AttentionParts, MixtureParts, MlpParts, Norm
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
@@ -21,13 +21,23 @@ def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
     Raises:
         UsageError: the weights are quantised or offloaded.
     """
-    weight = getattr(linear, "weight", None)
+    weight = _readable(linear, "weight")
+    return weight.T if type(linear).__name__ == "Conv1D" else weight
+
+
+def _readable(module: nn.Module, name: str) -> Tensor:
+    """A parameter as numbers in memory.
+
+    Raises:
+        UsageError: it is quantised or offloaded.
+    """
+    weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        held = f"{type(linear).__name__} holds them as {weight.dtype if isinstance(weight, Tensor) else 'packed bits'}"
+        held = f"{type(module).__name__} holds them as {weight.dtype if isinstance(weight, Tensor) else 'packed bits'}"
         raise UsageError(f"attention and theory read weights as floating-point numbers, {held}; load it unquantised")
     if weight.is_meta:
         raise UsageError("attention and theory read weights in memory, some are offloaded; load the model whole")
-    return weight.T if type(linear).__name__ == "Conv1D" else weight
+    return weight
 
 
 def bias_of(linear: nn.Module) -> Float[Tensor, "out"] | None:
@@ -149,4 +159,19 @@ def gated_mlp(mlp: nn.Module, activation: object) -> MlpParts:
         up_bias=bias_of(up),
         down_bias=bias_of(down),
         gate_bias=bias_of(gate),
+    )
+
+
+def gated_mixture(mlp: nn.Module, *, renormalised: bool) -> MixtureParts:
+    """The parts of a module with a router `gate` and gated `experts` held together as [expert, out, in]."""
+    experts, router = mlp.get_submodule("experts"), mlp.get_submodule("gate")
+    gates_and_ups, downs = _readable(experts, "gate_up_proj"), _readable(experts, "down_proj")
+    return MixtureParts(
+        experts=tuple(
+            MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)
+            for (gate, up), down in zip((both.chunk(2) for both in gates_and_ups), downs, strict=True)
+        ),
+        router=weight_of(router),
+        router_module=router,
+        renormalised=renormalised,
     )

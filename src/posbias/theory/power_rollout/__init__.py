@@ -5,15 +5,18 @@ from posbias.theory.power_rollout.actual_attention import (
     AttentionRollout,
     AttentionRollouts,
     attention_rollout,
+    attention_rollout_of,
     attention_rollout_prompt,
     attention_rollouts,
 )
 from posbias.theory.power_rollout.ingredient_table import INGREDIENTS, WHOLE, IngredientTable, ingredients
+from posbias.theory.power_rollout.prompt_trace import trace_passing
 from posbias.theory.power_rollout.rollout import (
     PowerRollout,
     PowerRolloutSettings,
     combine_prompts,
     power_rollout,
+    power_rollout_of,
     power_rollout_prompt,
 )
 from posbias.theory.power_rollout.sign_randomised import SignRandomised, sign_randomised_rollout
@@ -31,12 +34,15 @@ __all__ = [
     "SignRandomised",
     "ValuePathShare",
     "attention_rollout",
+    "attention_rollout_of",
     "attention_rollout_prompt",
     "attention_rollouts",
     "combine_prompts",
     "ingredients",
     "power_rollout",
+    "power_rollout_of",
     "power_rollout_prompt",
     "sign_randomised_rollout",
+    "trace_passing",
     "value_path_share",
 ]

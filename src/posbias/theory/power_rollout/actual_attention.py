@@ -19,6 +19,7 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
+from posbias.theory.power_rollout.attention import attention_input
 from posbias.theory.power_rollout.attention_trace import AttentionTrace, AttentionTraceLayer, trace_attention
 from posbias.theory.power_rollout.attention_transitions import (
     Transition,
@@ -26,6 +27,7 @@ from posbias.theory.power_rollout.attention_transitions import (
     norm_transition,
     power_transition,
 )
+from posbias.theory.power_rollout.prompt_trace import DescribedTrace
 
 Row = Float64[np.ndarray, "n_positions"]
 
@@ -102,7 +104,7 @@ def attention_rollouts(model: Model, prompts: Prompts, *, seed: int = 0) -> Atte
         trace = trace_attention(model, model.token_tensor([ids.tolist()])[0])
         names, left_out = _applicable(trace)
         shares = trace.mixing.tolist()
-        for name, row in _pull(trace, {name: ROLLOUTS[name] for name in names}, shares).items():
+        for name, row in _pull(trace.layers, {name: ROLLOUTS[name] for name in names}, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
     return AttentionRollouts({name: _averaged(found, seed) for name, found in rows.items()}, np.array(mixing), left_out)
@@ -139,17 +141,36 @@ def attention_rollout_prompt(
         mixing: As for `attention_rollout`.
     """
     trace = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
-    return _pull(trace, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(trace.layers)))["rollout"]
+    return _pull(trace.layers, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(trace.layers)))["rollout"]
+
+
+def attention_rollout_of(trace: DescribedTrace, mixing: Sequence[float] | float) -> Row:
+    """The rollout of a prompt that was traced for the power rollout before: no pass of its own.
+
+    Args:
+        trace: Of the prompt.
+        mixing: As for `attention_rollout`.
+
+    Returns:
+        Non-negative, sums to 1.
+    """
+    layers = [
+        AttentionTraceLayer(layer.attention, attention_input(layer, kept), before=None, after=None)
+        for layer, kept in zip(trace.description.layers, trace.trace.layers, strict=True)
+    ]
+    return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(layers)))["rollout"]
 
 
 @torch.no_grad()
-def _pull(trace: AttentionTrace, rules: dict[str, RolloutRule], mixing: Sequence[float]) -> dict[str, Row]:
+def _pull(
+    layers: Sequence[AttentionTraceLayer], rules: dict[str, RolloutRule], mixing: Sequence[float]
+) -> dict[str, Row]:
     """The last row of each product, normalised."""
-    read = trace.layers[0].given.read
+    read = layers[0].given.read
     last = torch.zeros(len(read), dtype=torch.float64, device=read.device)
     last[-1] = 1
     rows = dict.fromkeys(rules, last)
-    for kept, share in zip(reversed(trace.layers), reversed(mixing), strict=True):
+    for kept, share in zip(reversed(layers), reversed(mixing), strict=True):
         pulled = _pull_layer(kept, rules, rows)
         for name, rule in rules.items():
             keep, move = rule.shares(share)

@@ -13,6 +13,7 @@ from torch import Tensor
 from posbias.models.attention import (
     BLOCK_QUERIES,
     AttentionBlock,
+    AttentionInput,
     AttentionState,
     norm_forward,
     project_attention,
@@ -26,10 +27,15 @@ from posbias.theory.power_rollout.trace import LayerTrace
 from posbias.theory.power_rollout.walk import Power, Walk
 
 
+def attention_input(layer: LayerDescription, trace: LayerTrace) -> AttentionInput:
+    """What a layer's attention module read, from its block's kept input."""
+    return AttentionInput(norm_forward(layer.attention_norm, trace.stream), trace.cosine, trace.sine)
+
+
 def recompute_attention(layer: LayerDescription, trace: LayerTrace) -> AttentionState:
     """Queries, keys and values of a layer as the dot product sees them, from its kept input."""
-    read = norm_forward(layer.attention_norm, trace.stream)
-    return rotated(project_attention(layer.attention.parts, read), trace.cosine, trace.sine)
+    given = attention_input(layer, trace)
+    return rotated(project_attention(layer.attention.parts, given.read), given.cosine, given.sine)
 
 
 def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator[AttentionBlock]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posbias.errors import UsageError
 from posbias.models.attention import AttentionLayer, describe_attention
-from posbias.models.families.base import Block, MlpParts, Norm
+from posbias.models.families.base import Block, MixtureParts, MlpParts, Norm
 from posbias.models.families.projections import weight_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
@@ -25,7 +25,7 @@ class LayerDescription:
     index: int
     block: Block
     attention: AttentionLayer
-    mlp: MlpParts
+    mlp: MlpParts | MixtureParts
     attention_norm: Norm | None
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
@@ -53,6 +53,8 @@ class LayerDescription:
 
     def hidden_maps(self) -> dict[str, nn.Module]:
         """Modules that are the MLP's maps into its hidden layer, whole; none where one module holds several maps."""
+        if isinstance(self.mlp, MixtureParts):
+            return {}
         weights = {"up": self.mlp.up, "gate": self.mlp.gate}
         found = {}
         for module in self.block.module.modules():
@@ -133,7 +135,7 @@ def _describe_layer(model: HuggingFaceModel, block: Block, attention: AttentionL
         index=attention.index,
         block=block,
         attention=attention,
-        mlp=block.mlp_added(family.mlp_parts(block, config)),
+        mlp=family.mixture_parts(block, config) or block.mlp_added(family.mlp_parts(block, config)),
         attention_norm=norm(block.attention_norm),
         attention_post_norm=norm(block.attention_post_norm),
         mlp_norm=norm(block.mlp_norm),

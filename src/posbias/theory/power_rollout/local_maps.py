@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.models.attention import affine, norm_forward
-from posbias.models.families.base import Norm
+from posbias.models.attention import norm_forward
+from posbias.models.families.base import MixtureParts, Norm
 from posbias.theory.power_rollout.description import LayerDescription
+from posbias.theory.power_rollout.hidden_maps import hidden_layer, hidden_pull
+from posbias.theory.power_rollout.mixture_maps import mixture_pull
 from posbias.theory.power_rollout.trace import LayerTrace
 from posbias.theory.power_rollout.walk import Power, Walk
 
@@ -87,9 +89,6 @@ def mlp_pull(
 ) -> Float[Tensor, "*batch position feature"]:
     """Pull through the MLP branch alone (the stream's own identity path is the caller's).
 
-    Plain, with a = act'(up): the hidden layer's map is a W_u. Gated, with a = act'(gate) up and b = act(gate): it is
-    a W_g + b W_u, whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u).
-
     Args:
         layer: The block's maps.
         trace: The block's activations.
@@ -101,54 +100,21 @@ def mlp_pull(
     """
     power, even = walk.power, walk.even_norms
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power, even=even)
-    hidden = energy @ layer.mlp.down.to(energy.dtype).pow(power)
-    inner = _plain_hidden_pull if layer.mlp.gate is None else _gated_hidden_pull
-    pulled = norm_pull(layer.mlp_norm, trace.middle, inner(layer, trace, hidden, power), power, even=even)
+    pulled = _branch_pull(layer, trace, energy, walk)
+    pulled = norm_pull(layer.mlp_norm, trace.middle, pulled, power, even=even)
     return walk.signed(pulled, (*pulled.shape[:-1], 1))
 
 
-def _plain_hidden_pull(
-    layer: LayerDescription, trace: LayerTrace, hidden: Float[Tensor, "*batch position hidden"], power: Power
+def _branch_pull(
+    layer: LayerDescription, trace: LayerTrace, energy: Float[Tensor, "*batch position feature"], walk: Walk
 ) -> Float[Tensor, "*batch position feature"]:
-    up, _ = hidden_layer(layer, trace)
-    _, slope = _activation(layer, up)
-    return (hidden * slope.pow(power)) @ layer.mlp.up.to(hidden.dtype).pow(power)
-
-
-def _gated_hidden_pull(
-    layer: LayerDescription, trace: LayerTrace, hidden: Float[Tensor, "*batch position hidden"], power: Power
-) -> Float[Tensor, "*batch position feature"]:
-    assert layer.mlp.gate is not None
-    gate_weight, up_weight = layer.mlp.gate.to(hidden.dtype), layer.mlp.up.to(hidden.dtype)
-    up, gate = hidden_layer(layer, trace)
-    assert gate is not None
-    value, slope = _activation(layer, gate)
-    slope = slope * up
-    if power == 1:
-        return (hidden * slope) @ gate_weight + (hidden * value) @ up_weight
-    pulled = (hidden * slope.square()) @ gate_weight.square() + (hidden * value.square()) @ up_weight.square()
-    pulled += (2 * hidden * slope * value) @ (gate_weight * up_weight)
-    return pulled.clamp_min(0)  # a sum of squares; the cross term may round below 0
-
-
-def hidden_layer(
-    layer: LayerDescription, trace: LayerTrace
-) -> tuple[Float[Tensor, "position hidden"], Float[Tensor, "position hidden"] | None]:
-    """What the MLP's maps `up` and `gate` gave (None without a gate): as kept, or from what the MLP read."""
+    """Through the MLP itself, between its norms."""
     parts = layer.mlp
-    if trace.up is not None and (parts.gate is None or trace.gate is not None):
-        return trace.up, trace.gate
-    read = norm_forward(layer.mlp_norm, trace.middle)
-    gate = None if parts.gate is None else affine(read, parts.gate, parts.gate_bias)
-    return affine(read, parts.up, parts.up_bias), gate
-
-
-def _activation(
-    layer: LayerDescription, gate: Float[Tensor, "position hidden"]
-) -> tuple[Float[Tensor, "position hidden"], Float[Tensor, "position hidden"]]:
-    """The activation and its derivative, elementwise."""
-    with torch.enable_grad():
-        leaf = gate.detach().requires_grad_(True)
-        value = layer.mlp.activation(leaf)
-        (slope,) = torch.autograd.grad(value.sum(), leaf)
-    return value.detach(), slope
+    if isinstance(parts, MixtureParts):
+        assert trace.chosen is not None
+        return mixture_pull(parts, norm_forward(layer.mlp_norm, trace.middle), trace.chosen, energy, walk)
+    up, gate = trace.up, trace.gate
+    if up is None or (parts.gate is not None and gate is None):
+        up, gate = hidden_layer(parts, norm_forward(layer.mlp_norm, trace.middle))
+    hidden = energy @ parts.down.to(energy.dtype).pow(walk.power)
+    return hidden_pull(parts, up, gate, hidden, walk.power)

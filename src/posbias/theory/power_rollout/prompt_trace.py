@@ -4,6 +4,8 @@ Which maps answer them is decided here and nowhere else.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +20,7 @@ from posbias.theory.power_rollout.isotropic import isotropic_influence
 from posbias.theory.power_rollout.reference_isotropic import stack_isotropic
 from posbias.theory.power_rollout.reference_layers import StackTrace, trace_stack
 from posbias.theory.power_rollout.reference_pull import stack_diagonal, stack_pull, stack_start
-from posbias.theory.power_rollout.trace import Trace, trace_prompt
+from posbias.theory.power_rollout.trace import Trace, trace_of_pass, trace_prompt
 from posbias.theory.power_rollout.walk import Walk
 
 
@@ -68,32 +70,61 @@ def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, ta
         vectors = model.embed(ids).detach()[None]
         return _OfReference(trace_stack(shape, stacked([weights]), stacked([constants]), vectors, target=target))
     description = describe_model(model, n_positions=len(token_ids))
-    return _OfDescribed(description, trace_prompt(model, description, ids[0], target=target))
+    return DescribedTrace(description, trace_prompt(model, description, ids[0], target=target))
+
+
+@contextmanager
+def trace_passing(
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"]
+) -> Iterator[Callable[[], "DescribedTrace"]]:
+    """Keep what walks need from the pass over one prompt that something else, a measurement say, runs meanwhile.
+
+    Args:
+        model: A Hugging Face model of a described family.
+        token_ids: The prompt that is passed, alone and whole.
+
+    Yields:
+        What gives the trace for the target "jacobian" after the pass; a RunError before it.
+
+    Raises:
+        UsageError: undescribed family, another model, or a prompt too long for it.
+    """
+    description = describe_model(model, n_positions=len(token_ids))
+    ids = model.token_tensor([token_ids.tolist()])[0]
+    with trace_of_pass(model, description, ids) as trace:
+        yield lambda: DescribedTrace(description, trace())
 
 
 @dataclass(frozen=True)
-class _OfDescribed(PromptTrace):
+class DescribedTrace(PromptTrace):
     """Of a Hugging Face model."""
 
     description: Description
+    """The model, taken apart."""
     trace: Trace
+    """Its activations."""
 
     @property
     def state(self) -> Float[Tensor, "state"]:
+        """The last position's final state."""
         return self.trace.state
 
     @property
     def score_gradient(self) -> Float[Tensor, "state"] | None:
+        """Gradient of the score by that state."""
         return self.trace.score_gradient
 
     def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
+        """Down to the vectors entering the network."""
         stream = pull_to_stream(self.description, self.trace, covector, walk.power)
         return pull_layers(self.description, self.trace, stream, walk)
 
     def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
+        """Energies by residual channel, their roots."""
         return diagonal_influence(self.description, self.trace, walk)
 
     def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
+        """One energy per position, their roots."""
         return isotropic_influence(self.description, self.trace, walk)
 
 

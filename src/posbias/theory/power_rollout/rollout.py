@@ -17,7 +17,7 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import TARGETS
 from posbias.theory.power_rollout.walk import Walk
 
@@ -106,7 +106,22 @@ def power_rollout_prompt(
         RunError: activations or energies are not finite.
     """
     settings = settings or PowerRolloutSettings()
-    trace = trace_model(model, token_ids, target=settings.target)
+    return power_rollout_of(trace_model(model, token_ids, target=settings.target), settings)
+
+
+def power_rollout_of(trace: PromptTrace, settings: PowerRolloutSettings) -> Float64[np.ndarray, "n_positions"]:
+    """The predicted profile of a prompt that was traced before.
+
+    Args:
+        trace: For the target that `settings` name.
+        settings: Form and paths.
+
+    Returns:
+        Non-negative, sums to 1.
+
+    Raises:
+        RunError: energies are not finite.
+    """
     walk = Walk(key=settings.key_path, query=settings.query_path)
     form = trace.diagonal if settings.form == "diagonal" else trace.isotropic
     influence = np.asarray(form(walk).cpu().numpy())

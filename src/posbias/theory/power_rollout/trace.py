@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from posbias.errors import RunError
 from posbias.models.attention import AttentionInput, AttentionLayer, norm_forward, watch_attention
+from posbias.models.families.base import MixtureParts, MlpParts
 from posbias.models.model import Model
 from posbias.theory.power_rollout.description import Description, LayerDescription
 
@@ -49,6 +50,8 @@ class LayerTrace:
     """What the MLP's map `up` gave, before any activation; None where it is computed again."""
     gate: Float[Tensor, "position hidden"] | None = None
     """What the MLP's map `gate` gave, before the activation; None where it is computed again or there is none."""
+    chosen: Int[Tensor, "position top"] | None = None
+    """The experts that each token was given to; None where the block has one MLP."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,6 @@ class Trace:
     """The last position's stream, which the final norm reads; None where there is no final norm."""
     state: Float[Tensor, "state"]
     """The last position's final state, which the unembedding reads."""
-    logits: Float[Tensor, "vocabulary"]
-    """The last position's next-token logits."""
     score_gradient: Float[Tensor, "state"] | None
     """Gradient of the target's score by the last position's final state; None for the target "jacobian"."""
 
@@ -74,6 +75,7 @@ class _Kept:
 
     layers: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     rotary: dict[int, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
+    chosen: dict[int, Tensor] = field(default_factory=dict)
     final_stream: Tensor | None = None
     state: Tensor | None = None
 
@@ -96,20 +98,59 @@ def trace_prompt(
         RunError: an activation is not finite.
     """
     kept = _Kept()
-    with torch.no_grad():
-        embeddings = model.embed(token_ids[None])
-    with torch.enable_grad(), _hooks(description, kept, len(token_ids)):
-        output = model.last(embeddings.detach())
+    embeddings = _embedded(model, token_ids)
+    with torch.enable_grad(), _hooks(description, kept, len(token_ids), restart=True):
+        output = model.last(embeddings)
         assert kept.state is not None
         gradient = None if target == "jacobian" else _score_gradient(output.logits[0], kept.state, target)
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
+    return _trace(description, kept, embeddings, gradient)
+
+
+@contextmanager
+def trace_of_pass(
+    model: Model, description: Description, token_ids: Int[Tensor, "position"]
+) -> Iterator[Callable[[], Trace]]:
+    """Keep what the pulls need from a forward pass that somebody else runs, so that it costs no pass of its own.
+
+    Args:
+        model: Any described causal language model.
+        description: The same model, taken apart.
+        token_ids: The prompt that the pass within the context reads, alone in its batch and whole. The last such pass
+            counts; whether its values are finite is for who runs it to check.
+
+    Yields:
+        What gives the trace, for the target "jacobian", after the pass.
+    """
+    kept = _Kept()
+
+    def trace() -> Trace:
+        if kept.state is None:
+            raise RunError("no forward pass was run while its trace was asked for")
+        return _trace(description, kept, _embedded(model, token_ids), None)
+
+    with _hooks(description, kept, len(token_ids), restart=False):
+        yield trace
+
+
+@torch.no_grad()
+def _embedded(model: Model, token_ids: Int[Tensor, "position"]) -> Float[Tensor, "1 position width"]:
+    return model.embed(token_ids[None]).detach()
+
+
+def _trace(
+    description: Description,
+    kept: _Kept,
+    embeddings: Float[Tensor, "1 position width"],
+    gradient: Float[Tensor, "state"] | None,
+) -> Trace:
+    assert kept.state is not None
     return Trace(
         embeddings=embeddings[0].to(description.dtype),
         layers=[_layer_trace(layer, kept) for layer in description.layers],
         final_stream=kept.final_stream,
         state=kept.state[0, -1].detach().to(description.dtype),
-        logits=output.logits[0].detach(),
         score_gradient=gradient,
     )
 
@@ -130,6 +171,7 @@ def _layer_trace(layer: LayerDescription, kept: _Kept) -> LayerTrace:
         sine=sine,
         up=values.get("up"),
         gate=values.get("gate"),
+        chosen=kept.chosen.get(layer.index),
     )
 
 
@@ -146,15 +188,15 @@ def _score_gradient(
 
 def _layers_kept(description: Description, n_positions: int) -> int:
     """How many blocks' hidden layers KEPT_BYTES hold; none where the model computes in less than the theory does."""
-    mlp = description.layers[0].mlp
-    if mlp.up.dtype != description.dtype:
+    mlp = next((layer.mlp for layer in description.layers if isinstance(layer.mlp, MlpParts)), None)
+    if mlp is None or mlp.up.dtype != description.dtype:
         return 0
     return KEPT_BYTES // (n_positions * len(mlp.up) * mlp.up.element_size() * (1 if mlp.gate is None else 2))
 
 
 @contextmanager
-def _hooks(description: Description, kept: _Kept, n_positions: int) -> Iterator[None]:
-    """Keep block activations and the final state, as the leaf of a new graph, in `kept`."""
+def _hooks(description: Description, kept: _Kept, n_positions: int, *, restart: bool) -> Iterator[None]:
+    """Keep block activations and the final state in `kept`; with `restart` as the leaf of a new graph."""
     dtype = description.dtype
 
     def keep(index: int, name: str, value: Tensor) -> None:
@@ -170,15 +212,21 @@ def _hooks(description: Description, kept: _Kept, n_positions: int) -> Iterator[
     def keep_output(index: int, name: str) -> Callable[..., None]:
         return lambda _module, _args, output: keep(index, name, output)
 
+    def keep_chosen(index: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
+            kept.chosen[index] = output[-1]
+
+        return hook
+
     def keep_attention(layer: AttentionLayer, given: AttentionInput) -> None:
         kept.rotary[layer.index] = given.cosine, given.sine
 
     def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
         kept.final_stream = args[0][0, -1].detach().to(dtype)
 
-    def restart(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-        kept.state = args[0].detach().requires_grad_(True)
-        return (kept.state,)
+    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+        kept.state = args[0].detach()
+        return (kept.state.requires_grad_(True),) if restart else None
 
     with ExitStack() as hooks:
         for layer in description.layers:
@@ -188,10 +236,13 @@ def _hooks(description: Description, kept: _Kept, n_positions: int) -> Iterator[
         for layer in description.layers[: _layers_kept(description, n_positions)]:
             for name, module in layer.hidden_maps().items():
                 hooks.callback(module.register_forward_hook(keep_output(layer.index, name)).remove)
+        for layer in description.layers:
+            if isinstance(layer.mlp, MixtureParts):
+                hooks.callback(layer.mlp.router_module.register_forward_hook(keep_chosen(layer.index)).remove)
         hooks.enter_context(
             watch_attention([layer.attention for layer in description.layers], keep_attention, dtype=dtype)
         )
         if description.final_module is not None:
             hooks.callback(description.final_module.register_forward_pre_hook(keep_final).remove)
-        hooks.callback(description.unembedding.register_forward_pre_hook(restart).remove)
+        hooks.callback(description.unembedding.register_forward_pre_hook(keep_state).remove)
         yield

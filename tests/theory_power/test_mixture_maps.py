@@ -1,0 +1,138 @@
+"""Mixtures of experts: energies of every path against Jacobians by autograd; the choice is the model's own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd.functional import jacobian
+
+from posbias.models.attention import affine
+from posbias.models.families.base import MixtureParts, MlpParts
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.prompts import Prompts
+from posbias.theory.power_rollout import WHOLE, ingredients, sign_randomised_rollout
+from posbias.theory.power_rollout.description import Description, describe_model
+from posbias.theory.power_rollout.mixture_maps import mixture_pull
+from posbias.theory.power_rollout.trace import Trace, trace_prompt
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
+from tiny_families import MIXTURES
+
+Build = Callable[..., HuggingFaceModel]
+Draw = Callable[..., np.ndarray]
+
+
+def traced(model: HuggingFaceModel, ids: np.ndarray) -> tuple[Description, Trace]:
+    description = describe_model(model, n_positions=len(ids))
+    return description, trace_prompt(model, description, torch.as_tensor(ids))
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def weights_of(mixture: MixtureParts, chosen: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+    """Written anew: softmax over all, or over the chosen."""
+    probability = (mixture.router @ read).softmax(-1)[chosen]
+    return probability / probability.sum() if mixture.renormalised else probability
+
+
+def expert_output(mixture: MixtureParts, expert: int, read: torch.Tensor) -> torch.Tensor:
+    parts = mixture.experts[expert]
+    assert parts.gate is not None
+    return parts.down @ (parts.activation(parts.gate @ read) * (parts.up @ read))
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES))
+def test_energies_add_over_experts_and_the_router(name: str, tiny_model: Build) -> None:
+    model = tiny_model(name)
+    description = describe_model(model, n_positions=5)
+    mixture = description.layers[0].mlp
+    assert isinstance(mixture, MixtureParts)
+    read, energy = normal(5, 32, seed=3), normal(5, 32, seed=4).square()
+    chosen = affine(read, mixture.router, None).topk(2).indices
+    pulled = mixture_pull(mixture, read, chosen, energy, THEORY)
+    for position in range(5):
+        x, own = read[position], chosen[position]
+        weights = weights_of(mixture, own, x)
+        expected = torch.zeros(32, dtype=torch.float64)
+        for weight, expert in zip(weights, own.tolist(), strict=True):
+            parts = mixture.experts[expert]
+
+            def hidden(x: torch.Tensor, parts: MlpParts = parts) -> torch.Tensor:
+                assert parts.gate is not None
+                return torch.as_tensor(parts.activation(parts.gate @ x) * (parts.up @ x))
+
+            expected += jacobian(hidden, x).square().T @ (parts.down.square().T @ (weight**2 * energy[position]))
+        results = torch.stack([expert_output(mixture, expert, x) for expert in own.tolist()])
+        logits = mixture.router @ x
+
+        def weighed(logits: torch.Tensor, own: torch.Tensor = own, results: torch.Tensor = results) -> torch.Tensor:
+            share = logits.softmax(-1)[own]
+            return (share / share.sum() if mixture.renormalised else share) @ results
+
+        moved = jacobian(weighed, logits)
+        expected += mixture.router.square().T @ (moved.square().T @ energy[position])
+        torch.testing.assert_close(pulled[position], expected)
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES))
+def test_signed_pull_is_the_mixtures_jacobian_for_the_choice_it_is_given(name: str, tiny_model: Build) -> None:
+    """Any choice, not only the largest: it is the caller's, as the model made it."""
+    mixture = describe_model(tiny_model(name), n_positions=5).layers[0].mlp
+    assert isinstance(mixture, MixtureParts)
+    read, gradient, chosen = normal(5, 32, seed=3), normal(2, 5, 32, seed=4), torch.tensor([[0, 3]] * 5)
+    pulled = mixture_pull(mixture, read, chosen, gradient, BACK_PROPAGATION)
+    for position in range(5):
+
+        def output(x: torch.Tensor) -> torch.Tensor:
+            results = torch.stack([expert_output(mixture, expert, x) for expert in (0, 3)])
+            return weights_of(mixture, chosen[0], x) @ results
+
+        exact = jacobian(output, read[position])
+        torch.testing.assert_close(pulled[:, position], gradient[:, position] @ exact)
+
+
+def test_the_choice_is_the_models_own(tiny_model: Build, random_ids: Draw) -> None:
+    description, trace = traced(tiny_model("qwen3_moe"), random_ids())
+    assert [kept.chosen is None for kept in trace.layers] == [False, True, False]
+    for layer, kept in zip(description.layers, trace.layers, strict=True):
+        if isinstance(layer.mlp, MixtureParts):
+            assert kept.chosen is not None
+            assert kept.chosen.shape == (21, 2)
+
+
+def test_half_precision_walks_the_experts_that_ran(tiny_model: Build, random_ids: Draw) -> None:
+    """In bfloat16 some tokens go elsewhere than the same weights in float32 would send them."""
+    description, trace = traced(tiny_model("mixtral-full", torch.bfloat16), random_ids())
+    gate = description.layers[0].mlp.router_module  # type: ignore[union-attr]
+    chosen = []
+    handle = gate.register_forward_hook(lambda _module, _args, output: chosen.append(output[-1]))
+    model = tiny_model("mixtral-full", torch.bfloat16)
+    model.last(model.embed(torch.as_tensor(random_ids())[None]))
+    handle.remove()
+    torch.testing.assert_close(trace.layers[0].chosen, chosen[0])
+    assert trace.layers[0].stream.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES))
+def test_ingredients_and_random_signs_take_mixtures(name: str, tiny_model: Build, random_ids: Draw) -> None:
+    model, prompts = tiny_model(name), Prompts(np.stack([random_ids(seed) for seed in range(2)]))
+    table = ingredients(model, prompts)
+    for profiles in table.per_prompt.values():
+        np.testing.assert_allclose(profiles.sum(-1), 1)
+    assert np.abs(table.per_prompt["mlp"] - table.per_prompt[WHOLE]).max() > 1e-4
+    signs = sign_randomised_rollout(model, prompts, draws=2)
+    assert np.all(np.isfinite(signs.per_prompt))
+
+
+def test_without_amplitudes_a_path_more_is_energy_more(tiny_model: Build) -> None:
+    """Roots add to at least the root of the sum, and to more where two paths meet."""
+    mixture = describe_model(tiny_model("mixtral"), n_positions=5).layers[0].mlp
+    assert isinstance(mixture, MixtureParts)
+    read, energy = normal(5, 32, seed=3), normal(5, 32, seed=4).square()
+    chosen = affine(read, mixture.router, None).topk(2).indices
+    energies = mixture_pull(mixture, read, chosen, energy, THEORY)
+    amplitudes = mixture_pull(mixture, read, chosen, energy, replace(THEORY, amplitudes=True))
+    assert bool((amplitudes > energies).all())
