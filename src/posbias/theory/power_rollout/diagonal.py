@@ -49,7 +49,7 @@ def pull_layers(
         At the network's input: energies up to a common factor for power 2, the gradient itself for power 1.
     """
     for layer, kept in zip(reversed(description.layers), reversed(trace.layers), strict=True):
-        energy = _pull_layer(layer, kept, energy, walk)
+        energy = pull_block(layer, kept, energy, walk)
         if walk.power == 2:
             energy = energy / energy.sum()  # only the shape matters; unscaled energies overflow float32 in depth
     if description.embedding_norm is not None:  # no family has this and a projection
@@ -59,9 +59,10 @@ def pull_layers(
     return energy if description.input_scale == 1 else energy * description.input_scale**walk.power
 
 
-def _pull_layer(
+def pull_block(
     layer: LayerDescription, kept: LayerTrace, energy: Float[Tensor, "*batch position feature"], walk: Walk
 ) -> Float[Tensor, "*batch position feature"]:
+    """Pull through one block, the stream's identity path included: energies for power 2, gradients for power 1."""
     power, even = walk.power, walk.even_norms
     energy = norm_pull(layer.mlp_stream_norm, kept.mlp_sum, energy, power, even=even)
     mlp = [mlp_pull(layer, kept, energy, walk)] if walk.mlp else []
