@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         attention_rollouts,
         ingredients,
         power_rollout,
+        shared_direction_rollout,
         sign_randomised_rollout,
         value_path_share,
     )
@@ -129,6 +130,7 @@ _HOMES = {
     "predict": "theory",
     "reinitialise": "models",
     "run_study": "training",
+    "shared_direction_rollout": "theory.power_rollout",
     "sign_randomised_rollout": "theory.power_rollout",
     "tie": "evaluation",
     "tie_runs": "evaluation",
@@ -204,6 +206,7 @@ __all__ = [
     "predict",
     "reinitialise",
     "run_study",
+    "shared_direction_rollout",
     "sign_randomised_rollout",
     "tie",
     "tie_runs",

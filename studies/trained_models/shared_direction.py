@@ -51,7 +51,7 @@ def _forget(
     gradients: Float[Tensor, "draw position feature"], kept: str, shared: int, generator: torch.Generator
 ) -> Float[Tensor, "draw position feature"]:
     """The shared components as they are, and of the rest what `kept` says, with new signs."""
-    together = _first_components(gradients, shared) if shared else torch.zeros_like(gradients)
+    together = _first_components(gradients, shared)
     rest = gradients - together
     if kept == "directions":
         return together + rest * draw_signs((*rest.shape[:-1], 1), rest, generator)
@@ -62,10 +62,11 @@ def _forget(
 def _first_components(
     gradients: Float[Tensor, "draw position feature"], count: int
 ) -> Float[Tensor, "draw position feature"]:
-    """The sum of each draw's first singular components."""
+    """The sum of each draw's first singular components, as many as `count`."""
+    if count == 0:
+        return torch.zeros_like(gradients)
     exact = gradients.double()
-    _, vectors = torch.linalg.eigh(exact @ exact.transpose(1, 2))
-    first = vectors[..., -count:]
+    first = torch.linalg.eigh(exact @ exact.transpose(1, 2)).eigenvectors[..., -count:]
     return (first @ (first.transpose(1, 2) @ exact)).to(gradients)
 
 

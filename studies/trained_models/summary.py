@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from posbias.comparison.sampling import PromptComparison, compare_with_prompts
-from posbias.records import Record
+from posbias.records import Record, write_atomically
 
 KINDS = ("jacobian", "probability")
 CHOSEN_ON = "novels"
@@ -76,7 +76,7 @@ def row(cell: Cell, kind: str, chosen: str) -> dict[str, Any]:
 
 def forms_row(cell: Cell, kind: str) -> dict[str, Any] | None:
     """Every form on the prompts for which all were computed; None where there are too few."""
-    if len(cell.stacked(f"norms/{kind}", like="theory/isotropic")) < LEAST_PROMPTS:
+    if sum("theory/isotropic" in prompt for prompt in cell.prompts) < LEAST_PROMPTS:
         return None
     compared = {form: cell.comparison(form, kind, on="isotropic") for form in FORMS}
     return {
@@ -122,6 +122,27 @@ def forms_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def verdicts(rows: list[dict[str, Any]]) -> str:
+    """Markdown: in how many cells the target is met, by length and kind of text."""
+    lines = _head("N", "text", "prompts", "target met", "farthest: W1 / flat line's")
+    for n_positions, text in sorted({(row["n_positions"], row["text"]) for row in rows}):
+        own = [row for row in rows if (row["n_positions"], row["text"]) == (n_positions, text)]
+        met, prompts = sum(row["meets_target"] for row in own), sorted({row["prompts"] for row in own})
+        farthest = max(row["theory"]["value"] / row["flat"]["value"] for row in own)
+        shown = str(prompts[0]) if len(prompts) == 1 else f"{prompts[0]} to {prompts[-1]}"
+        lines.append(f"| {n_positions} | {text} | {shown} | {met} of {len(own)} | {farthest:.2f} |")
+    return "\n".join(lines)
+
+
+def with_tables(page: str, tables: dict[str, str]) -> str:
+    """The page with every table between its two markers replaced."""
+    for name, lines in tables.items():
+        before, rest = page.split(f"<!-- table {name} -->\n")
+        _, after = rest.split("<!-- end of table -->", 1)
+        page = f"{before}<!-- table {name} -->\n{lines}\n<!-- end of table -->{after}"
+    return page
+
+
 def _head(*names: str) -> list[str]:
     return ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
 
@@ -134,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="directory of the record")
+    parser.add_argument("--page", type=Path, help="page whose tables, between their markers, are written anew")
     given = parser.parse_args()
     found = list(cells(given.parts))
     forms = [line for cell in found for kind in KINDS if (line := forms_row(cell, kind)) is not None]
@@ -149,7 +171,10 @@ def main() -> None:
         seeds={"prompts": 0, "probes": 0, "bootstrap": 0},
     )
     record.save(given.out)
-    print(f"chosen on {CHOSEN_ON}: {chosen}\n\n{table(rows)}\n\n{forms_table(forms)}")
+    tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(forms)}
+    print(f"chosen on {CHOSEN_ON}: {chosen}\n\n" + "\n\n".join(tables.values()))
+    if given.page is not None:
+        write_atomically(given.page, with_tables(given.page.read_text(), tables).encode())
 
 
 if __name__ == "__main__":

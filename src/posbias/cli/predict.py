@@ -26,6 +26,8 @@ MODEL_FLAGS: tuple[str, ...] = ("prompts", "count", "init_seed")
 
 UNPROMPTED: tuple[str, ...] = ("attention_only", "mean_field")
 """Theories of a model that need no prompts."""
+PROMPTED: tuple[str, ...] = ("power_rollout", "shared_direction")
+"""Theories that read activations; the others need prompts only where a model's mixing has to be measured."""
 
 
 def predict(
@@ -119,7 +121,7 @@ def _of_model(
     if theory == "mean_field" and init_seed is None and not source.startswith("config:"):
         raise UsageError(f"mean_field is about initialisation: give --init-seed, or --model config:{source}")
     loaded = load_model(source, init_seed=init_seed)
-    unprompted = theory in UNPROMPTED or (theory != "power_rollout" and known_mixing(loaded) is not None)
+    unprompted = theory in UNPROMPTED or (theory not in PROMPTED and known_mixing(loaded) is not None)
     if prompts is None and not unprompted:
         prompts = "default"
     drawn = None if prompts is None else load_prompts(prompts, loaded, n_positions=length, count=count, seed=seed)

@@ -20,6 +20,7 @@ THEORIES = {
     "continuous": "continuous limit",
     "closed_form": "closed form",
     "power_rollout": "power rollout",
+    "shared_direction": "power rollout with a shared direction",
     "mean_field": "mean-field theory",
     "flat": "flat line",
 }

@@ -1,6 +1,7 @@
 """Theories that read a loaded model rather than an architecture; torch is imported when one is used.
 
-`power_rollout` needs prompts, for it follows the forward activations; `mean_field` describes the model's initialiser.
+`power_rollout` and `shared_direction` need prompts, for they follow the forward activations; `mean_field` describes the
+model's initialiser.
 """
 
 from typing import Any
@@ -16,6 +17,15 @@ def power_rollout_theory(subject: Any, n_positions: int, prompts: Any) -> Foreca
 
     _check(subject, prompts, "power_rollout", n_positions)
     return Forecast(power_rollout(subject, prompts).profile.influence, None)
+
+
+@THEORIES.register("shared_direction")
+def shared_direction_theory(subject: Any, n_positions: int, prompts: Any) -> Forecast:
+    """The power rollout with what positions share carried exactly: closer, at the price of a measurement."""
+    from posbias.theory.power_rollout import shared_direction_rollout
+
+    _check(subject, prompts, "shared_direction", n_positions)
+    return Forecast(shared_direction_rollout(subject, prompts).profile.influence, None)
 
 
 @THEORIES.register("mean_field")

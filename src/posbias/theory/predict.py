@@ -83,9 +83,9 @@ def predict(subject: Any, n_positions: int, *, theory: str = "rollout", prompts:
     """The position-bias profile a theory predicts.
 
     Args:
-        subject: An `Architecture`, or what `load_model` returns; `mean_field` and `power_rollout` need a model. The
-            other theories take a model's architecture from its configuration, with the mixing it has: known of
-            reference models without residual or with a mixed one, otherwise measured on the prompts.
+        subject: An `Architecture`, or what `load_model` returns; `mean_field`, `power_rollout` and `shared_direction`
+            need a model. The other theories take a model's architecture from its configuration, with the mixing it
+            has: known of reference models without residual or with a mixed one, otherwise measured on the prompts.
         n_positions: Context length N in positions, >= 1.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models.

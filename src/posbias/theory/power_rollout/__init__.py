@@ -19,6 +19,7 @@ from posbias.theory.power_rollout.rollout import (
     power_rollout_of,
     power_rollout_prompt,
 )
+from posbias.theory.power_rollout.shared_direction import SharedDirectionRollout, shared_direction_rollout
 from posbias.theory.power_rollout.sign_randomised import SignRandomised, sign_randomised_rollout
 from posbias.theory.power_rollout.value_path import ValuePathShare, value_path_share
 
@@ -31,6 +32,7 @@ __all__ = [
     "IngredientTable",
     "PowerRollout",
     "PowerRolloutSettings",
+    "SharedDirectionRollout",
     "SignRandomised",
     "ValuePathShare",
     "attention_rollout",
@@ -42,6 +44,7 @@ __all__ = [
     "power_rollout",
     "power_rollout_of",
     "power_rollout_prompt",
+    "shared_direction_rollout",
     "sign_randomised_rollout",
     "trace_passing",
     "value_path_share",

@@ -52,6 +52,13 @@ def pull_layers(
         energy = pull_block(layer, kept, energy, walk)
         if walk.power == 2:
             energy = energy / energy.sum()  # only the shape matters; unscaled energies overflow float32 in depth
+    return pull_to_input(description, trace, energy, walk)
+
+
+def pull_to_input(
+    description: Description, trace: Trace, energy: Float[Tensor, "*batch position feature"], walk: Walk
+) -> Float[Tensor, "*batch position width"]:
+    """From the stream below the first block to the vectors entering the network."""
     if description.embedding_norm is not None:  # no family has this and a projection
         energy = norm_pull(description.embedding_norm, trace.embeddings, energy, walk.power, even=walk.even_norms)
     if description.input_projection is not None:

@@ -15,11 +15,23 @@ from torch import Tensor
 from posbias.models.model import Model
 from posbias.models.reference import ReferenceTransformer, constants_of, shape_of, stacked
 from posbias.theory.power_rollout.description import Description, describe_model
-from posbias.theory.power_rollout.diagonal import diagonal_influence, pull_layers, pull_to_stream
+from posbias.theory.power_rollout.diagonal import (
+    diagonal_influence,
+    pull_block,
+    pull_layers,
+    pull_to_input,
+    pull_to_stream,
+)
 from posbias.theory.power_rollout.isotropic import isotropic_influence
 from posbias.theory.power_rollout.reference_isotropic import stack_isotropic
 from posbias.theory.power_rollout.reference_layers import StackTrace, trace_stack
-from posbias.theory.power_rollout.reference_pull import stack_diagonal, stack_pull, stack_start
+from posbias.theory.power_rollout.reference_pull import (
+    stack_diagonal,
+    stack_pull,
+    stack_pull_layer,
+    stack_pull_to_input,
+    stack_start,
+)
 from posbias.theory.power_rollout.trace import Trace, trace_of_pass, trace_prompt
 from posbias.theory.power_rollout.walk import Walk
 
@@ -40,6 +52,29 @@ class PromptTrace(ABC):
     @abstractmethod
     def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
         """From the final state to the vectors entering the network: gradients, or energies for power 2."""
+
+    @property
+    @abstractmethod
+    def n_blocks(self) -> int:
+        """Layers, for `pull_block`."""
+
+    @abstractmethod
+    def pull_start(
+        self, covector: Float[Tensor, "*batch state"], walk: Walk
+    ) -> Float[Tensor, "*batch position feature"]:
+        """The first step of `pull`: from the final state to the stream above the last block."""
+
+    @abstractmethod
+    def pull_block(
+        self, block: int, energy: Float[Tensor, "*batch position feature"], walk: Walk
+    ) -> Float[Tensor, "*batch position feature"]:
+        """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
+
+    @abstractmethod
+    def pull_end(
+        self, energy: Float[Tensor, "*batch position feature"], walk: Walk
+    ) -> Float[Tensor, "*batch position width"]:
+        """The last step of `pull`: from below the first block to the vectors entering the network."""
 
     @abstractmethod
     def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
@@ -119,6 +154,29 @@ class DescribedTrace(PromptTrace):
         stream = pull_to_stream(self.description, self.trace, covector, walk.power)
         return pull_layers(self.description, self.trace, stream, walk)
 
+    @property
+    def n_blocks(self) -> int:
+        """Decoder blocks."""
+        return len(self.description.layers)
+
+    def pull_start(
+        self, covector: Float[Tensor, "*batch state"], walk: Walk
+    ) -> Float[Tensor, "*batch position feature"]:
+        """To the stream above the last block."""
+        return pull_to_stream(self.description, self.trace, covector, walk.power)
+
+    def pull_block(
+        self, block: int, energy: Float[Tensor, "*batch position feature"], walk: Walk
+    ) -> Float[Tensor, "*batch position feature"]:
+        """Through one block."""
+        return pull_block(self.description.layers[block], self.trace.layers[block], energy, walk)
+
+    def pull_end(
+        self, energy: Float[Tensor, "*batch position feature"], walk: Walk
+    ) -> Float[Tensor, "*batch position width"]:
+        """To the vectors entering the network."""
+        return pull_to_input(self.description, self.trace, energy, walk)
+
     def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
         """Energies by residual channel, their roots."""
         return diagonal_influence(self.description, self.trace, walk)
@@ -145,6 +203,26 @@ class _OfReference(PromptTrace):
     def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
         start = stack_start(self.trace, covector[..., None, None, :], walk.power)
         return stack_pull(self.trace, start, walk)[..., 0, 0, :, :]
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.trace.layers)
+
+    def pull_start(
+        self, covector: Float[Tensor, "*batch state"], walk: Walk
+    ) -> Float[Tensor, "*batch position feature"]:
+        return stack_start(self.trace, covector[..., None, None, :], walk.power)[..., 0, 0, :, :]
+
+    def pull_block(
+        self, block: int, energy: Float[Tensor, "*batch position feature"], walk: Walk
+    ) -> Float[Tensor, "*batch position feature"]:
+        stacked = energy[..., None, None, :, :]
+        return stack_pull_layer(self.trace.shape, self.trace.layers[block], stacked, walk)[..., 0, 0, :, :]
+
+    def pull_end(
+        self, energy: Float[Tensor, "*batch position feature"], walk: Walk
+    ) -> Float[Tensor, "*batch position width"]:
+        return stack_pull_to_input(self.trace, energy[..., None, None, :, :], walk)[..., 0, 0, :, :]
 
     def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
         return stack_diagonal(self.trace, walk)[0, 0]

@@ -47,9 +47,15 @@ def stack_pull(trace: StackTrace, energy: Energy, walk: Walk) -> Energy:
         At the vectors: energies of each input up to a common factor for power 2, the gradient for power 1.
     """
     for layer in reversed(trace.layers):
-        energy = _layer_pull(trace.shape, layer, energy, walk)
+        energy = stack_pull_layer(trace.shape, layer, energy, walk)
         if walk.power == 2:
             energy = energy / energy.sum((-2, -1), keepdim=True)  # only the shape matters, and depth would overflow
+    return stack_pull_to_input(trace, energy, walk)
+
+
+@torch.no_grad()
+def stack_pull_to_input(trace: StackTrace, energy: Energy, walk: Walk) -> Energy:
+    """From the stream below the first layer to the vectors entering the network."""
     if trace.shape.embedding_norm:
         embedding = norm_of(trace.shape, trace.parameters, "embedding")
         energy = norm_pull(embedding, trace.vectors, energy, walk.power, even=walk.even_norms)
@@ -63,7 +69,9 @@ def stack_diagonal(trace: StackTrace, walk: Walk) -> Float[Tensor, "member batch
     return stack_pull(trace, stack_start(trace, gradient.square(), 2), walk).double().sum(-1).sqrt()
 
 
-def _layer_pull(shape: ReferenceShape, layer: StackLayer, energy: Energy, walk: Walk) -> Energy:
+@torch.no_grad()
+def stack_pull_layer(shape: ReferenceShape, layer: StackLayer, energy: Energy, walk: Walk) -> Energy:
+    """Pull through one layer, the stream's own path included."""
     power, even, post = walk.power, walk.even_norms, shape.norm == "post"
     if shape.rotate_stream:
         energy = energy @ back(layer.weights["rotation"], power)
