@@ -59,6 +59,7 @@ def test_without_a_direction_the_last_position_alone_keeps_its_gradient(
     kept, energy = trace.pull_start(vectors, BACK_PROPAGATION), torch.zeros(21, 32, dtype=torch.float64)
     for block in (2, 1, 0):
         pulled, energy = trace.pull_block(block, kept, BACK_PROPAGATION), trace.pull_block(block, energy, THEORY)
+        energy *= pulled[0, -1].square().sum() / trace.pull_block(block, kept[0].square(), THEORY)[-1].sum()
         energy[:-1] += pulled[0, :-1].square()
         kept = torch.zeros_like(pulled)
         kept[:, -1] = pulled[:, -1]
@@ -67,6 +68,17 @@ def test_without_a_direction_the_last_position_alone_keeps_its_gradient(
     found = shared_direction_of(trace, vectors, directions=0)
     np.testing.assert_allclose(found.profile, expected / expected.sum(), rtol=1e-8)
     assert not found.shared.any()
+
+
+def test_the_last_positions_own_share_is_exact(tiny_model: Build, random_ids: Draw) -> None:
+    """It alone reads itself, whatever becomes of the others: its gradient is that of back-propagation."""
+    trace = trace_model(tiny_model("llama"), random_ids())
+    vectors = normal(2, len(trace.state))
+    exact = trace.pull(vectors, BACK_PROPAGATION).square().sum(-1).mean(0)
+    found = shared_direction_of(trace, vectors)
+    everything = shared_direction_of(trace, vectors, directions=EVERYTHING)
+    np.testing.assert_allclose(everything.own[0], exact[-1] / exact.sum(), rtol=1e-8)
+    assert found.own[0] == pytest.approx(found.profile[-1] ** 2 / np.square(found.profile).sum(), rel=1e-8)
 
 
 def test_exact_where_all_positions_share_their_direction() -> None:

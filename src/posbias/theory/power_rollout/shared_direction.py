@@ -5,7 +5,9 @@ last position's own row, as it is; the part of every other row along one directi
 and the energies e [position, feature] of everything else. A block's exact signed map takes the first two on; what it
 gives is split again, and the rest joins the energies, which the block's squared map takes on as in the diagonal form:
 
-    G <- J_block' (kept);   kept <- g_last and g_j m m';   e <- (J o J)_block' e + mean over covectors of (G - kept)^2
+    G <- J_block' (kept);   kept <- g_last and g_j m m';   e <- c (J o J)_block' e + mean over covectors of (G - kept)^2
+
+c makes the block's squared map exact for the last position's own path, the one path that is known both ways.
 
 m is the first right singular vector of the rows g_j / |g_j|^(1/2): between the direction of most energy, which a few
 late positions decide, and that of most positions. What positions have in common adds up coherently, and the last
@@ -134,8 +136,9 @@ def shared_direction_of(
     shares = []
     for block in reversed(range(trace.n_blocks)):
         pulled = trace.pull_block(block, kept, BACK_PROPAGATION)
+        energy = _pull_energies(trace, block, energy, own=(kept[:, -1], pulled[:, -1]))
         kept = along_shared(pulled, directions)
-        energy = trace.pull_block(block, energy, THEORY) + (pulled - kept).square().mean(0)
+        energy = energy + (pulled - kept).square().mean(0)
         by_position = kept.square().sum(-1).mean(0)
         total = by_position.sum() + energy.sum()
         kept, energy = kept / total.sqrt(), energy / total
@@ -146,6 +149,32 @@ def shared_direction_of(
         raise RunError("the shared-direction rollout's energies are not finite; load the model in float32")
     own, shared = np.array(shares[::-1]).T
     return SharedDirectionPrompt(np.asarray(influence / influence.sum()), own, shared)
+
+
+def _pull_energies(
+    trace: PromptTrace,
+    block: int,
+    energy: Float[Tensor, "position feature"],
+    own: tuple[Float[Tensor, "probe feature"], Float[Tensor, "probe feature"]],
+) -> Float[Tensor, "position feature"]:
+    """Energies through one block, grown as the last position's exact gradient grows on its own path.
+
+    Squared maps lose the cancellation between a block's paths, so that energies grow too fast beside what is carried
+    with its sign. The last position alone reads itself: its energy is known both ways.
+
+    Args:
+        trace: Of the prompt.
+        block: Index from the input.
+        energy: Above the block.
+        own: The last position's gradients above and below the block.
+    """
+    above, below = own
+    alone = torch.zeros_like(energy)
+    alone[-1] = above.square().mean(0)
+    pulled, grown = trace.pull_block(block, torch.stack([energy, alone]), THEORY)
+    estimate, exact = grown[-1].sum(), below.square().mean(0).sum()
+    growth: Tensor = pulled * (exact / estimate) if bool(estimate > 0) else pulled
+    return growth
 
 
 def along_shared(
