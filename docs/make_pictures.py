@@ -395,10 +395,14 @@ def shared_direction(study: pb.Record) -> Canvas:
 def of_study(
     study: pb.Record, curves: Mapping[str, tuple[Mapping[str, Any], str, str]], *, between: tuple[float, float]
 ) -> Canvas:
-    """Profiles by name (arrays of a record, name within the cell, colour), a row per text, a column per model."""
+    """Profiles by name (arrays of a record, name within the cell, colour): texts by models that have all of them."""
     names = [tuple(name.split("/")[:3]) for name in study.arrays if name.endswith("norms/jacobian")]
     shortest = min(int(n_positions) for _, n_positions, _ in names)
-    models, texts = (sorted({name[part] for name in names}) for part in (0, 2))
+    found, texts = (sorted({name[part] for name in names}) for part in (0, 2))
+    every = [
+        {path.split("/")[0] for path in arrays if path.endswith(f"/{name}")} for arrays, name, _ in curves.values()
+    ]
+    models = [model for model in found if all(model in those for those in every)]
     canvas = Canvas(figsize=(11.0, 7.0), dpi=100, layout="constrained")
     FigureCanvasAgg(canvas)
     grid = canvas.subplots(len(texts), len(models), sharex=True, sharey=True, squeeze=False)
