@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
+from variants import computed_once
 
 from posbias.comparison.sampling import compare_with_prompts
 from posbias.intervals import bootstrap_mean
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts
-from posbias.records import Record, write_atomically
+from posbias.records import Record
 from posbias.theory.power_rollout import ingredients, sign_randomised_rollout, value_path_share
 
 SEED, DRAWS, PROBES = 0, 8, 4
@@ -50,17 +51,16 @@ def main() -> None:
 
 def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str, np.ndarray]:
     """Every variant's profile of one prompt, computed once."""
-    if path.is_file():
-        return load_file(path)
-    one = Prompts(prompts.token_ids[index : index + 1])
-    arrays = {name: rows[0] for name, rows in ingredients(model, one).per_prompt.items()}
-    arrays["signs"] = sign_randomised_rollout(model, one, draws=DRAWS, seed=SEED + index).per_prompt[0]
-    share = value_path_share(model, one, probes=PROBES, seed=SEED + index)
-    value_path = share.norms[0, :, 1]
-    arrays |= {"value_path": value_path / value_path.sum(), SHARE: share.total}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
-    return arrays
+
+    def compute() -> dict[str, np.ndarray]:
+        one = Prompts(prompts.token_ids[index : index + 1])
+        arrays = {name: rows[0] for name, rows in ingredients(model, one).per_prompt.items()}
+        arrays["signs"] = sign_randomised_rollout(model, one, draws=DRAWS, seed=SEED + index).per_prompt[0]
+        share = value_path_share(model, one, probes=PROBES, seed=SEED + index)
+        value_path = share.norms[0, :, 1]
+        return arrays | {"value_path": value_path / value_path.sum(), SHARE: share.total}
+
+    return computed_once(path, compute)
 
 
 def _compare(measured: list[dict[str, np.ndarray]], rows: list[dict[str, np.ndarray]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from variants import Experiment, run
 from posbias.theory.power_rollout.description import Description
 from posbias.theory.power_rollout.diagonal import pull_block, pull_to_stream
 from posbias.theory.power_rollout.probes import covectors, draw_signs, generators
+from posbias.theory.power_rollout.shared_direction import along, right_singular
 from posbias.theory.power_rollout.trace import Trace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION
 
@@ -51,23 +52,12 @@ def _forget(
     gradients: Float[Tensor, "draw position feature"], kept: str, shared: int, generator: torch.Generator
 ) -> Float[Tensor, "draw position feature"]:
     """The shared components as they are, and of the rest what `kept` says, with new signs."""
-    together = _first_components(gradients, shared)
+    together = along(gradients.double(), right_singular(gradients.double(), shared)).to(gradients)
     rest = gradients - together
     if kept == "directions":
         return together + rest * draw_signs((*rest.shape[:-1], 1), rest, generator)
     sizes = rest.square().mean(0).sqrt().expand_as(rest)
     return together + sizes * draw_signs(tuple(rest.shape), rest, generator)
-
-
-def _first_components(
-    gradients: Float[Tensor, "draw position feature"], count: int
-) -> Float[Tensor, "draw position feature"]:
-    """The sum of each draw's first singular components, as many as `count`."""
-    if count == 0:
-        return torch.zeros_like(gradients)
-    exact = gradients.double()
-    first = torch.linalg.eigh(exact @ exact.transpose(1, 2)).eigenvectors[..., -count:]
-    return (first @ (first.transpose(1, 2) @ exact)).to(gradients)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,20 @@
 Reads the measured prompts under --parts and adds this form's profiles beside them, prompt by prompt (resumable).
 """
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
+from summary import meets_target
+from variants import arguments, computed_once
 
 from posbias.comparison.sampling import compare_with_prompts
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import load_prompts, shuffled
-from posbias.records import Record, write_atomically
+from posbias.records import Record
 from posbias.theory.power_rollout.probes import draw_signs, generators
 from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.shared_direction import shared_direction_of
@@ -27,7 +28,7 @@ OWN, SHARED = "own", "shared"
 
 
 def main() -> None:
-    given = _arguments()
+    given = arguments(__doc__, count=DRAWN)
     record = Record(verb="study", arguments={"length": given.length, "count": given.count, "probes": PROBES})
     texts = dict(item.split("=", 1) for item in given.text)
     for name, source in (item.split("=", 1) for item in given.model):
@@ -51,38 +52,19 @@ def main() -> None:
         record.save(given.out)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", action="append", required=True, metavar="NAME=SOURCE")
-    parser.add_argument(
-        "--text", action="append", required=True, metavar="NAME=FILE", help="the first is scrambled too"
-    )
-    parser.add_argument("--parts", type=Path, required=True, help="where `run.py` kept the measured prompts")
-    parser.add_argument("--count", type=int, default=DRAWN, help="most prompts of each text")
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--out", type=Path, help="directory of the record")
-    return parser.parse_args()
-
-
 def _prompt(folder: Path, model: Model, token_ids: np.ndarray, index: int) -> dict[str, np.ndarray]:
     """Both kinds' profiles and what the direction holds, block by block; computed once."""
-    path = folder / "shared_form" / f"{index:03d}.safetensors"
-    if path.is_file():
-        return load_file(path)
-    trace = trace_model(model, token_ids, target="probability")
-    assert trace.score_gradient is not None
-    generator = next(generators(SEED + index, 1, model.device))
-    jacobian = shared_direction_of(trace, draw_signs((PROBES, len(trace.state)), trace.state, generator))
-    probability = shared_direction_of(trace, trace.score_gradient[None].to(trace.state))
-    rows = {
-        "jacobian": jacobian.profile,
-        "probability": probability.profile,
-        OWN: jacobian.own,
-        SHARED: jacobian.shared,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in rows.items()}))
-    return rows
+
+    def compute() -> dict[str, np.ndarray]:
+        trace = trace_model(model, token_ids, target="probability")
+        assert trace.score_gradient is not None
+        generator = next(generators(SEED + index, 1, model.device))
+        jacobian = shared_direction_of(trace, draw_signs((PROBES, len(trace.state)), trace.state, generator))
+        probability = shared_direction_of(trace, trace.score_gradient[None].to(trace.state))
+        profiles = {"jacobian": jacobian.profile, "probability": probability.profile}
+        return profiles | {OWN: jacobian.own, SHARED: jacobian.shared}
+
+    return computed_once(folder / "shared_form" / f"{index:03d}.safetensors", compute)
 
 
 def _compare(measured: list[dict[str, np.ndarray]], rows: list[dict[str, np.ndarray]]) -> dict[str, Any]:
@@ -103,7 +85,7 @@ def _compare(measured: list[dict[str, np.ndarray]], rows: list[dict[str, np.ndar
             "flat": shared.flat.as_record(),
             "noise": shared.noise.mean,
             "per_prompt": shared.per_prompt.as_record(),
-            "meets_target": bool(shared.distance.high - shared.noise.mean < shared.flat.value / 2),
+            "meets_target": meets_target(shared),
         }
     found["shares"] = {name: np.stack([row[name] for row in rows]).mean(0).tolist() for name in (OWN, SHARED)}
     return found

@@ -70,8 +70,13 @@ def row(cell: Cell, kind: str, chosen: str) -> dict[str, Any]:
         "theory": theory.distance.as_record(),
         "less_flat": theory.difference.as_record(),
         "per_prompt": theory.per_prompt.as_record(),
-        "meets_target": bool(theory.distance.high - theory.noise.mean < theory.flat.value / 2),
+        "meets_target": meets_target(theory),
     }
+
+
+def meets_target(theory: PromptComparison) -> bool:
+    """Whether the interval's upper end less the noise lies below half of the flat line's distance."""
+    return bool(theory.distance.high - theory.noise.mean < theory.flat.value / 2)
 
 
 def forms_row(cell: Cell, kind: str) -> dict[str, Any] | None:

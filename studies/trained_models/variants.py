@@ -40,7 +40,7 @@ class Experiment:
 
 def run(experiment: Experiment, description: str) -> None:
     """Every variant on every model and text that the command line names, compared and printed."""
-    given = _arguments(description)
+    given = arguments(description)
     sizes = {"length": given.length, "count": given.count, "draws": experiment.draws, "seed": SEED}
     record = Record(verb="study", arguments=sizes)
     for name, source in (item.split("=", 1) for item in given.model):
@@ -59,12 +59,13 @@ def run(experiment: Experiment, description: str) -> None:
         record.save(given.out)
 
 
-def _arguments(description: str) -> argparse.Namespace:
+def arguments(description: str, *, count: int = 8) -> argparse.Namespace:
+    """What every experiment beside the measured prompts is told; `count` is the default number of prompts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=SOURCE")
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE")
+    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="scrambled as well")
     parser.add_argument("--parts", type=Path, required=True, help="where `run.py` kept the measured prompts")
-    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--count", type=int, default=count, help="most prompts of each text")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--out", type=Path, help="directory of the record")
     return parser.parse_args()
@@ -75,12 +76,20 @@ def _prompt(
     experiment: Experiment, folder: Path, model: Model, token_ids: np.ndarray, index: int
 ) -> dict[str, np.ndarray]:
     """Every variant's profile of one prompt, computed once."""
-    path = folder / experiment.name / f"{index:03d}.safetensors"
+
+    def compute() -> dict[str, np.ndarray]:
+        description = describe_model(model, n_positions=len(token_ids))
+        trace = trace_prompt(model, description, model.token_tensor([token_ids.tolist()])[0], target="jacobian")
+        return dict(experiment.profiles(description, trace, SEED + index))
+
+    return computed_once(folder / experiment.name / f"{index:03d}.safetensors", compute)
+
+
+def computed_once(path: Path, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """One prompt's arrays: as kept there, or computed and kept."""
     if path.is_file():
         return load_file(path)
-    description = describe_model(model, n_positions=len(token_ids))
-    trace = trace_prompt(model, description, model.token_tensor([token_ids.tolist()])[0], target="jacobian")
-    rows = dict(experiment.profiles(description, trace, SEED + index))
+    rows = {name: np.ascontiguousarray(array) for name, array in compute().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save(rows))
     return rows

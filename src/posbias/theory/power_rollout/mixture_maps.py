@@ -6,6 +6,8 @@ to 1, u_f = w_f (E_f - y) for f in S; where they are a softmax over all experts,
 The choice itself is piecewise constant. Energies add between experts, and between them and the router.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -36,20 +38,19 @@ def mixture_pull(
     probability = affine(read, mixture.router, None).softmax(-1)
     kept = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
     weights = kept / kept.sum(-1, keepdim=True) if mixture.renormalised else kept
-    output, reached = torch.zeros_like(read), energy.new_zeros(*energy.shape[:-1], len(mixture.experts))
-    total = torch.zeros_like(energy)
-    members = [_tokens_of(expert, chosen) for expert in range(len(mixture.experts))]
-    outputs = [_output(parts, read[tokens]) for parts, tokens in zip(mixture.experts, members, strict=True)]
-    for expert, (tokens, result) in enumerate(zip(members, outputs, strict=True)):
-        output[tokens] += weights[tokens, expert, None] * result
-    for expert, (parts, tokens, result) in enumerate(zip(mixture.experts, members, outputs, strict=True)):
-        share, own = weights[tokens, expert, None], energy[..., tokens, :]
-        up, gate = hidden_layer(parts, read[tokens])
-        pulled = hidden_pull(parts, up, gate, share.pow(power) * own @ parts.down.to(own.dtype).pow(power), power)
-        total[..., tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
-        moved = result - output[tokens]
-        scale = weights if mixture.renormalised else probability
-        reached[..., tokens, expert] = (own * (scale[tokens, expert, None] * moved).pow(power)).sum(-1)
+    scale = weights if mixture.renormalised else probability
+    runs = [_run(parts, read, chosen, expert) for expert, parts in enumerate(mixture.experts)]
+    output = torch.zeros_like(read)
+    for expert, run in enumerate(runs):
+        output[run.tokens] += weights[run.tokens, expert, None] * run.output
+    total, reached = torch.zeros_like(energy), energy.new_zeros(*energy.shape[:-1], len(runs))
+    for expert, (parts, run) in enumerate(zip(mixture.experts, runs, strict=True)):
+        share, own = weights[run.tokens, expert, None], energy[..., run.tokens, :]
+        hidden = share.pow(power) * own @ parts.down.to(own.dtype).pow(power)
+        pulled = hidden_pull(parts, run.up, run.gate, hidden, power)
+        total[..., run.tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
+        moved = scale[run.tokens, expert, None] * (run.output - output[run.tokens])
+        reached[..., run.tokens, expert] = (own * moved.pow(power)).sum(-1)
     if not mixture.renormalised:
         unchosen = torch.where(kept > 0, 0, probability).pow(power)
         reached += unchosen * (energy * (-output).pow(power)).sum(-1, keepdim=True)
@@ -57,12 +58,21 @@ def mixture_pull(
     return (total + routed.sqrt()).square() if walk.amplitudes else total + routed
 
 
-def _tokens_of(expert: int, chosen: Int[Tensor, "position top"]) -> Int[Tensor, "token"]:
-    """Positions whose token an expert was given."""
-    return (chosen == expert).any(-1).nonzero()[:, 0]
+@dataclass(frozen=True)
+class _Run:
+    """One expert on the tokens it was given."""
+
+    tokens: Int[Tensor, "token"]
+    """Their positions."""
+    up: Float[Tensor, "token hidden"]
+    gate: Float[Tensor, "token hidden"] | None
+    output: Float[Tensor, "token feature"]
 
 
-def _output(parts: MlpParts, read: Float[Tensor, "token feature"]) -> Float[Tensor, "token feature"]:
-    up, gate = hidden_layer(parts, read)
+def _run(
+    parts: MlpParts, read: Float[Tensor, "position feature"], chosen: Int[Tensor, "position top"], expert: int
+) -> _Run:
+    tokens = (chosen == expert).any(-1).nonzero()[:, 0]
+    up, gate = hidden_layer(parts, read[tokens])
     hidden = parts.activation(up) if gate is None else parts.activation(gate) * up
-    return affine(hidden, parts.down, parts.down_bias)
+    return _Run(tokens, up, gate, affine(hidden, parts.down, parts.down_bias))

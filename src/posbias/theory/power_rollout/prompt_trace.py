@@ -18,7 +18,6 @@ from posbias.theory.power_rollout.description import Description, describe_model
 from posbias.theory.power_rollout.diagonal import (
     diagonal_influence,
     pull_block,
-    pull_layers,
     pull_to_input,
     pull_to_stream,
 )
@@ -27,7 +26,6 @@ from posbias.theory.power_rollout.reference_isotropic import stack_isotropic
 from posbias.theory.power_rollout.reference_layers import StackTrace, trace_stack
 from posbias.theory.power_rollout.reference_pull import (
     stack_diagonal,
-    stack_pull,
     stack_pull_layer,
     stack_pull_to_input,
     stack_start,
@@ -49,9 +47,14 @@ class PromptTrace(ABC):
     def score_gradient(self) -> Float[Tensor, "state"] | None:
         """Gradient of the target's score by the final state; None for the target "jacobian"."""
 
-    @abstractmethod
     def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
         """From the final state to the vectors entering the network: gradients, or energies for power 2."""
+        energy = self.pull_start(covector, walk)
+        for block in reversed(range(self.n_blocks)):
+            energy = self.pull_block(block, energy, walk)
+            if walk.power == 2:
+                energy = energy / energy.sum((-2, -1), keepdim=True)  # only the shape matters, and depth would overflow
+        return self.pull_end(energy, walk)
 
     @property
     @abstractmethod
@@ -149,11 +152,6 @@ class DescribedTrace(PromptTrace):
         """Gradient of the score by that state."""
         return self.trace.score_gradient
 
-    def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
-        """Down to the vectors entering the network."""
-        stream = pull_to_stream(self.description, self.trace, covector, walk.power)
-        return pull_layers(self.description, self.trace, stream, walk)
-
     @property
     def n_blocks(self) -> int:
         """Decoder blocks."""
@@ -199,10 +197,6 @@ class _OfReference(PromptTrace):
     @property
     def score_gradient(self) -> Float[Tensor, "state"] | None:
         return None if self.trace.score_gradient is None else self.trace.score_gradient[0, 0]
-
-    def pull(self, covector: Float[Tensor, "*batch state"], walk: Walk) -> Float[Tensor, "*batch position width"]:
-        start = stack_start(self.trace, covector[..., None, None, :], walk.power)
-        return stack_pull(self.trace, start, walk)[..., 0, 0, :, :]
 
     @property
     def n_blocks(self) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posbias.errors import RunError, UsageError
@@ -68,7 +68,7 @@ def shared_direction_rollout(
     """Predict influence on the last position by its own path, one direction shared by the others, and energies.
 
     Closer than `power_rollout` where positions do not add in unrelated directions (at birth, scrambled tokens, Gemma),
-    at the price of a signed walk per covector beside that of the energies: about what measuring costs. It tells of
+    at the price of a signed walk per covector and two of energies: about what measuring costs. It tells of
     what influence is made, block by block, rather than sparing the measurement.
 
     Args:
@@ -96,25 +96,13 @@ def shared_direction_rollout(
     sources = generators(seed, len(prompts.token_ids), model.device)
     rows = []
     for ids, source in zip(track(prompts.token_ids, "shared-direction rollout"), sources, strict=True):
-        rows.append(_of_tokens(model, ids, source, probes=probes, directions=directions, target=target))
+        trace = trace_model(model, ids, target=target)
+        vectors = covectors(trace, probes if target == "jacobian" else 1, source)
+        rows.append(shared_direction_of(trace, vectors, directions=directions))
     per_prompt = np.stack([row.profile for row in rows])
     profile = Profile(per_prompt.mean(0), *bootstrap_mean(per_prompt, generator=np.random.default_rng(seed)))
     own, shared = np.stack([row.own for row in rows]), np.stack([row.shared for row in rows])
     return SharedDirectionRollout(profile, per_prompt, own, shared, target, probes, directions, seed)
-
-
-def _of_tokens(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    generator: torch.Generator,
-    *,
-    probes: int,
-    directions: int,
-    target: str,
-) -> SharedDirectionPrompt:
-    trace = trace_model(model, token_ids, target=target)
-    vectors = covectors(trace, probes if target == "jacobian" else 1, generator)
-    return shared_direction_of(trace, vectors, directions=directions)
 
 
 @torch.no_grad()
@@ -184,13 +172,19 @@ def along_shared(
     exact = gradients.double()
     lengths = exact.norm(dim=-1, keepdim=True)
     rows = torch.where(lengths > 0, exact / lengths.clamp_min(torch.finfo(torch.float64).tiny).sqrt(), 0)
-    directions = _right_singular(rows[:, :-1], count)
-    kept = exact @ directions @ directions.transpose(1, 2)
+    kept = along(exact, right_singular(rows[:, :-1], count))
     kept[:, -1] = exact[:, -1]
     return kept.to(gradients)
 
 
-def _right_singular(rows: Float[Tensor, "draw row feature"], count: int) -> Float[Tensor, "draw feature _"]:
+def along(
+    rows: Float[Tensor, "draw row feature"], directions: Float[Tensor, "draw feature count"]
+) -> Float[Tensor, "draw row feature"]:
+    """Every row's part along orthonormal directions."""
+    return rows @ directions @ directions.transpose(1, 2)
+
+
+def right_singular(rows: Float[Tensor, "draw row feature"], count: int) -> Float[Tensor, "draw feature _"]:
     """The first right singular vectors, by the smaller of the two products."""
     n_rows, width = rows.shape[1:]
     if n_rows >= width:
