@@ -148,3 +148,9 @@ def test_every_verb_takes_seed_and_out(posbias, tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "copy").rglob("*")] == ["demo", "config.json"]
     again = posbias("models", "get", "demo", "--out", tmp_path / "copy" / "demo")
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+
+
+def test_a_record_names_the_command_alike_however_it_was_started(tmp_path):
+    command = [sys.executable, "-m", "posbias", "predict", "--length", "8", "--out", str(tmp_path / "run")]
+    subprocess.run(command, capture_output=True, check=True)
+    assert pb.load_record(tmp_path / "run").resolved["command"] == "posbias predict --length 8 --out run"

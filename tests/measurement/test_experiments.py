@@ -29,7 +29,8 @@ def _measure(model: Model, kind: Kind, output: str = "last", rows: int = 1, seed
 @pytest.mark.parametrize("score", ["logprob", "logit", "probability"])
 @pytest.mark.parametrize("baseline", ["zero", "mean"])
 def test_attributions_sum_to_the_change_of_the_score(gpt2_64: Model, output: str, score: str, baseline: str) -> None:
-    found = _measure(gpt2_64, IntegratedGradients(steps=100, baseline=baseline, score=score), output, rows=50)
+    kind = IntegratedGradients(steps=200, tolerance=0, baseline=baseline, score=score)
+    found = _measure(gpt2_64, kind, output, rows=50)
     change = found.details["score"] - found.details["baseline_score"]
     assert abs(found.details["completeness_gap"]) < 1e-5 * max(abs(change), found.norms.sum())
     assert abs(change) > 1e-5
@@ -50,7 +51,7 @@ def test_attributions_agree_with_a_plain_sum_along_the_path(gpt2_64: Model) -> N
         score = gpt2_64.last(inputs).logits.log_softmax(dim=-1)[:, token].sum()
         total += torch.autograd.grad(score, inputs)[0].sum(dim=0) / steps
     expected = (total * end)[0].sum(dim=1).abs().numpy()
-    found = _measure(gpt2_64, IntegratedGradients(steps=64))
+    found = _measure(gpt2_64, IntegratedGradients(steps=200, tolerance=0))
     np.testing.assert_allclose(found.norms, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -186,7 +187,7 @@ def test_details_are_kept_per_prompt(llama: Model) -> None:
     measured = measure(llama, prompts, kinds=kinds)
     assert set(measured.details) == {"integrated_gradients", "perturbation"}
     details = measured.details["integrated_gradients"]
-    assert set(details) == {"completeness_gap", "score", "baseline_score"}
+    assert set(details) == {"path_gap", "attributed", "completeness_gap", "score", "baseline_score", "steps"}
     for index in range(2):
         alone = measure_prompt(llama, prompts.token_ids[index], kinds=measured.kinds, key=(0, index))
         again = type(alone).from_arrays(alone.to_arrays())

@@ -28,6 +28,8 @@ OWN_OPTIONS = {"cache", "reuse"}
 """Options of a server that other flags set."""
 OF_A_MODEL = ("batch", "dtype", "device", "max_memory")
 """Flags that only a model in this process heeds."""
+OF_A_RUN = ("generate", "score", "resume", "out", "json")
+"""Flags of asking, whoever answers."""
 OF_A_SERVER = ("served_model", "server_options")
 """Flags that only a server heeds."""
 
@@ -91,7 +93,8 @@ def _check_flags(context: typer.Context) -> None:
         goes_with = "a --lm-eval without a MODEL" if exported else "--server"
         raise UsageError(f"--tokenizer {given['tokenizer']!r} goes with {goes_with}; a MODEL brings its own")
     if exported:
-        _refuse(context, ("server", *OF_A_SERVER, *OF_A_MODEL), "asking; --lm-eval only writes the examples")
+        of_asking = ("server", *OF_A_SERVER, *OF_A_MODEL, *OF_A_RUN)
+        _refuse(context, of_asking, "asking; --lm-eval only writes the examples")
     elif server:
         _refuse(context, OF_A_MODEL, "a MODEL; a server runs its own")
     else:
@@ -102,8 +105,9 @@ def _refuse(context: typer.Context, names: Sequence[str], goes_with: str) -> Non
     """Refuse the first of some flags that was given."""
     for name in names:
         if was_given(context, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {context.params[name]!r} goes with {goes_with}")
+            flag, value = name.replace("_", "-"), context.params[name]
+            spelled = f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {str(value)!r}"
+            raise UsageError(f"{spelled} goes with {goes_with}")
 
 
 def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateOptions") -> None:

@@ -17,7 +17,8 @@ def passed_arguments(context: typer.Context) -> dict[str, Any]:
 
 def command_line(context: typer.Context) -> str:
     """The command as one shell line: only what was given, with long flag names."""
-    words = ["posbias", *context.command_path.split()[1:]]
+    program = context.find_root().command_path
+    words = ["posbias", *context.command_path.removeprefix(program).split()]
     for parameter in context.command.params:
         name = parameter.name
         if name is None or name in UNRECORDED or not was_given(context, name):
