@@ -47,9 +47,7 @@ from posbias.reproduce.published_models import bloom_influence, published_models
 from posbias.theory import continuous_density
 
 IMAGES = Path(__file__).parent / "images"
-TRAINED = Path(__file__).parents[1] / "studies" / "trained_models"
-STUDY = TRAINED / "record"
-SHARED_FORMS = TRAINED / "shared_form_record"
+STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"
 """A record for each model."""
 TIED = Path(__file__).parents[1] / "studies" / "behaviour" / "tied"
 EXPERIMENTS = Path(__file__).parents[1] / "studies" / "experiments"
@@ -373,34 +371,30 @@ def with_distance(name: str, profile: pb.Profile, measured: pb.Profile) -> str:
 def trained_models(study: pb.Record) -> Canvas:
     """The shortest length of the study, a row per text, a column per model: the measured Jacobian and two theories."""
     curves = {
-        "measured": (study.arrays, "norms/jacobian", "black"),
-        "power rollout": (study.arrays, f"theory/{study.scalars['chosen_form']}", VERMILION),
-        "published rollout": (study.arrays, "theory/published", SKY),
+        "measured": ("norms/jacobian", "black"),
+        "power rollout": (f"theory/{study.scalars['chosen_form']}", VERMILION),
+        "published rollout": ("theory/published", SKY),
     }
     return of_study(study, curves, between=(0.03, 250))
 
 
 def shared_direction(study: pb.Record) -> Canvas:
     """The same with the form that has a shared direction, near the flat line."""
-    forms = [pb.load_record(model).arrays for model in SHARED_FORMS.iterdir()]
-    with_direction = {name: profile for arrays in forms for name, profile in arrays.items()}
     curves = {
-        "measured": (study.arrays, "norms/jacobian", "black"),
-        "power rollout": (study.arrays, f"theory/{study.scalars['chosen_form']}", VERMILION),
-        "with a shared direction": (with_direction, "jacobian", GREEN),
+        "measured": ("norms/jacobian", "black"),
+        "power rollout": (f"theory/{study.scalars['chosen_form']}", VERMILION),
+        "with a shared direction": ("theory/shared/jacobian", GREEN),
     }
     return of_study(study, curves, between=(0.3, 30))
 
 
-def of_study(
-    study: pb.Record, curves: Mapping[str, tuple[Mapping[str, Any], str, str]], *, between: tuple[float, float]
-) -> Canvas:
-    """Profiles by name (arrays of a record, name within the cell, colour): texts by models that have all of them."""
+def of_study(study: pb.Record, curves: Mapping[str, tuple[str, str]], *, between: tuple[float, float]) -> Canvas:
+    """Profiles by name (the array's name within a cell, colour): texts by models that have all of them."""
     names = [tuple(name.split("/")[:3]) for name in study.arrays if name.endswith("norms/jacobian")]
     shortest = min(int(n_positions) for _, n_positions, _ in names)
     found, texts = (sorted({name[part] for name in names}) for part in (0, 2))
     every = [
-        {path.split("/")[0] for path in arrays if path.endswith(f"/{name}")} for arrays, name, _ in curves.values()
+        {path.split("/")[0] for path in study.arrays if path.endswith(f"/{array}")} for array, _ in curves.values()
     ]
     models = [model for model in found if all(model in those for those in every)]
     canvas = Canvas(figsize=(11.0, 7.0), dpi=100, layout="constrained")
@@ -408,8 +402,8 @@ def of_study(
     grid = canvas.subplots(len(texts), len(models), sharex=True, sharey=True, squeeze=False)
     for row, text in zip(grid, texts, strict=True):
         for axes, model in zip(row, models, strict=True):
-            for name, (arrays, array, colour) in curves.items():
-                profile = arrays[f"{model}/{shortest}/{text}/{array}"]
+            for name, (array, colour) in curves.items():
+                profile = study.arrays[f"{model}/{shortest}/{text}/{array}"]
                 axes.plot(profile * shortest, color=colour, label=name, linewidth=1.1)
             axes.axhline(1, color="grey", linestyle=":", label="flat line")
             axes.set_yscale("log")

@@ -1,7 +1,8 @@
 """The record and the tables of the study from the finished prompts under --parts.
 
 Per cell (model, positions, text, kind of influence): W1 of every theory to the average measured profile with its
-interval over prompts, beside the flat line, the split-half noise of the measurement and the per-prompt medians.
+interval over prompts, beside the flat line, the split-half noise of the measurement and the per-prompt medians. The
+form with a shared direction is judged where `shared_form.py` has computed it, on those prompts.
 """
 
 import argparse
@@ -20,6 +21,10 @@ KINDS = ("jacobian", "probability")
 CHOSEN_ON = "novels"
 """The kind of text on which the form of the theory was chosen; it is judged on the others."""
 FORMS = ("diagonal_key", "isotropic_key", "diagonal", "isotropic")
+SHARED = "shared"
+"""The form with a shared direction; one theory for each kind of influence."""
+SHARES = ("own", "shared")
+"""What holds the energy in that form: the last position's own gradient, the shared direction."""
 LEAST_PROMPTS = 2
 
 
@@ -41,6 +46,10 @@ class Cell:
         rows = np.array([prompt[name] for prompt in self.prompts if name in prompt and (like or name) in prompt])
         return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
+    def mean(self, name: str) -> np.ndarray:
+        """Over the prompts that have the array."""
+        return np.asarray(np.mean([prompt[name] for prompt in self.prompts if name in prompt], axis=0))
+
     def comparison(self, theory: str, kind: str, *, on: str | None = None) -> PromptComparison:
         """One theory against one kind of influence, on the prompts that have it (and the theory `on`)."""
         shared = f"theory/{on or theory}"
@@ -54,7 +63,17 @@ def cells(parts: Path) -> Iterator[Cell]:
         files = sorted(folder.glob("*.safetensors"))
         if len(files) >= LEAST_PROMPTS:
             model, n_positions, text = folder.parts[-3:]
-            yield Cell(model, int(n_positions), text, [load_file(file) for file in files])
+            yield Cell(model, int(n_positions), text, [_prompt(file) for file in files])
+
+
+def _prompt(file: Path) -> dict[str, np.ndarray]:
+    """A measured prompt and, where it was computed, the form with a shared direction."""
+    arrays, beside = load_file(file), file.parent / "shared_form" / f"{file.name[:3]}.safetensors"
+    if beside.is_file():
+        form = load_file(beside)
+        arrays |= {f"theory/{SHARED}/{kind}": form[kind] for kind in KINDS}
+        arrays |= {f"shares/{share}": form[share] for share in SHARES}
+    return arrays
 
 
 def row(cell: Cell, kind: str, chosen: str) -> dict[str, Any]:
@@ -92,6 +111,26 @@ def forms_row(cell: Cell, kind: str) -> dict[str, Any] | None:
     }
 
 
+def shared_row(cell: Cell, kind: str, chosen: str) -> dict[str, Any] | None:
+    """The form with a shared direction beside the chosen one, on the same prompts; None where there are too few."""
+    name = f"{SHARED}/{kind}"
+    if sum(f"theory/{name}" in prompt for prompt in cell.prompts) < LEAST_PROMPTS:
+        return None
+    shared, power = cell.comparison(name, kind), cell.comparison(chosen, kind, on=name)
+    return {
+        **_names(cell, kind),
+        "prompts": shared.n_units,
+        "flat": shared.flat.as_record(),
+        "noise": shared.noise.mean,
+        "power": power.distance.as_record(),
+        "theory": shared.distance.as_record(),
+        "less_flat": shared.difference.as_record(),
+        "per_prompt": shared.per_prompt.as_record(),
+        "meets_target": meets_target(shared),
+        "shares": {share: cell.mean(f"shares/{share}").tolist() for share in SHARES},
+    }
+
+
 def choose_form(rows: list[dict[str, Any]]) -> str:
     """The form with the least mean of W1 / flat line's W1 over the cells of the text it may be chosen on."""
     judged = [row for row in rows if row["text"] == CHOSEN_ON]
@@ -114,6 +153,20 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {entry['published']['value']:.3f} | **{entry['theory']['value']:.3f}** | {low:.3f} to {high:.3f} "
             f"| {entry['per_prompt']['value']:.3f} ({entry['flat_per_prompt']['value']:.3f}) "
             f"| {'met' if entry['meets_target'] else 'missed'} |"
+        )
+    return "\n".join(lines)
+
+
+def shared_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: the form with a shared direction, a line per cell."""
+    names = ("flat", "noise", "power rollout", "with a shared direction", "interval", "per prompt", "target")
+    lines = _head("model", "N", "text", "kind", "prompts", *names)
+    for entry in rows:
+        theory = entry["theory"]
+        lines.append(
+            f"| {_lead(entry)} | {entry['flat']['value']:.3f} | {entry['noise']:.3f} | {entry['power']['value']:.3f} "
+            f"| **{theory['value']:.3f}** | {theory['low']:.3f} to {theory['high']:.3f} "
+            f"| {entry['per_prompt']['value']:.3f} | {'met' if entry['meets_target'] else 'missed'} |"
         )
     return "\n".join(lines)
 
@@ -166,17 +219,25 @@ def main() -> None:
     forms = [line for cell in found for kind in KINDS if (line := forms_row(cell, kind)) is not None]
     chosen = choose_form(forms)
     rows = [row(cell, kind, chosen) for cell in found for kind in KINDS]
+    shared = [line for cell in found for kind in KINDS if (line := shared_row(cell, kind, chosen)) is not None]
     shown = [*(f"norms/{kind}" for kind in KINDS), f"theory/{chosen}", "theory/published"]
-    arrays = {f"{cell.name}/{name}": cell.stacked(name).mean(axis=0) for cell in found for name in shown}
+    shown += [f"theory/{SHARED}/{kind}" for kind in KINDS]
+    arrays = {
+        f"{cell.name}/{name}": cell.stacked(name).mean(axis=0)
+        for cell in found
+        for name in shown
+        if any(name in prompt for prompt in cell.prompts)
+    }
     record = Record(
         verb="study",
         arguments={"models": sorted({cell.model for cell in found})},
-        scalars={"rows": rows, "forms": forms, "chosen_form": chosen, "chosen_on": CHOSEN_ON},
+        scalars={"rows": rows, "forms": forms, "shared": shared, "chosen_form": chosen, "chosen_on": CHOSEN_ON},
         arrays=arrays,
         seeds={"prompts": 0, "probes": 0, "bootstrap": 0},
     )
     record.save(given.out)
     tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(forms)}
+    tables["shared"] = shared_table(shared)
     print(f"chosen on {CHOSEN_ON}: {chosen}\n\n" + "\n\n".join(tables.values()))
     if given.page is not None:
         write_atomically(given.page, with_tables(given.page.read_text(), tables).encode())

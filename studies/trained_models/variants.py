@@ -40,7 +40,9 @@ class Experiment:
 
 def run(experiment: Experiment, description: str) -> None:
     """Every variant on every model and text that the command line names, compared and printed."""
-    given = arguments(description)
+    parser = options(description)
+    parser.add_argument("--out", type=Path, help="directory of the record")
+    given = parser.parse_args()
     sizes = {"length": given.length, "count": given.count, "draws": experiment.draws, "seed": SEED}
     record = Record(verb="study", arguments=sizes)
     for name, source in (item.split("=", 1) for item in given.model):
@@ -59,7 +61,7 @@ def run(experiment: Experiment, description: str) -> None:
         record.save(given.out)
 
 
-def arguments(description: str, *, count: int = 8) -> argparse.Namespace:
+def options(description: str, *, count: int = 8) -> argparse.ArgumentParser:
     """What every experiment beside the measured prompts is told; `count` is the default number of prompts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", action="append", required=True, metavar="NAME=SOURCE")
@@ -67,8 +69,7 @@ def arguments(description: str, *, count: int = 8) -> argparse.Namespace:
     parser.add_argument("--parts", type=Path, required=True, help="where `run.py` kept the measured prompts")
     parser.add_argument("--count", type=int, default=count, help="most prompts of each text")
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--out", type=Path, help="directory of the record")
-    return parser.parse_args()
+    return parser
 
 
 @torch.no_grad()
