@@ -35,12 +35,20 @@ _GPTJ = {**_GPT2, "rotary_dim": 4}
 _MPT = {**COMMON, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}
 
 CONFIGS: dict[str, Callable[[], Any]] = {
+    "apertus": lambda: transformers.ApertusConfig(**_LLAMA, head_dim=16),
+    "arcee": lambda: transformers.ArceeConfig(**_LLAMA, mlp_bias=True),
     "bloom": lambda: transformers.BloomConfig(**BLOOM),
     "bloom-6-heads": lambda: transformers.BloomConfig(**{**BLOOM, "hidden_size": 48, "n_head": 6}),
     "codegen": lambda: transformers.CodeGenConfig(**_GPTJ),
     "cohere": lambda: transformers.CohereConfig(**_LLAMA),
     "cohere-norms": lambda: transformers.CohereConfig(**_LLAMA, use_qk_norm=True),
     "cohere2": lambda: transformers.Cohere2Config(**_LLAMA, head_dim=16, sliding_window=5, layer_types=_ALTERNATING),
+    "cwm": lambda: transformers.CwmConfig(**_LLAMA, head_dim=16, sliding_window=5, layer_types=_ALTERNATING),
+    "ernie4_5": lambda: transformers.Ernie4_5Config(**_LLAMA, use_bias=True),
+    "exaone4": lambda: transformers.Exaone4Config(**_LLAMA, sliding_window=5, layer_types=_ALTERNATING),
+    "exaone4-full": lambda: transformers.Exaone4Config(
+        **_LLAMA, sliding_window=None, layer_types=["full_attention"] * 3
+    ),
     "falcon": lambda: transformers.FalconConfig(**_FALCON),
     "falcon-alibi": lambda: transformers.FalconConfig(**_FALCON, alibi=True),
     "falcon-alibi-6-heads": lambda: transformers.FalconConfig(
@@ -66,6 +74,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma3_text": lambda: transformers.Gemma3TextConfig(
         **_LLAMA, head_dim=16, query_pre_attn_scalar=7, sliding_window=5, layer_types=_ALTERNATING
     ),
+    "glm": lambda: transformers.GlmConfig(**_LLAMA, head_dim=16, attention_bias=True),
+    "glm4": lambda: transformers.Glm4Config(**_LLAMA, head_dim=16, attention_bias=True),
     "gpt2": lambda: transformers.GPT2Config(**_GPT2),
     "gpt2-layer-scale": lambda: transformers.GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True),
     "gpt_neo": lambda: transformers.GPTNeoConfig(
@@ -84,13 +94,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "granite": lambda: transformers.GraniteConfig(
         **_LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.5
     ),
+    "helium": lambda: transformers.HeliumConfig(**_LLAMA, head_dim=8),
     "llama": lambda: transformers.LlamaConfig(**_LLAMA),
     "llama-biases": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, mlp_bias=True, head_dim=16),
+    "ministral": lambda: transformers.MinistralConfig(**_LLAMA, head_dim=8, sliding_window=5, layer_types=_ALTERNATING),
     "mistral": lambda: transformers.MistralConfig(**_LLAMA, sliding_window=5),
     "mistral-full": lambda: transformers.MistralConfig(**_LLAMA, sliding_window=None),
     "mpt": lambda: transformers.MptConfig(**_MPT),
     "mpt-6-heads": lambda: transformers.MptConfig(**{**_MPT, "d_model": 48, "n_heads": 6}),
     "mpt-clip": lambda: transformers.MptConfig(**_MPT, attn_config={"clip_qkv": 0.5, "alibi": False}),
+    "nemotron": lambda: transformers.NemotronConfig(**_LLAMA, mlp_bias=True),
     "olmo": lambda: transformers.OlmoConfig(**_LLAMA),
     "olmo-clip": lambda: transformers.OlmoConfig(**_LLAMA, clip_qkv=0.4),
     "olmo3": lambda: transformers.Olmo3Config(**_LLAMA, sliding_window=5, layer_types=_ALTERNATING),
@@ -107,6 +120,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen2-window": lambda: transformers.Qwen2Config(**_LLAMA, **_WINDOW, max_window_layers=1),
     "qwen3": lambda: transformers.Qwen3Config(**_LLAMA, head_dim=16),
     "qwen3-window": lambda: transformers.Qwen3Config(**_LLAMA, head_dim=16, **_WINDOW, layer_types=_ALTERNATING),
+    "seed_oss": lambda: transformers.SeedOssConfig(**_LLAMA, head_dim=16),
     "smollm3": lambda: transformers.SmolLM3Config(**_LLAMA, no_rope_layers=[1, 0, 1]),
     "smollm3-window": lambda: transformers.SmolLM3Config(**_LLAMA, **_WINDOW, no_rope_layers=[1, 0, 1]),
     "stablelm": lambda: transformers.StableLmConfig(**_LLAMA, use_qkv_bias=True),
@@ -121,6 +135,7 @@ MIXTURES: dict[str, Callable[[], Any]] = {
         **_LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=5
     ),
     "mixtral-full": lambda: transformers.MixtralConfig(**_LLAMA, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": lambda: transformers.OlmoeConfig(**_LLAMA, num_experts=4, num_experts_per_tok=2),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **_LLAMA, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[1]
     ),

@@ -1,5 +1,6 @@
 """What Llama and the decoders modelled on it share: RMS norms, separate projections, a gated MLP, rotary positions."""
 
+from dataclasses import replace
 from typing import Any
 
 from posbias.architecture import Causal, Mask, SlidingWindow
@@ -41,6 +42,16 @@ class LlamaLike(Family):
     def unsupported(self, config: Any) -> str | None:
         """Bidirectional variants (embedding models) are not decoders."""
         return "use_bidirectional_attention is set" if getattr(config, "use_bidirectional_attention", False) else None
+
+
+class NormedQueriesAndKeys(LlamaLike):
+    """The same with a norm on queries and on keys before they turn, of each head or over all features."""
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Llama's, and the two norms."""
+        query_norm = self.norm(block.attention.get_submodule("q_norm"))
+        key_norm = self.norm(block.attention.get_submodule("k_norm"))
+        return replace(super().attention_parts(block, config), query_norm=query_norm, key_norm=key_norm)
 
 
 def window_mask(config: Any) -> Mask:

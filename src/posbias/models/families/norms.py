@@ -1,7 +1,7 @@
 """Normalisation layers as numbers: LayerNorm, and every RMS norm of the families described here.
 
 y = gain * (x - mean?) / sqrt(power + epsilon) + bias, where power is the mean square (of the centred x for LayerNorm).
-Gemma stores its gain less one; everyone else stores the gain itself, OLMo 1 has none.
+Gemma and Nemotron store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
 """
 
 from typing import Any
@@ -25,11 +25,12 @@ def read_norm(module: nn.Module) -> Norm:
     Raises:
         UsageError: the module is neither.
     """
+    kind = type(module).__name__
     if isinstance(module, nn.LayerNorm):
         plain: Tensor | None = module.weight
         ones = torch.ones(module.normalized_shape) if plain is None else plain
-        return Norm(kind="layer", gain=ones, bias=module.bias, epsilon=module.eps)
-    kind = type(module).__name__
+        gain = 1 + ones if kind == "NemotronLayerNorm1P" else ones
+        return Norm(kind="layer", gain=gain, bias=module.bias, epsilon=module.eps)
     if kind == "OlmoLayerNorm":
         shape: Any = module.normalized_shape
         return Norm(kind="layer", gain=torch.ones(shape), bias=None, epsilon=OLMO_EPSILON)

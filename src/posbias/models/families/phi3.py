@@ -5,7 +5,7 @@ from typing import Any
 from posbias.architecture import Mask
 from posbias.models.families.base import FAMILIES, AttentionParts, Block, MlpParts
 from posbias.models.families.llama_like import LlamaLike, window_mask
-from posbias.models.families.projections import Fusion, fused_attention, weight_of
+from posbias.models.families.projections import Fusion, fused_attention, fused_gated_mlp
 
 
 @FAMILIES.register("phi3")
@@ -25,7 +25,5 @@ class Phi3(LlamaLike):
         )
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
-        """The halves of `gate_up_proj`: gate, then up."""
-        gate, up = weight_of(block.mlp.get_submodule("gate_up_proj")).chunk(2)
-        down = weight_of(block.mlp.get_submodule("down_proj"))
-        return MlpParts(up=up, down=down, gate=gate, activation=block.mlp.activation_fn)
+        """The halves of `gate_up_proj`."""
+        return fused_gated_mlp(block.mlp, block.mlp.activation_fn)

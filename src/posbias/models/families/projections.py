@@ -162,6 +162,12 @@ def gated_mlp(mlp: nn.Module, activation: object) -> MlpParts:
     )
 
 
+def fused_gated_mlp(mlp: nn.Module, activation: object) -> MlpParts:
+    """The same from `gate_up_proj`, gate first, and `down_proj`, without biases."""
+    gate, up = weight_of(mlp.get_submodule("gate_up_proj")).chunk(2)
+    return MlpParts(up=up, down=weight_of(mlp.get_submodule("down_proj")), gate=gate, activation=activation)
+
+
 def gated_mixture(mlp: nn.Module, *, renormalised: bool) -> MixtureParts:
     """The parts of a module with a router `gate` and gated `experts` held together as [expert, out, in]."""
     experts, router = mlp.get_submodule("experts"), mlp.get_submodule("gate")

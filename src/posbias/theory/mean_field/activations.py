@@ -2,7 +2,7 @@
 
 Smooth activations by normalised Hermite expansion: phi(sqrt(q) z) = sum_k c_k(q) h_k(z) gives
 F = sum_k c_k(q_i) c_k(q_j) rho^k, and F' needs no derivative, since E[phi'(sqrt(q) z) h_k] = sqrt((k+1)/q) c_{k+1}.
-relu by the arc-cosine kernels.
+relu and its square by the arc-cosine kernels.
 """
 
 from abc import ABC, abstractmethod
@@ -96,13 +96,41 @@ class Relu(Activation):
 
     def kernels(self, covariance: Kernel) -> tuple[Kernel, Kernel]:
         """F = sqrt(q q') (sin t + (pi - t) cos t) / 2 pi, F' = (pi - t) / 2 pi, t the angle."""
-        deviation = np.sqrt(np.maximum(covariance.same, SMALLEST_VARIANCE))
-        cosine = np.clip(covariance.block / deviation[:, None] / deviation[None, :], -1.0, 1.0)  # round-off only
-        angle = np.arccos(cosine)
-        amplitude = deviation[:, None] * deviation[None, :] / (2 * np.pi)
-        forward = amplitude * (np.sqrt(1 - cosine**2) + (np.pi - angle) * cosine)
+        scale, cosine, angle = _angles(covariance)
+        forward = scale * _first_order(cosine, angle)
         backward = (np.pi - angle) / (2 * np.pi)
         return Kernel(forward, covariance.same / 2), Kernel(backward, np.full_like(covariance.same, 0.5))
+
+
+@dataclass(frozen=True)
+class ReluSquared(Activation):
+    """max(x, 0)^2, by the arc-cosine kernels of degree 2 and 1 (Cho and Saul 2009)."""
+
+    name: str = "relu2"
+
+    def value(self, x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+        """max(x, 0)^2."""
+        return np.asarray(np.maximum(x, 0.0) ** 2)
+
+    def kernels(self, covariance: Kernel) -> tuple[Kernel, Kernel]:
+        """F = q q' (3 sin t cos t + (pi - t) (1 + 2 cos^2 t)) / 2 pi, F' four times that of relu itself."""
+        scale, cosine, angle = _angles(covariance)
+        second_order = 3 * np.sqrt(1 - cosine**2) * cosine + (np.pi - angle) * (1 + 2 * cosine**2)
+        forward = scale**2 * second_order / (2 * np.pi)
+        backward = 4 * scale * _first_order(cosine, angle)
+        return Kernel(forward, 1.5 * covariance.same**2), Kernel(backward, 2 * covariance.same)
+
+
+def _angles(covariance: Kernel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """sqrt(q q'), cos t and t."""
+    deviation = np.sqrt(np.maximum(covariance.same, SMALLEST_VARIANCE))
+    cosine = np.clip(covariance.block / deviation[:, None] / deviation[None, :], -1.0, 1.0)  # round-off only
+    return deviation[:, None] * deviation[None, :], cosine, np.arccos(cosine)
+
+
+def _first_order(cosine: Float64[np.ndarray, "..."], angle: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """(sin t + (pi - t) cos t) / 2 pi."""
+    return np.asarray((np.sqrt(1 - cosine**2) + (np.pi - angle) * cosine) / (2 * np.pi))
 
 
 def gelu(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
@@ -132,6 +160,7 @@ def identity(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Relu(),
+    "relu2": ReluSquared(),
     "gelu": Smooth("gelu", gelu),
     "gelu_tanh": Smooth("gelu_tanh", gelu_tanh),
     "quick_gelu": Smooth("quick_gelu", quick_gelu),
