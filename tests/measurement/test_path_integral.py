@@ -75,3 +75,11 @@ def test_the_slope_at_the_start_is_never_asked_for_and_one_that_is_not_finite_en
     broken = integrate_path(evaluate, ends, steps=200, tolerance=1e-3)
     assert np.all(np.isnan(broken.values))
     assert broken.steps == 4
+
+
+def test_a_jump_ends_the_search_and_stays_in_the_gap() -> None:
+    evaluate, ends = _of(lambda a: a + 2.0 * (a > 0.3), lambda a: 1 + 0 * a)
+    found = integrate_path(evaluate, ends, steps=1000, tolerance=1e-3)
+    assert found.steps < 60
+    assert found.gap == pytest.approx(2, abs=1e-5)
+    np.testing.assert_allclose(found.values, SHARES, rtol=1e-9)

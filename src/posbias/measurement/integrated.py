@@ -34,8 +34,8 @@ class IntegratedGradients(Experiment):
     gradient misses the score's change most, until the misses sum to `tolerance` of what is shared out or `steps`
     are used; scores of trained models are rough along it, and evenly spaced steps pass over whole cliffs. In the
     details: `path_gap`, the misses' sum (read this one), `attributed`, the sum of absolute values that it is compared
-    with, `completeness_gap`, where misses cancel, `score`, `baseline_score` and the `steps` used. A target's own
-    tokens stay as they are all along the path.
+    with, `completeness_gap`, where misses cancel, `score`, `baseline_score` and the `steps` used. Jumps of the score
+    (mixtures of experts) cannot be shared out and stay in the gap. A target's own tokens stay as they are all along.
 
     Cost: at most `steps` forward and backward passes, and two forward passes.
 

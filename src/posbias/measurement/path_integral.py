@@ -10,6 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+FINEST = 2.0**-20
+"""Width from which on no piece is halved: embeddings in float32 move in steps of 2^-24. A jump of the score, where other
+experts are chosen, is narrowed down to this and stays in the gap."""
+
 Evaluate = Callable[[list[float]], tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n"]]]
 """Places in (0, 1] to the scores there and the slopes d score / d place, shared out among n inputs."""
 
@@ -35,7 +39,7 @@ def integrate_path(
         evaluate: Scores and slopes at places of the path.
         ends: The scores at 0 and 1.
         steps: Places evaluated at most, >= 1; 1 is the midpoint of the whole path.
-        tolerance: Stop when the gap is at most this share of the sum of |values|, >= 0.
+        tolerance: Stop when the gap of what can still be halved is at most this share of the sum of |values|, >= 0.
         at_once: Places per call of `evaluate` at most, >= 1.
 
     Returns:
@@ -46,27 +50,28 @@ def integrate_path(
     pieces = [path.piece(0.0, 1.0)]
     while True:
         values = np.sum([piece.values for piece in pieces], axis=0)
-        gap = float(np.sum([abs(piece.gap) for piece in pieces]))
-        if not np.isfinite(gap) or gap <= tolerance * np.abs(values).sum():
+        halvable = sorted((piece for piece in pieces if piece.high - piece.low > FINEST), key=lambda piece: piece.gap)
+        open_gap = sum(piece.gap for piece in halvable)
+        if not np.isfinite(open_gap) or open_gap <= tolerance * np.abs(values).sum():
             break
-        pieces.sort(key=lambda piece: abs(piece.gap))
-        alike = sum(abs(piece.gap) >= abs(pieces[-1].gap) / 2 for piece in pieces)
-        count = min(alike, max(1, (steps - path.steps) // 2))
-        halves = [half for piece in pieces[-count:] for half in piece.halves]
+        alike = [piece for piece in halvable if piece.gap >= halvable[-1].gap / 2]
+        chosen = alike[-max(1, (steps - path.steps) // 2) :]
+        halves = [half for piece in chosen for half in piece.halves]
         wanted = path.missing(halves)
         if path.steps + len(wanted) > steps:
             break
         path.visit(wanted)
-        pieces = pieces[:-count] + [path.piece(low, high) for low, high in halves]
-    return PathIntegral(values, gap, path.steps)
+        pieces = [piece for piece in pieces if piece not in chosen] + [path.piece(low, high) for low, high in halves]
+    return PathIntegral(values, float(np.sum([piece.gap for piece in pieces])), path.steps)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Piece:
     low: float
     high: float
     values: Float64[np.ndarray, "n"]
     gap: float
+    """|what the values miss of the score's change|."""
 
     @property
     def halves(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -80,7 +85,7 @@ class _Path:
     def __init__(self, evaluate: Evaluate, ends: tuple[float, float], at_once: int) -> None:
         self._evaluate, self._at_once = evaluate, at_once
         self._scores = dict(zip((0.0, 1.0), ends, strict=True))
-        self._slopes: dict[float, Float64[np.ndarray, n]] = {}
+        self._slopes: dict[float, np.ndarray] = {}
 
     @property
     def steps(self) -> int:
@@ -105,4 +110,4 @@ class _Path:
         values = high * middle
         if low > 0:
             values = (high - low) / 6 * (self._slopes[low] + 4 * middle + self._slopes[high])
-        return _Piece(low, high, values, float(values.sum()) - (self._scores[high] - self._scores[low]))
+        return _Piece(low, high, values, abs(float(values.sum()) - (self._scores[high] - self._scores[low])))
