@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 FINEST = 2.0**-20
-"""Width from which on no piece is halved: embeddings in float32 move in steps of 2^-24. A jump of the score, where other
+"""Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
 experts are chosen, is narrowed down to this and stays in the gap."""
 
 Evaluate = Callable[[list[float]], tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n"]]]
