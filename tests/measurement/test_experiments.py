@@ -37,8 +37,10 @@ def test_attributions_sum_to_the_change_of_the_score(gpt2_64: Model, output: str
 
 
 def test_the_gap_says_when_steps_are_too_few(gpt2_64: Model) -> None:
-    gaps = [abs(_measure(gpt2_64, IntegratedGradients(steps=n)).details["completeness_gap"]) for n in (1, 8, 64)]
-    assert gaps[0] > 10 * gaps[1] > 10 * gaps[2]
+    found = [_measure(gpt2_64, IntegratedGradients(steps=n, tolerance=0, baseline="zero")) for n in (1, 8, 64)]
+    for gap in ("path_gap", "completeness_gap"):
+        gaps = [abs(influence.details[gap]) for influence in found]
+        assert gaps[0] > 10 * gaps[1] > 10 * gaps[2]
 
 
 def test_attributions_agree_with_a_plain_sum_along_the_path(gpt2_64: Model) -> None:
@@ -51,7 +53,7 @@ def test_attributions_agree_with_a_plain_sum_along_the_path(gpt2_64: Model) -> N
         score = gpt2_64.last(inputs).logits.log_softmax(dim=-1)[:, token].sum()
         total += torch.autograd.grad(score, inputs)[0].sum(dim=0) / steps
     expected = (total * end)[0].sum(dim=1).abs().numpy()
-    found = _measure(gpt2_64, IntegratedGradients(steps=200, tolerance=0))
+    found = _measure(gpt2_64, IntegratedGradients(steps=200, tolerance=0, baseline="zero"))
     np.testing.assert_allclose(found.norms, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -60,7 +62,7 @@ def test_the_attributions_of_a_linear_score_need_one_step(kernel_model: Model) -
     tokens = np.array([1, 2, 3, 4, 5, 6, 7])
     options = PassOptions()
     question = Question(kernel_model, options.read_output.read(kernel_model, tokens), (0, 0))
-    found = IntegratedGradients(steps=1, score="logit").measure(question)
+    found = IntegratedGradients(steps=1, baseline="zero", score="logit").measure(question)
     rollout = np.eye(7)
     for share, matrix in zip(kernel_model.mixing.numpy(), kernel_model.attention.numpy(), strict=True):
         rollout = ((1 - share) * np.eye(7) + share * matrix) @ rollout

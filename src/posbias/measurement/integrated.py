@@ -42,12 +42,13 @@ class IntegratedGradients(Experiment):
     Source: Sundararajan, Taly & Yan, ICML 2017; the adaptive rule for their Riemann sum is ours.
     """
 
-    steps: int = 256
+    steps: int = 512
     """Gradients along the path at most, >= 1; 1 is the one half-way."""
     tolerance: float = 0.02
     """Stop when `path_gap` is this share of `attributed` or less, >= 0; 0 uses all steps."""
-    baseline: str = "zero"
-    """"zero", or "mean": the mean of all token embeddings, at every position."""
+    baseline: str = "mean"
+    """"mean": the mean of all token embeddings, at every position; or "zero", near which networks that normalise their
+    input change so abruptly that hundreds of steps may not suffice."""
     score: str = "logprob"
     """What is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
 
