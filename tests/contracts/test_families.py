@@ -327,7 +327,7 @@ def test_unknown_families_run_but_are_not_described(token_ids: Tensor) -> None:
     model = HuggingFaceModel(random_network(config, seed=0))
     assert not model.described
     assert model.last(model.embed(token_ids)).hidden.shape == (2, 32)
-    with pytest.raises(UsageError, match="known families: bloom, codegen, cohere"):
+    with pytest.raises(UsageError, match="known families: apertus, arcee, bloom"):
         model.branch_norms(token_ids)
     with pytest.raises(UsageError, match="biogpt"):
         model.architecture_traits()
@@ -341,7 +341,7 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
         model.branch_norms(token_ids)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen3_moe"])
 def test_the_mean_field_refuses_mixtures_of_experts(name: str) -> None:
     from posbias.theory.mean_field.extract import spec_of
 
