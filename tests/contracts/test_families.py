@@ -339,6 +339,10 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
     assert not model.described
     with pytest.raises(UsageError, match="apply_residual_connection_post_layernorm"):
         model.branch_norms(token_ids)
+    clamped = MIXTURES["olmoe"]()
+    clamped.clip_qkv = 0.5
+    with pytest.raises(UsageError, match="clip_qkv is set"):
+        HuggingFaceModel(random_network(clamped, seed=0)).branch_norms(token_ids)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen3_moe"])

@@ -18,6 +18,7 @@ from posbias.measurement.outputs import Reading
 from posbias.measurement.path_integral import PathIntegral, integrate_path
 from posbias.measurement.question import Influence, Question
 from posbias.models.model import Model, Outputs
+from posbias.registry import check_whole
 
 SCORES = ("logprob", "logit", "probability")
 BASELINES = ("zero", "mean")
@@ -53,8 +54,7 @@ class IntegratedGradients(Experiment):
     """What is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise UsageError(f"integrated_gradients: steps must be a whole number >= 1, got {self.steps!r}")
+        check_whole("integrated_gradients", "steps", self.steps, least=1)
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UsageError(f"integrated_gradients: tolerance must be a number >= 0, got {self.tolerance!r}")
         if self.baseline not in BASELINES:

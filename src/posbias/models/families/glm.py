@@ -2,20 +2,14 @@
 
 from typing import Any
 
-from posbias.models.families.base import FAMILIES, AttentionParts, Block, MlpParts
-from posbias.models.families.llama_like import LlamaLike
-from posbias.models.families.projections import fused_gated_mlp, neighbours_as_halves
+from posbias.models.families.base import FAMILIES, Block, MlpParts
+from posbias.models.families.llama_like import TurnedNeighbours
+from posbias.models.families.projections import fused_gated_mlp
 
 
 @FAMILIES.register("glm")
-class Glm(LlamaLike):
+class Glm(TurnedNeighbours):
     """GLM."""
-
-    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Llama's, with the turned features of each head listed so that halves turn."""
-        parts = super().attention_parts(block, config)
-        share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
-        return neighbours_as_halves(parts, int(parts.head_dim * share))
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The halves of `gate_up_proj`."""

@@ -6,7 +6,7 @@ from typing import Any
 from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.errors import UsageError
 from posbias.models.families.base import AttentionParts, Block, Family, MlpParts
-from posbias.models.families.projections import gated_mlp, separate_attention
+from posbias.models.families.projections import gated_mlp, neighbours_as_halves, plain_mlp, separate_attention
 
 
 class LlamaLike(Family):
@@ -28,7 +28,7 @@ class LlamaLike(Family):
         )
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
-        """The gated MLP.
+        """The gated MLP, or a plain one where there is no gate.
 
         Raises:
             UsageError: the block has a mixture of experts instead.
@@ -37,7 +37,9 @@ class LlamaLike(Family):
             raise UsageError(
                 f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
             )
-        return gated_mlp(block.mlp, block.mlp.act_fn)
+        if hasattr(block.mlp, "gate_proj"):
+            return gated_mlp(block.mlp, block.mlp.act_fn)
+        return plain_mlp(block.mlp.get_submodule("up_proj"), block.mlp.get_submodule("down_proj"), block.mlp.act_fn)
 
     def unsupported(self, config: Any) -> str | None:
         """Bidirectional variants (embedding models) are not decoders."""
@@ -52,6 +54,16 @@ class NormedQueriesAndKeys(LlamaLike):
         query_norm = self.norm(block.attention.get_submodule("q_norm"))
         key_norm = self.norm(block.attention.get_submodule("k_norm"))
         return replace(super().attention_parts(block, config), query_norm=query_norm, key_norm=key_norm)
+
+
+class TurnedNeighbours(LlamaLike):
+    """The same with neighbouring features turned instead of halves, of whole heads or of their first features."""
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Llama's, with the turned features of each head listed so that halves turn."""
+        parts = super().attention_parts(block, config)
+        share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
+        return neighbours_as_halves(parts, int(parts.head_dim * share))
 
 
 def window_mask(config: Any) -> Mask:
