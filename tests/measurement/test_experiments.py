@@ -205,3 +205,13 @@ def test_a_vocabulary_of_one_token_cannot_be_perturbed(
     monkeypatch.setattr(gpt2_64, "vocabulary_size", 1)
     with pytest.raises(UsageError, match="at least 2 tokens"):
         _measure(gpt2_64, Perturbation())
+
+
+def test_a_path_that_did_not_converge_is_told(llama: Model) -> None:
+    prompts = Prompts(np.stack([TOKENS, TOKENS[::-1]]))
+    coarse = measure(llama, prompts, kinds="integrated_gradients(steps=1, tolerance=1e-6)")
+    assert [text for text in coarse.left_out if "did not converge" in text and "integrated_gradients" in text]
+    again = measure_prompt(llama, prompts.token_ids[0], kinds=coarse.kinds, key=(0, 0))
+    assert type(again).from_arrays(again.to_arrays()).left_out == again.left_out
+    for kind in ("integrated_gradients", "integrated_gradients(steps=1, tolerance=0)"):
+        assert not measure(llama, prompts, kinds=kind).left_out

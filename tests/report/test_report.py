@@ -121,6 +121,8 @@ def test_the_summary_is_plain_in_a_pipe_and_ruled_on_a_terminal(audit_record: Bu
     assert row.endswith("closer"), "nothing is wrapped, however narrow the pipe"
     assert "━" in ruled.getvalue()
     assert "[bold]odd[/bold]" in ruled.getvalue()
+    for text in (plain.getvalue(), ruled.getvalue()):
+        assert text.count("Left out: Content logits were not measured.\n") == 1
 
 
 def test_a_failed_or_empty_run_is_not_drawn(tmp_path: Path, audit_record: Build) -> None:

@@ -95,7 +95,15 @@ class IntegratedGradients(Experiment):
             "baseline_score": left,
             "steps": float(path.steps),
         }
-        return Influence(np.abs(signed), None, details)
+        return Influence(np.abs(signed), None, details, self._missed(path.gap, details["attributed"]))
+
+    def _missed(self, gap: float, attributed: float) -> tuple[str, ...]:
+        """A sentence where the path did not converge."""
+        if self.tolerance == 0 or gap <= self.tolerance * attributed:
+            return ()
+        return (
+            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_gap is large",
+        )
 
     def _integrate(
         self,

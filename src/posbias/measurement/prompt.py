@@ -117,6 +117,9 @@ def measure_prompt(
             depth = influence_by_depth(model, token_ids, kind=probes, key=key, options=options)
     mixing = first_mixing()
     full, reason = norms_in_full_precision(model, token_ids, kinds=kinds, key=key, options=options)
+    reasons = [text for result in influence.values() for text in result.left_out]
+    if reason is not None:
+        reasons.append(reason)
     return PromptMeasurement(
         norms={kind: result.norms for kind, result in influence.items()},
         standard_errors={
@@ -127,7 +130,7 @@ def measure_prompt(
         details={kind: result.details for kind, result in influence.items() if result.details},
         depth=depth,
         full_precision=full,
-        left_out=() if reason is None else (reason,),
+        left_out=tuple(reasons),
     )
 
 

@@ -23,6 +23,8 @@ class Influence:
     """Of the norms, from the spread over random draws (infinite with a single one); None where nothing was drawn."""
     details: dict[str, float] = field(default_factory=dict)
     """What else the kind found on the prompt, such as the gap of integrated gradients."""
+    left_out: tuple[str, ...] = ()
+    """What the norms miss, one sentence each, the same on every prompt that misses it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,6 +90,8 @@ def show_summary(views: Sequence[RunView], console: "Console") -> None:
             console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
             continue
         console.print(ruled(title, header, cells))
+    for text in dict.fromkeys(text for view in views for text in view.left_out):
+        console.print(f"Left out: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def plain_columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
