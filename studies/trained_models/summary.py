@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from posbias.comparison.sampling import PromptComparison, compare_with_prompts
+from posbias.intervals import bootstrap_mean
 from posbias.records import Record, write_atomically
 
 KINDS = ("jacobian", "probability")
@@ -128,7 +129,30 @@ def shared_row(cell: Cell, kind: str, chosen: str) -> dict[str, Any] | None:
         "per_prompt": shared.per_prompt.as_record(),
         "meets_target": meets_target(shared),
         "shares": {share: cell.mean(f"shares/{share}").tolist() for share in SHARES},
+        "ends": ends(cell, name, kind),
     }
+
+
+def ends(cell: Cell, theory: str, kind: str) -> dict[str, Any]:
+    """The shares of the first and last position, measured and how far off, and the distance between them."""
+    measured, predicted = cell.stacked(f"norms/{kind}", like=f"theory/{theory}"), cell.stacked(f"theory/{theory}")
+    off = predicted[:, [0, -1]] - measured[:, [0, -1]]
+    low, high = bootstrap_mean(off, generator=np.random.default_rng(0))
+    inner = compare_with_prompts(_inner(predicted), _inner(measured), generator=np.random.default_rng(0))
+    found: dict[str, Any] = {
+        end: {
+            "measured": float(measured[:, place].mean()),
+            "off": {"value": float(off[:, column].mean()), "low": float(low[column]), "high": float(high[column])},
+        }
+        for column, (end, place) in enumerate({"first": 0, "last": -1}.items())
+    }
+    return {**found, "inner": inner.distance.as_record()}
+
+
+def _inner(profiles: np.ndarray) -> np.ndarray:
+    """All positions but the first and last, each row summing to 1."""
+    rows = profiles[:, 1:-1]
+    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
 
 def choose_form(rows: list[dict[str, Any]]) -> str:
@@ -168,6 +192,22 @@ def shared_table(rows: list[dict[str, Any]]) -> str:
             f"| **{theory['value']:.3f}** | {theory['low']:.3f} to {theory['high']:.3f} "
             f"| {entry['per_prompt']['value']:.3f} | {'met' if entry['meets_target'] else 'missed'} |"
         )
+    return "\n".join(lines)
+
+
+def ends_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: what the form with a shared direction gives the first and last position, a line per cell."""
+    names = ("first", "predicted less measured", "last", "predicted less measured", "W1", "W1 between them")
+    lines = _head("model", "N", "text", "kind", "prompts", *names)
+    for entry in rows:
+        texts = []
+        for end in ("first", "last"):
+            off = entry["ends"][end]["off"]
+            texts.append(f"{entry['ends'][end]['measured']:.3f}")
+            texts.append(f"{off['value']:+.3f} [{off['low']:+.3f}, {off['high']:+.3f}]")
+        inner = entry["ends"]["inner"]
+        texts += [f"{entry['theory']['value']:.3f}", f"{inner['value']:.3f} [{inner['low']:.3f}, {inner['high']:.3f}]"]
+        lines.append(f"| {_lead(entry)} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -237,7 +277,7 @@ def main() -> None:
     )
     record.save(given.out)
     tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(forms)}
-    tables["shared"] = shared_table(shared)
+    tables |= {"shared": shared_table(shared), "ends": ends_table(shared)}
     print(f"chosen on {CHOSEN_ON}: {chosen}\n\n" + "\n\n".join(tables.values()))
     if given.page is not None:
         write_atomically(given.page, with_tables(given.page.read_text(), tables).encode())
