@@ -21,7 +21,18 @@ from posbias.prompts import Prompts, load_prompts, shuffled
 from posbias.records import write_atomically
 from posbias.theory.power_rollout import PowerRolloutSettings, attention_rollout_of, power_rollout_of, trace_passing
 
-SCHEDULE = ((256, 8), (512, 4), (256, 32), (1024, 4), (512, 32), (2048, 4), (1024, 32), (2048, 12), (2048, 20), (2048, 32))
+SCHEDULE = (
+    (256, 8),
+    (512, 4),
+    (256, 32),
+    (1024, 4),
+    (512, 32),
+    (2048, 4),
+    (1024, 32),
+    (2048, 12),
+    (2048, 20),
+    (2048, 32),
+)
 """(positions, prompts): small cells first, and a few prompts of every cell before the last ones of any."""
 ALL_FORMS_UP_TO = 512
 ALL_FORMS_PROMPTS = 8
