@@ -131,6 +131,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 MIXTURES: dict[str, Callable[[], Any]] = {
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_LLAMA,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=5,
+        layer_types=_ALTERNATING,
+        swiglu_limit=0.8,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
     "mixtral": lambda: transformers.MixtralConfig(
         **_LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=5
     ),

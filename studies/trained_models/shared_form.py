@@ -19,7 +19,9 @@ PROBES, DRAWN = 2, 32
 
 
 def main() -> None:
-    given = options(__doc__, count=DRAWN).parse_args()
+    parser = options(__doc__, count=DRAWN)
+    parser.add_argument("--only", metavar="NAME", help="of the texts, or scrambled: no other prompts")
+    given = parser.parse_args()
     texts = dict(item.split("=", 1) for item in given.text)
     for name, source in (item.split("=", 1) for item in given.model):
         model = load_model(source)
@@ -28,10 +30,10 @@ def main() -> None:
             for text, path in texts.items()
         }
         loaded[SCRAMBLED] = shuffled(next(iter(loaded.values())), SEED)
-        for text, prompts in loaded.items():
+        for text in [given.only] if given.only else loaded:
             folder = given.parts / name / str(given.length) / text
             for index in range(given.count):
-                _prompt(folder, model, prompts.token_ids[index], index)
+                _prompt(folder, model, loaded[text].token_ids[index], index)
             print(f"{name} {given.length} {text}: {given.count} prompts", flush=True)
 
 

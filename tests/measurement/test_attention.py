@@ -20,7 +20,7 @@ N_POSITIONS, COUNT, DEPTH, HEADS = 19, 3, 3, 4
 THRESHOLDS = (0.1, 0.3)
 TOLERANCE = 1e-6
 """float64 models, but transformers takes the softmax in float32."""
-LLAMA_LIKE = ("gemma3_text", "llama-biases", "mistral", "olmo2", "qwen3-window", "smollm3-window")
+LLAMA_LIKE = ("gemma3_text", "gpt_oss", "llama-biases", "mistral", "olmo2", "qwen3-window", "smollm3-window")
 OTHERS = ("bloom", "cohere", "falcon", "gemma2", "gpt2-layer-scale", "gpt_neo", "gptj", "mpt-clip", "opt", "phi3")
 
 
@@ -59,12 +59,14 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     assert not dense[:, :, :, ~np.tril(np.ones((N_POSITIONS, N_POSITIONS), bool))].any()
     assert not (dense * ~visible[:, None]).any()
     query, key = np.indices((N_POSITIONS, N_POSITIONS))
-    distance = (dense * (query - key)).sum(-1).mean(-1)
+    kept = dense.sum(-1, keepdims=True)
+    among_keys = dense / kept  # 1 but for learned sinks
+    distance = (among_keys * (query - key)).sum(-1).mean(-1)
     np.testing.assert_allclose(found.distance.per_prompt, distance, atol=TOLERANCE)
     even = visible / visible.sum(-1, keepdims=True)
     np.testing.assert_allclose(found.even_distance, (even * (query - key)).sum(-1).mean(-1))
 
-    surprise = -(dense * np.log(np.where(dense > 0, dense, 1))).sum(-1)[..., 1:]
+    surprise = -(among_keys * np.log(np.where(dense > 0, among_keys, 1))).sum(-1)[..., 1:]
     entropy = (surprise / np.log(visible.sum(-1)[:, None, 1:])).mean(-1)
     np.testing.assert_allclose(found.entropy.per_prompt, entropy, atol=TOLERANCE)
 
@@ -80,6 +82,10 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     np.testing.assert_allclose(found.kernels.by_head, dense.mean(0), atol=TOLERANCE)
     assert found.kernels.complete
     assert found.row_error < TOLERANCE
+    assert (found.learned_sink is None) == (kind != "gpt_oss")
+    if found.learned_sink is not None:
+        np.testing.assert_allclose(found.learned_sink.per_prompt, 1 - kept[..., 0].mean(-1), atol=TOLERANCE)
+        assert found.learned_sink.per_prompt.max() > 0.2
     assert found.left_out == ()
     assert (found.count, found.n_positions) == (COUNT, N_POSITIONS)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,16 +33,32 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def router_logits(mixture: MixtureParts, read: torch.Tensor) -> torch.Tensor:
+    bias = 0 if mixture.router_bias is None else mixture.router_bias
+    return mixture.router @ read + bias
+
+
 def weights_of(mixture: MixtureParts, chosen: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
     """Written anew: softmax over all, or over the chosen."""
-    probability = (mixture.router @ read).softmax(-1)[chosen]
+    probability = router_logits(mixture, read).softmax(-1)[chosen]
     return probability / probability.sum() if mixture.renormalised else probability
 
 
 def expert_output(mixture: MixtureParts, expert: int, read: torch.Tensor) -> torch.Tensor:
     parts = mixture.experts[expert]
+    bias = 0 if parts.down_bias is None else parts.down_bias
+    return parts.down @ hidden_of(parts, read) + bias
+
+
+def hidden_of(parts: MlpParts, read: torch.Tensor) -> torch.Tensor:
+    """Gated, with biases and an activation of `up` where there are any."""
     assert parts.gate is not None
-    return parts.down @ (parts.activation(parts.gate @ read) * (parts.up @ read))
+    gate_bias, up_bias = (0 if bias is None else bias for bias in (parts.gate_bias, parts.up_bias))
+    up = parts.up @ read + up_bias
+    return torch.as_tensor(
+        parts.activation(parts.gate @ read + gate_bias)
+        * (up if parts.up_activation is None else parts.up_activation(up))
+    )
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))
@@ -51,7 +68,7 @@ def test_energies_add_over_experts_and_the_router(name: str, tiny_model: Build) 
     mixture = description.layers[0].mlp
     assert isinstance(mixture, MixtureParts)
     read, energy = normal(5, 32, seed=3), normal(5, 32, seed=4).square()
-    chosen = affine(read, mixture.router, None).topk(2).indices
+    chosen = affine(read, mixture.router, mixture.router_bias).topk(2).indices
     pulled = mixture_pull(mixture, read, chosen, energy, THEORY)
     for position in range(5):
         x, own = read[position], chosen[position]
@@ -59,14 +76,10 @@ def test_energies_add_over_experts_and_the_router(name: str, tiny_model: Build) 
         expected = torch.zeros(32, dtype=torch.float64)
         for weight, expert in zip(weights, own.tolist(), strict=True):
             parts = mixture.experts[expert]
-
-            def hidden(x: torch.Tensor, parts: MlpParts = parts) -> torch.Tensor:
-                assert parts.gate is not None
-                return torch.as_tensor(parts.activation(parts.gate @ x) * (parts.up @ x))
-
-            expected += jacobian(hidden, x).square().T @ (parts.down.square().T @ (weight**2 * energy[position]))
+            slopes = jacobian(partial(hidden_of, parts), x)
+            expected += slopes.square().T @ (parts.down.square().T @ (weight**2 * energy[position]))
         results = torch.stack([expert_output(mixture, expert, x) for expert in own.tolist()])
-        logits = mixture.router @ x
+        logits = router_logits(mixture, x)
 
         def weighed(logits: torch.Tensor, own: torch.Tensor = own, results: torch.Tensor = results) -> torch.Tensor:
             share = logits.softmax(-1)[own]

@@ -3,6 +3,7 @@
 Arrays, `/per_prompt`, `/low`, `/high` below each name where they exist:
 
     distance, entropy, content/{diagonal,off_diagonal,difference,published}           [count layers heads], [layers]
+    learned_sink (families that have them)                                            [count layers heads], [layers]
     similarity/{diagonal,off_diagonal,diagonal_outside,off_diagonal_outside}          [count layers heads], [layers]
     similarity/edges [count 2], similarity/of_mean/{diagonal,...} [layers heads], content/scale [layers]
     distance/even [layers]; sinks [count thresholds n_positions], sinks/by_layer [thresholds layers n_positions]
@@ -94,6 +95,8 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
         "mixing/tokens": statistics.mixing.tokens,
         "mixing/frobenius": statistics.mixing.frobenius,
     }
+    if statistics.learned_sink is not None:
+        averaged["learned_sink"] = statistics.learned_sink
     arrays = {
         f"{name}/{part}": getattr(entry, part)
         for name, entry in averaged.items()

@@ -44,7 +44,15 @@ class AttentionBlock:
     queries: slice
     keys: slice
     weights: Float[Tensor, "key_head group query key"]
-    """Rows sum to 1."""
+    """Rows sum to 1, or to what a learned sink leaves."""
+    sink: Float[Tensor, "key_head group query"] | None = None
+    """What a learned sink takes of every row; None where there is none."""
+
+    def among_keys(self) -> Float[Tensor, "key_head group query key"]:
+        """The weights with every row summing to 1: how a query shares out what a learned sink leaves."""
+        if self.sink is None:
+            return self.weights
+        return self.weights / self.weights.sum(-1, keepdim=True).clamp_min(torch.finfo(self.weights.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -199,8 +207,13 @@ def query_blocks(
             # Less the last query's own: only differences between keys count, and small numbers keep their digits.
             fall = added[:, first:stop] - added[:, stop - 1 : stop]
             logits += fall.reshape(parts.key_heads, -1, 1, stop - first)
-        weights = logits.masked_fill_(hidden, -torch.inf).softmax(-1)
-        yield AttentionBlock(slice(start, stop), slice(first, stop), weights)
+        logits = logits.masked_fill_(hidden, -torch.inf)
+        if parts.sinks is None:
+            yield AttentionBlock(slice(start, stop), slice(first, stop), logits.softmax(-1))
+            continue
+        learned = parts.sinks.to(logits).reshape(parts.key_heads, -1, 1, 1).expand(*logits.shape[:-1], 1)
+        shares = torch.cat([logits, learned], -1).softmax(-1)
+        yield AttentionBlock(slice(start, stop), slice(first, stop), shares[..., :-1], shares[..., -1])
 
 
 def affine(

@@ -102,6 +102,8 @@ def _whole_table(view: AttentionView) -> Table:
         ("prefixes whose mass rises", "monotonicity/violated", 3, "0 (monotone)"),
         ("mean rise of those", "monotonicity/gap", 4, "0 (monotone)"),
     ]
+    if "learned_sink/per_prompt" in view.record.arrays:
+        rows.append(("share of the learned sinks", "learned_sink", 3, ""))
     cells = [[text, _interval(*view.overall(name), digits), flat] for text, name, digits, flat in rows]
     for name in ("diagonal", "off_diagonal"):
         key = f"similarity/of_mean/{name}"

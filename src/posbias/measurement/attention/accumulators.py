@@ -108,6 +108,9 @@ class Accumulators:
             "tokens": prompt.mixing.tokens,
             "frobenius": prompt.mixing.frobenius,
         }
+        taken = [layer.learned_sink for layer in layers if layer.learned_sink is not None]
+        if taken:
+            new["learned_sink"] = np.stack(taken)
         for name, row in new.items():
             self.rows.setdefault(name, []).append(row)
 

@@ -26,7 +26,7 @@ class KernelSums:
     by_head: Float[Tensor, "heads cells cells"] | None
 
     def add(self, part: AttentionBlock, mass: Float64[Tensor, "query key"]) -> None:
-        """Add a block of queries, `mass` the prefix mass of its mean over heads."""
+        """Add a block of queries, `mass` the prefix sums of its mean over heads."""
         cell_of_query = torch.searchsorted(self.bounds, torch.arange(*_ends(part.queries)).to(self.bounds), right=True)
         edges = self.bounds.clamp(*_ends(part.keys)) - part.keys.start
         squares = part.weights.square().mean((0, 1)).double().cumsum(-1)
@@ -45,6 +45,8 @@ class LayerStatistics:
     entropy: Float64[np.ndarray, "heads"]
     sinks: Float64[np.ndarray, "thresholds n_positions"]
     """Mean over heads."""
+    learned_sink: Float64[np.ndarray, "heads"] | None
+    """None where the layer has no learned sinks."""
     violated: float
     gap: float
     row_error: float
@@ -71,17 +73,24 @@ def reduce_layer(
     distance = torch.zeros(state.query.shape[:2], dtype=torch.float64, device=device)
     entropy = torch.zeros_like(distance)
     counts = torch.zeros(len(thresholds), n_positions, dtype=torch.float64, device=device)
+    taken = None if layer.parts.sinks is None else torch.zeros_like(distance)
     prefix = PrefixWatch(n_positions, device)
     row_error = 0.0
     for part in query_blocks(layer.parts, state, reach=layer.reach, block=block):
-        weights = part.weights
-        distance += _distances(part).sum(-1)
-        entropy += (_entropies(weights) * entropy_weights[part.queries]).sum(-1)
+        weights, among_keys = part.weights, part.among_keys()
+        distance += _distances(part, among_keys).sum(-1)
+        entropy += (_entropies(among_keys) * entropy_weights[part.queries]).sum(-1)
         for row, threshold in zip(counts, thresholds, strict=True):
             row[part.keys] += (weights > threshold).to(weights.dtype).sum((0, 1, 2))
-        row_error = max(row_error, float((weights.sum(-1) - 1).abs().max()))
+        rows = weights.sum(-1) - 1
+        if part.sink is not None and taken is not None:
+            rows += part.sink
+            taken += part.sink.double().sum(-1)
+        row_error = max(row_error, float(rows.abs().max()))
         mass = prefix_mass(weights.mean((0, 1)))
         prefix.add(mass, part.queries, part.keys)
+        if part.sink is not None:
+            mass = mass * (1 - part.sink.mean((0, 1)).double())[:, None]
         kernels.add(part, mass)
     queries_of_key = (n_positions - position).clamp(max=reach)
     violated, gap = prefix.result()
@@ -89,6 +98,7 @@ def reduce_layer(
         distance=_by_head(distance / n_positions),
         entropy=_by_head(entropy / (visible > 1).sum()),
         sinks=np.asarray((counts / (layer.parts.heads * queries_of_key)).cpu().numpy()),
+        learned_sink=None if taken is None else _by_head(taken / n_positions),
         violated=violated,
         gap=gap,
         row_error=row_error,
@@ -102,9 +112,11 @@ def _entropies(weights: Float[Tensor, "key_head group query key"]) -> Float64[Te
     return rows
 
 
-def _distances(part: AttentionBlock) -> Float64[Tensor, "key_head group query"]:
+def _distances(
+    part: AttentionBlock, weights: Float[Tensor, "key_head group query key"]
+) -> Float64[Tensor, "key_head group query"]:
     """sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise."""
-    weights, start = part.weights, part.queries.start
+    start = part.queries.start
     back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=weights.device)
     offset = torch.arange(part.queries.stop - start, dtype=torch.float64, device=weights.device)
     distances: Tensor = (weights @ back).double() + offset

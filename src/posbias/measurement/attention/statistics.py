@@ -147,7 +147,7 @@ class MeanKernels:
     """Attention averaged over prompts and heads, position by position or in cells of neighbouring positions.
 
     Position p lies in cell p * cells // N. An entry is the mean over the queries of its row's cell of the sum over the
-    keys of its column's cell, so rows of `mean` sum to 1.
+    keys of its column's cell, so rows of `mean` sum to 1, or to what a learned sink leaves.
     """
 
     mean: Float[np.ndarray, "layers cells cells"]
@@ -202,11 +202,15 @@ class AttentionStatistics:
     """A model's attention over a set of prompts."""
 
     distance: HeadStatistic
-    """sum_j A_ij (i - j) in positions, >= 0, mean over queries."""
+    """sum_j A_ij (i - j) in positions, >= 0, mean over queries; where a learned sink takes a part, of the rest."""
     even_distance: Float64[np.ndarray, "layers"]
     """The same for attention that is even over the keys each query sees: the flat line of `distance`."""
     entropy: HeadStatistic
-    """-sum_j A_ij log A_ij / log(visible keys), in [0, 1], mean over the queries that see at least 2 keys; even: 1."""
+    """-sum_j A_ij log A_ij / log(visible keys), in [0, 1], mean over the queries that see at least 2 keys; even: 1.
+    Where a learned sink takes a part, of the rest."""
+    learned_sink: HeadStatistic | None
+    """What a learned sink, a place that is no position, takes of every row, in (0, 1), mean over queries; None for
+    families without (all but GPT-OSS)."""
     content: ContentLogits
     similarity: Similarity
     sink_thresholds: tuple[float, ...]
@@ -219,7 +223,7 @@ class AttentionStatistics:
     kernels: MeanKernels
     mixing: MixingStatistics
     row_error: float
-    """Largest |sum_j A_ij - 1| met."""
+    """Largest |sum_j A_ij - 1| met, learned sinks counted in."""
     left_out: tuple[str, ...]
     """What was not computed, and why."""
     caveats: tuple[str, ...]

@@ -126,6 +126,7 @@ def _finish(kept: Accumulators, model: Model) -> AttentionStatistics:
         distance=kept.by_heads(kept.stacked("distance")),
         even_distance=_even_distance(kept.layers, n_positions),
         entropy=kept.by_heads(kept.stacked("entropy")),
+        learned_sink=kept.by_heads(kept.stacked("learned_sink")) if "learned_sink" in kept.rows else None,
         content=ContentLogits(
             diagonal=kept.by_heads(kept.stacked("diagonal")),
             off_diagonal=kept.by_heads(kept.stacked("off_diagonal")),

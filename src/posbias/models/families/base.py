@@ -68,6 +68,8 @@ class AttentionParts:
     position_logits: Callable[[int], Float[Tensor, "heads n_positions"]] | None = None
     """What is added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
     factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it."""
+    sinks: Float[Tensor, "heads"] | None = None
+    """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class MlpParts:
     """None for a plain MLP down(act(up x)); otherwise down(act(gate x) * (up x))."""
     activation: Any
     """The module or function the family applies elementwise."""
+    up_activation: Any = None
+    """Of `up x` beside a gate, down(act(gate x) * up_act(up x)): GPT-OSS clamps and shifts it. None: the identity."""
     up_bias: Float[Tensor, "hidden"] | None = None
     down_bias: Float[Tensor, "width"] | None = None
     gate_bias: Float[Tensor, "hidden"] | None = None
@@ -91,11 +95,12 @@ class MixtureParts:
 
     experts: tuple[MlpParts, ...]
     router: Float[Tensor, "expert width"]
-    """The logits are this times x; their softmax over all experts are the probabilities."""
+    """The logits are this times x, plus `router_bias`; their softmax over all experts are the probabilities."""
     router_module: nn.Module
     """What chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
     renormalised: bool
     """Whether the weights of the chosen are made to sum to 1; otherwise they are the probabilities."""
+    router_bias: Float[Tensor, "expert"] | None = None
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
     Raises:
         UsageError: the weights are quantised or offloaded.
     """
-    weight = _readable(linear, "weight")
+    weight = readable(linear, "weight")
     return weight.T if type(linear).__name__ == "Conv1D" else weight
 
 
-def _readable(module: nn.Module, name: str) -> Tensor:
+def readable(module: nn.Module, name: str) -> Tensor:
     """A parameter as numbers in memory.
 
     Raises:
@@ -171,7 +171,7 @@ def fused_gated_mlp(mlp: nn.Module, activation: object) -> MlpParts:
 def gated_mixture(mlp: nn.Module, *, renormalised: bool) -> MixtureParts:
     """The parts of a module with a router `gate` and gated `experts` held together as [expert, out, in]."""
     experts, router = mlp.get_submodule("experts"), mlp.get_submodule("gate")
-    gates_and_ups, downs = _readable(experts, "gate_up_proj"), _readable(experts, "down_proj")
+    gates_and_ups, downs = readable(experts, "gate_up_proj"), readable(experts, "down_proj")
     return MixtureParts(
         experts=tuple(
             MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posbias.models.attention import affine
 from posbias.models.families.base import MixtureParts, MlpParts
-from posbias.theory.power_rollout.hidden_maps import hidden_layer, hidden_pull
+from posbias.theory.power_rollout.hidden_maps import hidden_layer, hidden_output, hidden_pull
 from posbias.theory.power_rollout.walk import Walk
 
 
@@ -35,7 +35,7 @@ def mixture_pull(
         walk: Signed or energies, and how paths add where they meet.
     """
     power = walk.power
-    probability = affine(read, mixture.router, None).softmax(-1)
+    probability = affine(read, mixture.router, mixture.router_bias).softmax(-1)
     kept = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
     weights = kept / kept.sum(-1, keepdim=True) if mixture.renormalised else kept
     scale = weights if mixture.renormalised else probability
@@ -74,5 +74,4 @@ def _run(
 ) -> _Run:
     tokens = (chosen == expert).any(-1).nonzero()[:, 0]
     up, gate = hidden_layer(parts, read[tokens])
-    hidden = parts.activation(up) if gate is None else parts.activation(gate) * up
-    return _Run(tokens, up, gate, affine(hidden, parts.down, parts.down_bias))
+    return _Run(tokens, up, gate, affine(hidden_output(parts, up, gate), parts.down, parts.down_bias))
