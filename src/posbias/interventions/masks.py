@@ -189,6 +189,45 @@ class SinkMasked(Visibility):
         raise UsageError("an architecture without content has no sinks on its positions, so there is nothing to hide")
 
 
+@INTERVENTIONS.register("no_learned_sinks")
+@dataclass(frozen=True)
+class NoLearnedSinks(Intervention):
+    """The learned sinks of every head take nothing (GPT-OSS): what they took goes to the visible keys in proportion."""
+
+    ingredient: ClassVar[str] = "sinks"
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Set logits of -inf in the place of the sinks; the parameter itself comes back afterwards."""
+        with ExitStack() as later:
+            for block in self._blocks(model):
+                learned = block.attention.get_parameter("sinks")
+                nothing = nn.Parameter(torch.full_like(learned, -torch.inf), requires_grad=False)
+                block.attention.register_parameter("sinks", nothing)
+                later.callback(block.attention.register_parameter, "sinks", learned)
+            yield
+
+    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+        """The same attention without sinks."""
+        family = model.family
+        self._blocks(model)
+
+        def parts(block: Block, config: Any) -> AttentionParts:
+            return replace(family.attention_parts(block, config), sinks=None)
+
+        return model.described_by(answering(family, {"attention_parts": parts}))
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """Refused: an architecture has none."""
+        raise UsageError("an architecture has no learned sinks to take out")
+
+    def _blocks(self, model: HuggingFaceModel) -> list[Block]:
+        blocks = model.family.blocks(model.network)
+        if not all("sinks" in dict(block.attention.named_parameters(recurse=False)) for block in blocks):
+            raise UsageError(f"{self}: {model.family.name} models have no learned sinks")
+        return blocks
+
+
 def _check_maskable(model: HuggingFaceModel, intervention: Intervention) -> None:
     """Refuse attention that does not take a plain additive mask."""
     family, config = model.family, model.config

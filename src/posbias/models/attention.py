@@ -204,9 +204,11 @@ def query_blocks(
         if parts.softcap is not None:
             logits = parts.softcap * (logits / parts.softcap).tanh()
         if added is not None:
-            # Less the last query's own: only differences between keys count, and small numbers keep their digits.
-            fall = added[:, first:stop] - added[:, stop - 1 : stop]
-            logits += fall.reshape(parts.key_heads, -1, 1, stop - first)
+            # Less the last query's own: only differences between keys count, and small numbers keep their digits. A
+            # learned sink stands beside every query's own position, so each row is set against its own.
+            own = added[:, stop - 1 : stop] if parts.sinks is None else added[:, start:stop]
+            fall = added[:, None, first:stop] - own[..., None]
+            logits += fall.reshape(parts.key_heads, -1, own.shape[1], stop - first)
         logits = logits.masked_fill_(hidden, -torch.inf)
         if parts.sinks is None:
             yield AttentionBlock(slice(start, stop), slice(first, stop), logits.softmax(-1))

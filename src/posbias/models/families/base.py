@@ -67,7 +67,8 @@ class AttentionParts:
     """Bound that queries, keys and values are clamped to after their projection (some MPT checkpoints)."""
     position_logits: Callable[[int], Float[Tensor, "heads n_positions"]] | None = None
     """What is added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
-    factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it."""
+    factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it. Beside
+    learned sinks, which would, a query's own position counts 0."""
     sinks: Float[Tensor, "heads"] | None = None
     """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
 
