@@ -12,6 +12,26 @@ EXAMPLE = (
     "Examples: `posbias attention demo --length 512 --count 8 --out runs/attention` · a long prompt: `--length 8192 "
     "--count 1` · the mean kernel of every head, saved whole: `--heads --kernels`"
 )
+Thresholds = Annotated[str, typer.Option(help="Comma-separated thresholds of the sink score, in (0, 1).")]
+Cells = Annotated[
+    int | None,
+    typer.Option(
+        help="Side of the mean kernels in cells; default: every position up to 1024, else 256.",
+        min=1,
+        show_default=False,
+    ),
+]
+Heads = Annotated[bool, typer.Option("--heads", help="Keep the mean kernel of every head too.")]
+Kernels = Annotated[
+    bool, typer.Option("--kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Most that it may take in all, e.g. 6GB; also the bound on the kept matrices.",
+        show_default="what is free, 4 GB of it for kept matrices",
+    ),
+]
 
 
 def attention(
@@ -22,28 +42,11 @@ def attention(
     shuffle: options.Shuffle = False,
     length: options.Length = 512,
     count: options.Count = 16,
-    thresholds: Annotated[
-        str, typer.Option(help="Comma-separated thresholds of the sink score, in (0, 1).")
-    ] = "0.2,0.3",
-    cells: Annotated[
-        int | None,
-        typer.Option(
-            help="Side of the mean kernels in cells; default: every position up to 1024, else 256.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
-    heads: Annotated[bool, typer.Option("--heads", help="Keep the mean kernel of every head too.")] = False,
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
-    ] = False,
-    max_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Most that it may take in all, e.g. 6GB; also the bound on the kept matrices.",
-            show_default="what is free, 4 GB of it for kept matrices",
-        ),
-    ] = None,
+    thresholds: Thresholds = "0.2,0.3",
+    cells: Cells = None,
+    heads: Heads = False,
+    kernels: Kernels = False,
+    max_memory: MaxMemory = None,
     init_seed: options.InitSeed = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",

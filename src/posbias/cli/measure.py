@@ -18,14 +18,18 @@ EXAMPLE = (
     "\"target(text=' Paris')\"` · layer by layer: `--depth-profiles all` · "
     "several models: `posbias measure A B C --out DIR`"
 )
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL...", help="Hub ids, directories, file.gguf, 'demo' or 'config:PATH_OR_ID'."),
+]
+Averaging = Annotated[
+    str, typer.Option(help="profiles: normalise each prompt, then average. norms: average, then normalise.")
+]
 
 
 def measure(
     context: typer.Context,
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL...", help="Hub ids, directories, file.gguf, 'demo' or 'config:PATH_OR_ID'."),
-    ],
+    models: Models,
     prompts: options.PromptSource = "default",
     windows: options.Windows = "random",
     shuffle: options.Shuffle = False,
@@ -34,9 +38,7 @@ def measure(
     kinds: options.Kinds = "jacobian,probability",
     output: options.Output = "last",
     depth_profiles: options.DepthProfiles = None,
-    averaging: Annotated[
-        str, typer.Option(help="profiles: normalise each prompt, then average. norms: average, then normalise.")
-    ] = "profiles",
+    averaging: Averaging = "profiles",
     keep: options.Keep = "prompts",
     precision_prompts: options.PrecisionPrompts = 1,
     checkpointing: options.Checkpointing = False,

@@ -25,41 +25,49 @@ SETTINGS = {
     ),
 }
 """Flags that each experiment takes, beside --out and --json."""
+Paper = Annotated[
+    str,
+    typer.Argument(
+        help="rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.", show_default=False
+    ),
+]
+Size = Annotated[
+    str,
+    typer.Option(
+        help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), "
+        "small (half an hour of two cores) or full (the source's steps)."
+    ),
+]
+Births = Annotated[int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)]
+Probes = Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)]
+Tokenizer = Annotated[str, typer.Option(help="birth: text as 'bytes', or with the 'demo' tokenizer.")]
+Study = Annotated[
+    list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
+]
+Device = Annotated[str, typer.Option(help="trained: where, cpu, cuda, cuda:1 ...")]
+Engine = Annotated[str, typer.Option(help="trained: local, or ray.")]
+Workers = Annotated[int | None, typer.Option(help="trained: stacks at a time.", min=1, show_default="1; ray: all")]
+Threads = Annotated[int | None, typer.Option(help="trained: per stack.", min=1, show_default="all cores")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="trained: read finished studies back, judge anew; go on with unfinished ones.")
+]
 
 
 def reproduce(
     context: typer.Context,
-    paper: Annotated[
-        str,
-        typer.Argument(
-            help="rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.", show_default=False
-        ),
-    ],
-    size: Annotated[
-        str,
-        typer.Option(
-            help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), "
-            "small (half an hour of two cores) or full (the source's steps)."
-        ),
-    ] = "small",
+    paper: Paper,
+    size: Size = "small",
     length: options.Length = 256,
-    births: Annotated[int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)] = 8,
-    probes: Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)] = 8,
-    tokenizer: Annotated[str, typer.Option(help="birth: text as 'bytes', or with the 'demo' tokenizer.")] = "bytes",
-    study: Annotated[
-        list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="trained: where, cpu, cuda, cuda:1 ...")] = "cpu",
-    engine: Annotated[str, typer.Option(help="trained: local, or ray.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="trained: stacks at a time.", min=1, show_default="1; ray: all")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="trained: per stack.", min=1, show_default="all cores")] = None,
+    births: Births = 8,
+    probes: Probes = 8,
+    tokenizer: Tokenizer = "bytes",
+    study: Study = None,
+    device: Device = "cpu",
+    engine: Engine = "local",
+    workers: Workers = None,
+    threads: Threads = None,
     ray_address: options.RayAddress = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="trained: read finished studies back, judge anew; go on with unfinished ones."),
-    ] = False,
+    resume: Resume = False,
     seed: options.Seed = 0,
     out: options.Out = None,
     json: options.Json = False,
