@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from variants import computed_once
 
 from posbias.comparison.sampling import compare_with_prompts
-from posbias.intervals import bootstrap_mean
+from posbias.intervals import Interval, bootstrap_mean
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts
@@ -77,7 +77,7 @@ def _compare(measured: list[dict[str, np.ndarray]], rows: list[dict[str, np.ndar
         found[kind]["flat"], found[kind]["noise"] = compared.flat.as_record(), compared.noise.mean
     shares = np.array([row[SHARE] for row in rows], dtype=np.float64).reshape(len(rows), 1)
     low, high = bootstrap_mean(shares, generator=np.random.default_rng(SEED))
-    found[SHARE] = {"value": float(shares.mean()), "low": float(low[0]), "high": float(high[0])}
+    found[SHARE] = Interval(float(shares.mean()), float(low[0]), float(high[0])).as_record()
     return found
 
 

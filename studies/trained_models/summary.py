@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from posbias.comparison.sampling import PromptComparison, compare_with_prompts
-from posbias.intervals import bootstrap_mean
+from posbias.intervals import Interval, bootstrap_mean
 from posbias.records import Record, write_atomically
 
 KINDS = ("jacobian", "probability")
@@ -51,10 +51,14 @@ class Cell:
         """Over the prompts that have the array."""
         return np.asarray(np.mean([prompt[name] for prompt in self.prompts if name in prompt], axis=0))
 
-    def comparison(self, theory: str, kind: str, *, on: str | None = None) -> PromptComparison:
-        """One theory against one kind of influence, on the prompts that have it (and the theory `on`)."""
+    def profiles(self, theory: str, kind: str, *, on: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """One kind of influence, measured and predicted, on the prompts that have the theory (and the one `on`)."""
         shared = f"theory/{on or theory}"
-        measured, predicted = self.stacked(f"norms/{kind}", like=shared), self.stacked(f"theory/{theory}", like=shared)
+        return self.stacked(f"norms/{kind}", like=shared), self.stacked(f"theory/{theory}", like=shared)
+
+    def comparison(self, theory: str, kind: str, *, on: str | None = None) -> PromptComparison:
+        """One theory against one kind of influence, on the same prompts."""
+        measured, predicted = self.profiles(theory, kind, on=on)
         return compare_with_prompts(predicted, measured, generator=np.random.default_rng(0))
 
 
@@ -135,14 +139,14 @@ def shared_row(cell: Cell, kind: str, chosen: str) -> dict[str, Any] | None:
 
 def ends(cell: Cell, theory: str, kind: str) -> dict[str, Any]:
     """The shares of the first and last position, measured and how far off, and the distance between them."""
-    measured, predicted = cell.stacked(f"norms/{kind}", like=f"theory/{theory}"), cell.stacked(f"theory/{theory}")
+    measured, predicted = cell.profiles(theory, kind)
     off = predicted[:, [0, -1]] - measured[:, [0, -1]]
     low, high = bootstrap_mean(off, generator=np.random.default_rng(0))
     inner = compare_with_prompts(_inner(predicted), _inner(measured), generator=np.random.default_rng(0))
     found: dict[str, Any] = {
         end: {
             "measured": float(measured[:, place].mean()),
-            "off": {"value": float(off[:, column].mean()), "low": float(low[column]), "high": float(high[column])},
+            "off": Interval(float(off[:, column].mean()), float(low[column]), float(high[column])).as_record(),
         }
         for column, (end, place) in enumerate({"first": 0, "last": -1}.items())
     }
@@ -205,8 +209,7 @@ def ends_table(rows: list[dict[str, Any]]) -> str:
             off = entry["ends"][end]["off"]
             texts.append(f"{entry['ends'][end]['measured']:.3f}")
             texts.append(f"{off['value']:+.3f} [{off['low']:+.3f}, {off['high']:+.3f}]")
-        inner = entry["ends"]["inner"]
-        texts += [f"{entry['theory']['value']:.3f}", f"{inner['value']:.3f} [{inner['low']:.3f}, {inner['high']:.3f}]"]
+        texts += [f"{entry['theory']['value']:.3f}", str(Interval(**entry["ends"]["inner"]))]
         lines.append(f"| {_lead(entry)} | {' | '.join(texts)} |")
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
-from posbias.models.families.base import Family
+from posbias.models.families.base import AttentionParts, Block, Family
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.registry import Registry
 
@@ -137,3 +137,14 @@ def answering(family: Family, answers: Mapping[str, Callable[..., Any]]) -> Fami
     changed = copy.copy(family)
     vars(changed).update(answers)
     return changed
+
+
+def with_attention(
+    family: Family, change: Callable[[AttentionParts], AttentionParts]
+) -> Callable[[Block, Any], AttentionParts]:
+    """An answer in place of `attention_parts`: the family's own, changed."""
+
+    def parts(block: Block, config: Any) -> AttentionParts:
+        return change(family.attention_parts(block, config))
+
+    return parts

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering
+from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
 from posbias.models.families.base import AttentionParts, Block, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -159,12 +159,8 @@ class NoContent(Intervention):
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """Scale 0 in every layer."""
-        family = model.family
-
-        def parts(block: Block, config: Any) -> AttentionParts:
-            return replace(family.attention_parts(block, config), scale=0.0)
-
-        return model.described_by(answering(family, {"attention_parts": parts}))
+        parts = with_attention(model.family, lambda parts: replace(parts, scale=0.0))
+        return model.described_by(answering(model.family, {"attention_parts": parts}))
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """No content offset in any head."""

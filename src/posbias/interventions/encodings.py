@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering
-from posbias.models.families.base import AttentionParts, Block
+from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
@@ -178,16 +177,11 @@ class NoAlibi(Intervention):
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """No logits by position, no encoding."""
         _check_alibi(model, self)
-        family = model.family
-
-        def parts(block: Block, config: Any) -> AttentionParts:
-            return replace(family.attention_parts(block, config), position_logits=None)
-
         answers: dict[str, Callable[..., Any]] = {
-            "attention_parts": parts,
+            "attention_parts": with_attention(model.family, lambda parts: replace(parts, position_logits=None)),
             "encoding": lambda config, layer: NoEncoding(),
         }
-        return model.described_by(answering(family, answers))
+        return model.described_by(answering(model.family, answers))
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `alibi`."""

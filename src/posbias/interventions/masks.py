@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, SlidingWindow
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering
+from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
 from posbias.models.families.base import AttentionParts, Block
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import check_whole
@@ -168,13 +168,12 @@ class SinkMasked(Visibility):
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """A logit so low at the first keys that later queries do not see them."""
-        family = model.family
 
-        def parts(block: Block, config: Any) -> AttentionParts:
-            whole = family.attention_parts(block, config)
+        def hiding(whole: AttentionParts) -> AttentionParts:
             return replace(whole, position_logits=lambda n_positions: self._logits(whole, n_positions))
 
-        return model.described_by(answering(family, {"attention_parts": parts}))
+        parts = with_attention(model.family, hiding)
+        return model.described_by(answering(model.family, {"attention_parts": parts}))
 
     def _logits(self, parts: AttentionParts, n_positions: int) -> Float[Tensor, "heads n_positions"]:
         device = parts.query.device
@@ -209,13 +208,9 @@ class NoLearnedSinks(Intervention):
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """The same attention without sinks."""
-        family = model.family
         self._blocks(model)
-
-        def parts(block: Block, config: Any) -> AttentionParts:
-            return replace(family.attention_parts(block, config), sinks=None)
-
-        return model.described_by(answering(family, {"attention_parts": parts}))
+        without = with_attention(model.family, lambda parts: replace(parts, sinks=None))
+        return model.described_by(answering(model.family, {"attention_parts": without}))
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Refused: an architecture has none."""

@@ -15,7 +15,7 @@ from posbias.report.heatmaps import HeatMap, interactive_map, png_map
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.reproductions import Table
 from posbias.report.static import png
-from posbias.report.tables import MISSING, number_text, plain_columns, ruled, share_text
+from posbias.report.tables import MISSING, number_text, print_notes, print_tables, share_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.version import __version__
 
@@ -66,13 +66,8 @@ def render_attention(view: AttentionView, charts: Sequence[str]) -> str:
 def show_attention(record: Record, console: "Console") -> None:
     """Print the tables and what was left out: ruled on a terminal, aligned plain columns into a pipe or a file."""
     view = AttentionView(record)
-    for table in attention_tables(view):
-        if console.is_terminal:
-            console.print(ruled(table.title, table.header, table.cells))
-        else:
-            console.file.write(f"{table.title}\n{plain_columns(table.header, table.cells)}\n\n")
-    for note in [*record.scalars["caveats"], *record.scalars["left_out"]]:
-        console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+    print_tables(((table.title, table.header, table.cells) for table in attention_tables(view)), console)
+    print_notes([*record.scalars["caveats"], *record.scalars["left_out"]], console)
 
 
 def attention_tables(view: AttentionView) -> list[Table]:

@@ -15,7 +15,7 @@ from posbias.report.conditions import conditions_of, title_of
 from posbias.report.files import links_of, page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.static import png
-from posbias.report.tables import MISSING, plain_columns, ruled
+from posbias.report.tables import MISSING, print_notes, print_tables
 from posbias.report.tie_tables import TIE_CAVEAT, interval_text, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
 from posbias.version import __version__
@@ -70,13 +70,8 @@ def render_behaviour(record: Record, out: Path | None = None) -> str:
 
 def show_behaviour(record: Record, console: "Console") -> None:
     """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    for title, header, cells in tables_of(record):
-        if console.is_terminal:
-            console.print(ruled(title, header, cells))
-        else:
-            console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
-    for statement in [*statements_of(record), *reasons_of(record)]:
-        console.print(f"- {statement}", highlight=False, markup=False, soft_wrap=True)
+    print_tables(tables_of(record), console)
+    print_notes([*statements_of(record), *reasons_of(record)], console)
 
 
 def tables_of(record: Record) -> list[Table]:

@@ -15,7 +15,7 @@ from posbias.report.conditions import conditions_of
 from posbias.report.files import page_template, write_page
 from posbias.report.interactive import plotly_source
 from posbias.report.shift_bars import SOURCE_NAMES, bars_of, shift_chart, shift_png
-from posbias.report.tables import MISSING, plain_columns, ruled
+from posbias.report.tables import MISSING, print_notes, print_tables
 from posbias.report.wording import KINDS, STATISTICS, label
 from posbias.version import __version__
 
@@ -65,13 +65,8 @@ def render_decomposition(record: Record) -> str:
 
 def show_decomposition(record: Record, console: "Console") -> None:
     """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    for title, header, cells in tables_of(record):
-        if console.is_terminal:
-            console.print(ruled(title, header, cells))
-        else:
-            console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
-    for statement in [*statements_of(record), *reasons_of(record), CAVEAT]:
-        console.print(f"- {statement}", highlight=False, markup=False, soft_wrap=True)
+    print_tables(tables_of(record), console)
+    print_notes([*statements_of(record), *reasons_of(record), CAVEAT], console)
 
 
 def tables_of(record: Record) -> list[Table]:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from posbias.records import Record
-from posbias.report.tables import plain_columns, ruled
+from posbias.report.tables import plain_columns, print_notes, ruled
 from posbias.report.tie_tables import interval_text
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def show_placement(record: Record, console: "Console") -> None:
         for gain in record.scalars["gains"]
     ]
     title = f"Gain in {record.scalars['measure'].replace('_', ' ')}, per unit of relevance"
-    for statement in statements_of(record):
-        console.print(statement, highlight=False, markup=False, soft_wrap=True)
+    print_notes(statements_of(record), console, mark="")
     if console.is_terminal:
         console.print(ruled(title, header, cells))
     else:

@@ -19,7 +19,7 @@ from posbias.report.files import page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.palette import Stroke
 from posbias.report.static import png
-from posbias.report.tables import plain_columns, ruled
+from posbias.report.tables import print_tables
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -112,11 +112,8 @@ def render_reproduction(record: Record, figures: Sequence[Figure]) -> str:
 
 def show_reproduction(record: Record, console: "Console") -> None:
     """Print tables and sentences: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    for table in record.scalars["tables"]:
-        if console.is_terminal:
-            console.print(ruled(table["title"], table["header"], table["cells"]))
-        else:
-            console.file.write(f"{table['title']}\n{plain_columns(table['header'], table['cells'])}\n\n")
+    tables = record.scalars["tables"]
+    print_tables(((table["title"], table["header"], table["cells"]) for table in tables), console)
     for statement in record.scalars["statements"]:
         console.print(f"- {statement}", highlight=False, markup=False)
 

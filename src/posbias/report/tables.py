@@ -83,15 +83,23 @@ def show_summary(views: Sequence[RunView], console: "Console") -> None:
         ("What does half precision cost?", *precision_cells(views)),
         ("What else was found?", *detail_cells(views)),
     ]
+    print_tables((table for table in tables if table[2]), console)
+    print_notes(dict.fromkeys(text for view in views for text in view.left_out), console, mark="Left out: ")
+
+
+def print_tables(tables: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]], console: "Console") -> None:
+    """Title, header and cells of each: ruled on a terminal, aligned plain columns into a pipe or a file."""
     for title, header, cells in tables:
-        if not cells:
-            continue
-        if not console.is_terminal:
+        if console.is_terminal:
+            console.print(ruled(title, header, cells))
+        else:
             console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
-            continue
-        console.print(ruled(title, header, cells))
-    for text in dict.fromkeys(text for view in views for text in view.left_out):
-        console.print(f"Left out: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -> None:
+    """A line for each, however long, after its mark; nothing in it is taken for markup."""
+    for note in notes:
+        console.print(f"{mark}{note}", highlight=False, markup=False, soft_wrap=True)
 
 
 def plain_columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:

@@ -19,7 +19,7 @@ from posbias.report.files import page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.palette import RUNS
 from posbias.report.static import png
-from posbias.report.tables import MISSING, plain_columns, ruled
+from posbias.report.tables import MISSING, print_notes, print_tables
 from posbias.report.tie_tables import CONTROLLED, TIE_CAVEAT, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
 from posbias.version import __version__
@@ -75,13 +75,8 @@ def render_ties(record: Record) -> str:
 
 def show_ties(record: Record, console: "Console") -> None:
     """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    for title, header, cells in tables_of_ties(record):
-        if console.is_terminal:
-            console.print(ruled(title, header, cells))
-        else:
-            console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
-    for statement in [*statements_of_ties(record), *reasons_of_ties(record)]:
-        console.print(f"- {statement}", highlight=False, markup=False, soft_wrap=True)
+    print_tables(tables_of_ties(record), console)
+    print_notes([*statements_of_ties(record), *reasons_of_ties(record)], console)
 
 
 def tables_of_ties(record: Record) -> list[Table]:

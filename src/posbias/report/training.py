@@ -19,7 +19,7 @@ from posbias.report.files import page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.palette import RUNS
 from posbias.report.static import png
-from posbias.report.tables import MISSING, plain_columns, ruled
+from posbias.report.tables import MISSING, print_notes, print_tables
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -113,12 +113,8 @@ def show_training(record: Record, console: "Console") -> None:
     _check(record)
     header, cells = loss_cells(record)
     title = _table_title(record)
-    if console.is_terminal:
-        console.print(ruled(title, header, cells))
-    else:
-        console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
-    for line in endings_of(record):
-        console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)
+    print_tables([(title, header, cells)], console)
+    print_notes(endings_of(record), console)
 
 
 def loss_cells(record: Record) -> tuple[list[str], list[list[str]]]:

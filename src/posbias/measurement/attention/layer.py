@@ -87,10 +87,11 @@ def reduce_layer(
             rows += part.sink
             taken += part.sink.double().sum(-1)
         row_error = max(row_error, float(rows.abs().max()))
-        mass = prefix_mass(weights.mean((0, 1)))
+        mean = weights.mean((0, 1))
+        mass = prefix_mass(mean)
         prefix.add(mass, part.queries, part.keys)
-        if part.sink is not None:
-            mass = mass * (1 - part.sink.mean((0, 1)).double())[:, None]
+        if part.sink is not None:  # summed, not 1 less the sink: a small rest keeps its digits
+            mass = mass * mean.double().sum(-1, keepdim=True)
         kernels.add(part, mass)
     queries_of_key = (n_positions - position).clamp(max=reach)
     violated, gap = prefix.result()
