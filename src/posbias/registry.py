@@ -104,13 +104,3 @@ def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, 
 def _plain(value: Any) -> Any:
     """Tuples are written as lists, as a user would type them."""
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def check_whole(owner: str, parameter: str, value: object, *, least: int) -> None:
-    """Refuse a variant's parameter that is not a whole number of at least `least`.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{owner}: {parameter} must be a whole number >= {least}, got {value!r}")

@@ -20,10 +20,10 @@ def refused(source, model, message, **request):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"n_positions": 1}, "n_positions must be at least 2 tokens, got 1"),
+        ({"n_positions": 1}, "n_positions must be a whole number >= 2, got 1"),
         ({"n_positions": 4097}, "at most the model's 4096 positions, got 4097"),
-        ({"count": 0}, "count must be at least 1 prompt, got 0"),
-        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"count": 0}, "count must be a whole number >= 1, got 0"),
+        ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
         (
             {"count": 10**6, "n_positions": 4000},
             r"default gives only \d+ distinct prompts of 4000 tokens, 1000000 asked",

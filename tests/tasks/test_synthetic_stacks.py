@@ -224,7 +224,7 @@ def test_stacks_refuse_what_cannot_go_together() -> None:
         stack.batch(0, 0)
     with pytest.raises(UsageError, match="step >= 0"):
         stack.batch(-1, 4)
-    with pytest.raises(UsageError, match="examples >= 1, got 0"):
+    with pytest.raises(UsageError, match="examples of an evaluation must be a whole number >= 1, got 0"):
         stack.evaluate(lambda inputs: inputs, examples=0)
 
 

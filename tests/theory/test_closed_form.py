@@ -136,7 +136,7 @@ def test_continuous_profile_integrates_the_density_and_carries_the_atom() -> Non
         (lambda: closed_form(5, [0], [1.5]), r"mixing must lie in \[0, 1\], got 1.5"),
         (lambda: closed_form(5, [0], []), "one value per layer"),
         (lambda: continuous_density(np.array([0.0]), [0.1]), r"\(0, 1\]"),
-        (lambda: continuous_profile(0, [0.1]), "at least 1"),
+        (lambda: continuous_profile(0, [0.1]), "n_positions must be a whole number >= 1"),
     ],
 )
 def test_bad_input_is_named(call: object, complaint: str) -> None:

@@ -131,10 +131,10 @@ def test_it_is_a_theory(tiny_model: Build, random_ids: Draw) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probes": 1}, "probes must be a whole number of at least 2, got 1"),
+        ({"probes": 1}, "probes must be a whole number >= 2, got 1"),
         ({"directions": -1}, "directions must be a whole number >= 0, got -1"),
         ({"directions": True}, "directions must be a whole number >= 0, got True"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
         ({"target": "entropy"}, "unknown target 'entropy'"),
     ],
 )

@@ -162,8 +162,8 @@ def test_a_single_position_has_all_influence(tiny_model: Callable, random_ids: C
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draws": 1}, "draws must be a whole number of at least 2, got 1"),
-        ({"draws": 3, "seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"draws": 1}, "draws must be a whole number >= 2, got 1"),
+        ({"draws": 3, "seed": -1}, "seed must be a whole number >= 0, got -1"),
         ({"target": "loss"}, "unknown target 'loss' .* known: jacobian"),
     ],
 )

@@ -112,7 +112,7 @@ def test_at_one_position_attention_is_constant(tiny_model: Build, random_ids: Dr
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probes": 1}, "probes must be a whole number of at least 2, got 1"),
+        ({"probes": 1}, "probes must be a whole number >= 2, got 1"),
         ({"target": "loss"}, "unknown target 'loss' .* known: jacobian"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from posbias.errors import UsageError
+from posbias.checks import check_whole
 from posbias.registry import Registry
 
 MASKS: Registry["Mask"] = Registry("mask")
@@ -65,8 +65,7 @@ class SlidingWindow(Mask):
     """Visible keys, the query's own position included (positions, >= 1)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.width, int) or self.width < 1:
-            raise UsageError(f"sliding_window: width must be a whole number >= 1, got {self.width!r}")
+        check_whole("sliding_window: width", self.width, least=1)
 
     def reach(self, n_positions: int) -> int:
         """The window, or everything where the context is shorter."""
@@ -86,8 +85,7 @@ class Prefix(Mask):
     """Positions that see each other (>= 1; 1 is plain causal)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length, int) or self.length < 1:
-            raise UsageError(f"prefix: length must be a whole number >= 1, got {self.length!r}")
+        check_whole("prefix: length", self.length, least=1)
 
     def mutual_prefix(self, n_positions: int) -> int:
         """The prefix, or everything where the context is shorter."""

@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int64
 from posbias.architecture.encodings import ENCODINGS, Encoding
 from posbias.architecture.masks import MASKS, Mask
 from posbias.architecture.mixing import Schedule, resolve_mixing
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.registry import Registry
 
@@ -90,9 +91,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for name in ("depth", "heads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise UsageError(f"{name} must be a whole number >= 1, got {value!r}")
+            check_whole(name, getattr(self, name), least=1, numpy=True)
         # Resolve everything once, so that a wrong value is refused here and not in the middle of a computation.
         for layer in range(self.depth):
             for group in self.head_groups[layer]:

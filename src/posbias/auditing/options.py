@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
+from posbias.checks import check_whole
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.measurement import PassOptions
@@ -47,10 +46,9 @@ class AuditOptions:
     """The shell line that repeats the audit, for its record, where there is one."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 2**62:
-            raise UsageError(f"seed must be a whole number in [0, 2^62), got {self.seed!r}")
-        if self.births is not None and (not isinstance(self.births, int | np.integer) or self.births < 0):
-            raise UsageError(f"births must be a whole number >= 0, got {self.births!r}")
+        check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
+        if self.births is not None:
+            check_whole("births", self.births, least=0, numpy=True)
 
     def count_births(self, n_prompts: int) -> int:
         """How many re-initialisations go with that many prompts."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from posbias.checks import check_seed
 from posbias.decomposition.examiner import Examiner, read_setting
 from posbias.decomposition.shifts import Score, Shift, mean_intervals, scores_of, shifts_of
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series
@@ -21,7 +22,6 @@ from posbias.errors import RunError, UsageError
 from posbias.intervals import Interval
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement import Kind, check_prompts, resolve_kinds
-from posbias.measurement.measurement import check_seed
 from posbias.parts import PartStore, made_by
 from posbias.progress import track
 from posbias.prompts import Prompts

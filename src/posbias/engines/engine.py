@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from posbias.checks import check_whole
 from posbias.engines.threads import usual_threads
 from posbias.errors import RunError
 from posbias.progress import announce
-from posbias.registry import Registry, check_whole
+from posbias.registry import Registry
 
 ENGINES: Registry["Engine"] = Registry("engine")
 
@@ -67,8 +68,8 @@ class Engine(ABC):
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            check_whole(self.name, "threads", self.threads, least=1)
-        check_whole(self.name, "retries", self.retries, least=0)
+            check_whole(f"{self.name}: threads", self.threads, least=1)
+        check_whole(f"{self.name}: retries", self.retries, least=0)
 
     @abstractmethod
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import check_whole
 from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload
 from posbias.engines.threads import library_environment, pinned
 from posbias.engines.worker import answer, complain, unpack
 from posbias.errors import RunError, UsageError
-from posbias.registry import check_whole
 
 REACH_SECONDS = 10.0
 """How long a cluster's address may take to answer."""
@@ -41,7 +41,7 @@ class Ray(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.workers is not None:
-            check_whole("ray", "workers", self.workers, least=1)
+            check_whole("ray: workers", self.workers, least=1)
         if not self.gpus >= 0:
             raise UsageError(f"ray: gpus must be a number >= 0, got {self.gpus!r}")
 

@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import check_seed, check_whole
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.asking import Asking, Content, Pieces, ask, contents_of, read_texts
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import CurveOptions, PositionCurve, position_curve
 from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.statistics import Scores
-from posbias.measurement.measurement import check_seed
 from posbias.parts import PartStore, made_by
 from posbias.progress import track
-from posbias.registry import check_whole
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 from posbias.tasks.language.published import file_sha256
 
@@ -57,12 +56,12 @@ class EvaluateOptions:
     """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
 
     def __post_init__(self) -> None:
-        check_whole("evaluate", "count", self.count, least=1)
-        check_whole("evaluate", "together", self.together, least=1)
+        check_whole("evaluate: count", self.count, least=1)
+        check_whole("evaluate: together", self.together, least=1)
         check_seed(self.seed)
         for name in ("max_tokens", "max_memory"):
             if getattr(self, name) is not None:
-                check_whole("evaluate", name, getattr(self, name), least=1)
+                check_whole(f"evaluate: {name}", getattr(self, name), least=1)
         if not (self.generate or self.score):
             raise UsageError("nothing to do: neither answers are generated nor the right one scored; allow one of both")
 
@@ -195,7 +194,7 @@ def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[
     Raises:
         UsageError: fewer than 1 place asked.
     """
-    check_whole("positions", "spread", most, least=1)
+    check_whole("positions: spread", most, least=1)
     places = np.linspace(0, task.n_items - 1, min(most, task.n_items))
     return tuple(sorted({int(place) for place in np.rint(places)}))
 

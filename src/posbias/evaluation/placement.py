@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from posbias.checks import check_seed
 from posbias.errors import UsageError
 from posbias.evaluation.placement_gain import Gain, expected_gain, held_out_gain
 from posbias.evaluation.placement_orders import (
@@ -21,7 +22,6 @@ from posbias.evaluation.placement_orders import (
     slot_weights,
 )
 from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, Scores, complete_contents
-from posbias.measurement.measurement import check_seed
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, SlidingWindow
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
 from posbias.models.families.base import AttentionParts, Block
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.registry import check_whole
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -109,7 +109,7 @@ class Window(Visibility):
     """Visible keys, the query's own position included (positions, >= 1)."""
 
     def __post_init__(self) -> None:
-        check_whole("window", "width", self.width, least=1)
+        check_whole("window: width", self.width, least=1)
 
     def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """The layer's own mask within the window."""
@@ -155,7 +155,7 @@ class SinkMasked(Visibility):
     """How many leading positions are hidden (>= 1, fewer than the prompt has)."""
 
     def __post_init__(self) -> None:
-        check_whole("sink_masked", "positions", self.positions, least=1)
+        check_whole("sink_masked: positions", self.positions, least=1)
 
     def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """The layer's own mask without the first keys, but for their own queries."""

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from posbias.checks import check_whole
 from posbias.errors import RunError, UsageError
 from posbias.measurement.finiteness import first_in_backward, first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
@@ -18,7 +19,6 @@ from posbias.measurement.outputs import Reading
 from posbias.measurement.path_integral import PathIntegral, integrate_path
 from posbias.measurement.question import Influence, Question
 from posbias.models.model import Model, Outputs
-from posbias.registry import check_whole
 
 SCORES = ("logprob", "logit", "probability")
 BASELINES = ("zero", "mean")
@@ -54,7 +54,7 @@ class IntegratedGradients(Experiment):
     """What is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
 
     def __post_init__(self) -> None:
-        check_whole("integrated_gradients", "steps", self.steps, least=1)
+        check_whole("integrated_gradients: steps", self.steps, least=1)
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UsageError(f"integrated_gradients: tolerance must be a number >= 0, got {self.tolerance!r}")
         if self.baseline not in BASELINES:

@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.measurement.outputs import Output, Reading
 from posbias.measurement.question import Influence, Question
 from posbias.models.model import Outputs
-from posbias.registry import Registry, check_whole
+from posbias.registry import Registry
 
 KINDS: Registry["Kind"] = Registry("influence kind")
 
@@ -112,7 +113,7 @@ class Jacobian(Pullback):
     takes_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_whole("jacobian", "probes", self.probes, least=1)
+        check_whole("jacobian: probes", self.probes, least=1)
         if self.probe not in PROBES:
             raise UsageError(f"jacobian: probe must be one of {', '.join(PROBES)}, got {self.probe!r}")
         if not isinstance(self.exact, bool):
@@ -225,7 +226,7 @@ class Fisher(Pullback):
     takes_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_whole("fisher", "probes", self.probes, least=1)
+        check_whole("fisher: probes", self.probes, least=1)
 
     @property
     def sampled(self) -> bool:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from posbias.checks import check_seed
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, check_seed, combine
+from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, combine
 from posbias.measurement.prompt import check_prompts
 from posbias.measurement.running import measure_prompts
 from posbias.models.model import Model

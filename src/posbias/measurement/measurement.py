@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.checks import check_seed, check_whole
 from posbias.errors import RunError, UsageError
 from posbias.intervals import CONFIDENCE, DRAWS, bootstrap_mean
 from posbias.measurement.averaging import AVERAGINGS, profile_with_interval
@@ -45,8 +46,7 @@ class MeasureOptions:
             raise UsageError(f"keep must be one of {', '.join(KEEPS)}, got {self.keep!r}")
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
-        if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
-            raise UsageError(f"draws must be a whole number >= 1, got {self.draws!r}")
+        check_whole("draws", self.draws, least=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,16 +174,6 @@ def combine(
         depth=_depth(measured, seed, options),
         precision=_precision(measured, resolved),
     )
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that is not a whole number >= 0.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise UsageError(f"seed must be a whole number >= 0, got {seed!r}")
 
 
 def _profile(norms: Float64[np.ndarray, "count n_positions"], seed: int, options: MeasureOptions) -> Profile:

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int64
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.registry import Registry
@@ -76,7 +77,7 @@ class At(Output):
     """From the start (0 is the first), or negative from the end (-1 is the last)."""
 
     def __post_init__(self) -> None:
-        _check_whole("at", "position", self.position)
+        check_whole("at: position", self.position)
 
     def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
         """The one position."""
@@ -103,13 +104,11 @@ class Mean(Output):
         if (self.last is None) == (not self.positions):
             raise UsageError("mean: give either positions, such as mean(positions=[-8, -1]), or last, as mean(last=16)")
         if self.last is not None:
-            _check_whole("mean", "last", self.last)
-            if self.last < 1:
-                raise UsageError(f"mean: last must be at least 1 position, got {self.last}")
+            check_whole("mean: last", self.last, least=1)
         if not isinstance(self.positions, list | tuple):
             raise UsageError(f"mean: positions must be a list of whole numbers, got {self.positions!r}")
         for position in self.positions:
-            _check_whole("mean", "positions", position)
+            check_whole("mean: positions", position)
         object.__setattr__(self, "positions", tuple(self.positions))
 
     def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
@@ -151,7 +150,7 @@ class Target(Output):
         if self.score not in SCORES:
             raise UsageError(f"target: score must be one of {', '.join(SCORES)}, got {self.score!r}")
         for token in self.tokens:
-            _check_whole("target", "tokens", token)
+            check_whole("target: tokens", token)
         object.__setattr__(self, "tokens", tuple(self.tokens))
 
     def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
@@ -209,8 +208,3 @@ def _reading(token_ids: Int64[np.ndarray, "n_positions"], wanted: Sequence[int])
     if len(set(positions)) < len(positions):
         raise UsageError(f"output positions {list(wanted)} name a position twice in a prompt of {size} positions")
     return Reading(token_ids, size, tuple(positions), 1 / len(positions))
-
-
-def _check_whole(output: str, field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{output}: {field} must be a whole number, got {value!r}")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.measurement.outputs import Output, resolve_output
 
@@ -26,14 +27,8 @@ class PassOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.checkpointing, bool):
             raise UsageError(f"checkpointing must be True or False, got {self.checkpointing!r}")
-        if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
-            raise UsageError(f"rows must be a whole number >= 1, got {self.rows!r}")
-        if (
-            isinstance(self.precision_prompts, bool)
-            or not isinstance(self.precision_prompts, int)
-            or self.precision_prompts < 0
-        ):
-            raise UsageError(f"precision_prompts must be a whole number >= 0, got {self.precision_prompts!r}")
+        check_whole("rows", self.rows, least=1)
+        check_whole("precision_prompts", self.precision_prompts, least=0)
         object.__setattr__(self, "output", str(resolve_output(self.output)))
         object.__setattr__(self, "layers", _checked_layers(self.layers))
 
@@ -49,8 +44,7 @@ def _checked_layers(layers: object) -> str | tuple[int, ...] | None:
     if not isinstance(layers, list | tuple) or not layers:
         raise UsageError(f'layers must be "all" or a list of layer indices, got {layers!r}')
     for layer in layers:
-        if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
-            raise UsageError(f"layers must be whole numbers >= 0, got {layer!r}")
+        check_whole("a layer", layer, least=0)
     if len(set(layers)) < len(layers):
         raise UsageError(f"layers {list(layers)} name a layer twice")
     return tuple(sorted(layers))

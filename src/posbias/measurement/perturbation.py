@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from posbias.checks import check_whole
 from posbias.errors import RunError, UsageError
 from posbias.measurement.finiteness import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
@@ -49,10 +50,8 @@ class Perturbation(Experiment):
     def __post_init__(self) -> None:
         for name, least in (("draws", 1), ("batch", 1), ("positions", 3)):
             value = getattr(self, name)
-            if value is None and name == "positions":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"perturbation: {name} must be a whole number >= {least}, got {value!r}")
+            if value is not None or name != "positions":
+                check_whole(f"perturbation: {name}", value, least=least)
         if not isinstance(self.root, bool):
             raise UsageError(f"perturbation: root must be True or False, got {self.root!r}")
 

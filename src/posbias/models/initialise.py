@@ -3,11 +3,10 @@
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from posbias.errors import UsageError
+from posbias.checks import check_whole
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.quiet import quiet
 
@@ -24,8 +23,7 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise UsageError(f"init_seed must be a whole number in [0, 2^63), got {seed!r}")
+    check_whole("init_seed", seed, least=0, below=2**63, numpy=True)
     fresh = copy.deepcopy(config)
     if hasattr(fresh, "quantization_config"):
         del fresh.quantization_config

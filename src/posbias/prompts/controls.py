@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.errors import UsageError
+from posbias.checks import check_seed
 from posbias.prompts.prompts import Prompts
 from posbias.prompts.tokens import TokenModel, check_request
 
@@ -42,10 +42,9 @@ def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
     """The same prompts with the tokens of each in random order; the special tokens that open them stay in place.
 
     Raises:
-        UsageError: seed < 0.
+        UsageError: the seed is not a whole number >= 0.
     """
-    if seed < 0:
-        raise UsageError(f"seed must be >= 0, got {seed}")
+    check_seed(seed)
     fixed = len(prompts.prefix)
     token_ids = prompts.token_ids.copy()
     for row in range(prompts.count):

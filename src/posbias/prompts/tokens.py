@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Int64
 
+from posbias.checks import check_seed, check_whole
 from posbias.errors import UsageError
 
 PROBE = "a"
@@ -34,14 +35,11 @@ def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int)
     Raises:
         UsageError: n_positions < 2 or beyond the model's positions, count < 1, seed < 0.
     """
-    if n_positions < 2:
-        raise UsageError(f"n_positions must be at least 2 tokens, got {n_positions}")
+    check_whole("n_positions", n_positions, least=2, numpy=True)
     if model.max_positions is not None and n_positions > model.max_positions:
         raise UsageError(f"n_positions must be at most the model's {model.max_positions} positions, got {n_positions}")
-    if count < 1:
-        raise UsageError(f"count must be at least 1 prompt, got {count}")
-    if seed < 0:
-        raise UsageError(f"seed must be >= 0, got {seed}")
+    check_whole("count", count, least=1, numpy=True)
+    check_seed(seed)
 
 
 def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, source: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.models import HuggingFaceModel, load_model
 from posbias.prompts import Prompts, TokenModel, load_prompts
@@ -98,9 +99,7 @@ class BirthSettings:
         _check_choice("size", self.size, tuple(SIZES))
         _check_choice("tokenizer", self.tokenizer, TOKENIZERS)
         for name, least in (("n_positions", 20), ("births", 2), ("probes", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} must be a whole number >= {least}, got {value!r}")
+            check_whole(name, getattr(self, name), least=least)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

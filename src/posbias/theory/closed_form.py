@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy import special
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 
 EULER_MACLAURIN_TERMS = 12
@@ -137,8 +138,7 @@ def continuous_profile(n_positions: int, mixing: Sequence[float] | np.ndarray) -
 
     With k attention steps the mass below x is P(Gamma(k) > ln(1/x)).
     """
-    if n_positions < 1:
-        raise UsageError(f"n_positions must be at least 1, got {n_positions}")
+    check_whole("n_positions", n_positions, least=1, numpy=True)
     steps = attention_steps(mixing)
     with np.errstate(divide="ignore"):
         edges = -np.log(np.arange(n_positions + 1) / n_positions)
@@ -153,8 +153,7 @@ def continuous_profile(n_positions: int, mixing: Sequence[float] | np.ndarray) -
 
 
 def _checked_positions(n_positions: int, positions: Sequence[int] | Int64[np.ndarray, "chosen"]) -> list[int]:
-    if isinstance(n_positions, bool) or not isinstance(n_positions, int | np.integer) or n_positions < 1:
-        raise UsageError(f"n_positions must be a whole number >= 1, got {n_positions!r}")
+    check_whole("n_positions", n_positions, least=1, numpy=True)
     chosen = [int(position) for position in positions]
     for position in chosen:
         if not 0 <= position < n_positions:

@@ -12,6 +12,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.records import Record
@@ -98,8 +99,7 @@ def predict(subject: Any, n_positions: int, *, theory: str = "rollout", prompts:
         UsageError: unknown theory, or one that does not apply to the subject.
     """
     compute = THEORIES[theory]
-    if isinstance(n_positions, bool) or not isinstance(n_positions, int | np.integer) or n_positions < 1:
-        raise UsageError(f"n_positions must be a whole number >= 1, got {n_positions!r}")
+    check_whole("n_positions", n_positions, least=1, numpy=True)
     forecast: Forecast = compute(subject, int(n_positions), prompts)
     sinks = forecast.architecture is not None and bool(np.any(forecast.architecture.layer_sinks > -np.inf))
     share = max(0.0, 1 - float(forecast.influence.sum())) if sinks else 0.0

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.theory.kernels import Kernel, layer_kernels
 
@@ -19,8 +20,7 @@ class Rollout:
     """The product of all layers of an architecture at one context length, as an operator."""
 
     def __init__(self, architecture: Architecture, n_positions: int) -> None:
-        if isinstance(n_positions, bool) or not isinstance(n_positions, int | np.integer) or n_positions < 1:
-            raise UsageError(f"n_positions must be a whole number >= 1, got {n_positions!r}")
+        check_whole("n_positions", n_positions, least=1, numpy=True)
         self.architecture = architecture
         self.n_positions = int(n_positions)
         self.kernels: tuple[Kernel, ...] = layer_kernels(architecture, self.n_positions)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.models.reference import ReferenceConfig, constants_of, shape_of
-from posbias.registry import check_whole
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser
 
@@ -37,7 +37,7 @@ class Member:
     """Where it stands in its study's grid: plain values by the grid's axes."""
 
     def __post_init__(self) -> None:
-        check_whole(f"member {self.name!r}", "seed", self.seed, least=0)
+        check_whole(f"member {self.name!r}: seed", self.seed, least=0)
 
     @property
     def stack_key(self) -> tuple[Any, ...]:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from posbias.checks import check_whole
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
-from posbias.registry import check_whole
 from posbias.training.stopping import Never, StoppingRule
 
 
@@ -29,7 +29,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("evaluate_every", 0), ("examples", 0)):
-            check_whole("training", name, getattr(self, name), least=least)
+            check_whole(f"training: {name}", getattr(self, name), least=least)
         if self.evaluate_every % self.window:
             raise UsageError(
                 f"training: evaluate_every must be a multiple of window ({self.window}), got {self.evaluate_every}"
@@ -71,8 +71,8 @@ class TrainingRun:
     on a CPU, all on other devices."""
 
     def __post_init__(self) -> None:
-        check_whole("training", "stack_size", self.stack_size, least=1)
+        check_whole("training: stack_size", self.stack_size, least=1)
         if self.chunk is not None:
-            check_whole("training", "chunk", self.chunk, least=1)
+            check_whole("training: chunk", self.chunk, least=1)
         if not self.checkpoint_seconds >= 0:
             raise UsageError(f"training: checkpoint_seconds must be a number >= 0, got {self.checkpoint_seconds!r}")

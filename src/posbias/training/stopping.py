@@ -7,8 +7,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float32
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.registry import Registry, check_whole
+from posbias.registry import Registry
 
 STOPPING: Registry["StoppingRule"] = Registry("stopping rule")
 
@@ -52,7 +53,7 @@ class Below(StoppingRule):
     def __post_init__(self) -> None:
         if isinstance(self.loss, bool) or not isinstance(self.loss, int | float) or not 0 < self.loss < np.inf:
             raise UsageError(f"below: loss must be a finite number > 0, got {self.loss!r}")
-        check_whole("below", "windows", self.windows, least=1)
+        check_whole("below: windows", self.windows, least=1)
 
     def stops(self, curve: Curve) -> bool:
         """Whether the tail is low enough."""
@@ -70,7 +71,7 @@ class Plateau(StoppingRule):
     """Nats, >= 0."""
 
     def __post_init__(self) -> None:
-        check_whole("plateau", "windows", self.windows, least=1)
+        check_whole("plateau: windows", self.windows, least=1)
         value = self.improvement
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < np.inf:
             raise UsageError(f"plateau: improvement must be a finite number >= 0, got {value!r}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 
 Messages = Sequence[Mapping[str, str]]
@@ -30,8 +31,7 @@ class Request:
     """Generation ends where one of these texts begins; the text before it is the answer."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise UsageError(f"max_tokens must be a whole number of at least 1 token, got {self.max_tokens!r}")
+        check_whole("max_tokens", self.max_tokens, least=1)
         if isinstance(self.prompt, Mapping) or not self.prompt:
             raise UsageError(f"a prompt must be a text or a list of messages and not empty, got {self.prompt!r}")
         if self.answer is not None and not self.answer:

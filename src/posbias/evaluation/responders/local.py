@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.decoding import Ending, Started, decode_alone, decode_together
@@ -23,7 +24,6 @@ from posbias.evaluation.responders.prefixes import TokenCount, count_tokens, vis
 from posbias.evaluation.responders.running import LiveCache, Runner, trusted_runner
 from posbias.models.model import Model
 from posbias.progress import track
-from posbias.registry import check_whole
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class LocalOptions:
     """Memory that their keys and values may take together, both as kept and as one batch (bytes, >= 1)."""
 
     def __post_init__(self) -> None:
-        check_whole("local responder", "batch", self.batch, least=1)
-        check_whole("local responder", "cache_bytes", self.cache_bytes, least=1)
+        check_whole("local responder: batch", self.batch, least=1)
+        check_whole("local responder: cache_bytes", self.cache_bytes, least=1)
 
 
 class LocalResponder(Responder):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.registry import check_whole
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address they are asked."""
@@ -60,7 +60,7 @@ class ServerOptions:
         if not isinstance(self.reuse, bool):
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
         for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0)):
-            check_whole("server", name, getattr(self, name), least=least)
+            check_whole(f"server: {name}", getattr(self, name), least=least)
         for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout"):
             self._check_number(name, getattr(self, name), above=True)
         if self.requests_per_minute is not None:

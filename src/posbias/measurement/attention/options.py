@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.memory import show_bytes
 from posbias.models.attention import BLOCK_QUERIES
@@ -46,11 +47,11 @@ class AttentionOptions:
         if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
             raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")
         object.__setattr__(self, "sink_thresholds", thresholds)
-        _whole("block", self.block, least=1)
-        _whole("memory_limit", self.memory_limit, least=0)
-        _whole("seed", self.seed, least=0)
+        check_whole("block", self.block, least=1)
+        check_whole("memory_limit", self.memory_limit, least=0)
+        check_whole("seed", self.seed, least=0)
         if self.kernel_cells is not None:
-            _whole("kernel_cells", self.kernel_cells, least=1)
+            check_whole("kernel_cells", self.kernel_cells, least=1)
 
     def cells(self, n_positions: int) -> int:
         """Side of the kept kernels for prompts of `n_positions` tokens.
@@ -92,8 +93,3 @@ class AttentionOptions:
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         return asdict(self)
-
-
-def _whole(name: str, value: object, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} must be a whole number >= {least}, got {value!r}")

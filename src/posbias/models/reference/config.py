@@ -12,6 +12,7 @@ import torch
 from posbias.architecture import Architecture
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.architecture.encodings import Rope
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 
 CHOICES = {
@@ -162,8 +163,8 @@ class ReferenceConfig:
     def _check_counts(self) -> None:
         for name in (*COUNTS, *COUNTS_OF_READOUT):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"reference {name} must be at least 1, got {value!r}")
+            if value is not None:
+                check_whole(f"reference {name}", value, least=1)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
         for name in ("norm_epsilon", "initial_deviation"):
@@ -249,8 +250,7 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
     Raises:
         UsageError: n_positions below 1, or beyond the table of learned positions.
     """
-    if isinstance(n_positions, bool) or not isinstance(n_positions, int) or n_positions < 1:
-        raise UsageError(f"reference n_positions must be a whole number >= 1, got {n_positions!r}")
+    check_whole("reference n_positions", n_positions, least=1)
     if config.learned_positions is not None and n_positions > config.learned_positions:
         raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} asked")
     scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.registry import Registry, check_whole
+from posbias.registry import Registry
 from posbias.tasks.language.encoding import locate
 
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
@@ -126,8 +127,8 @@ class LanguageTask(ABC):
         Raises:
             UsageError: an argument out of range, or a file that does not hold what is asked (its line is named).
         """
-        check_whole(self.name, "count", count, least=1)
-        check_whole(self.name, "seed", seed, least=0)
+        check_whole(f"{self.name}: count", count, least=1)
+        check_whole(f"{self.name}: seed", seed, least=0)
         places = self.positions(positions)
         drawn = self.drafts(tokenizer, count=count, positions=places, seed=seed)
         return self._finished(tokenizer, drawn, places, seed)
@@ -189,8 +190,8 @@ def fit(examples: Iterable[Example], limit: int | None, *, reserve: int = 0) -> 
         UsageError: a limit or reserve out of range, or an example whose length is not known.
     """
     if limit is not None:
-        check_whole("fit", "limit", limit, least=1)
-    check_whole("fit", "reserve", reserve, least=0)
+        check_whole("fit: limit", limit, least=1)
+    check_whole("fit: reserve", reserve, least=0)
     kept: list[Example] = []
     skipped: Counter[int | None] = Counter()
     for example in examples:

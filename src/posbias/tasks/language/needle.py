@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.prompts.sources import Group
-from posbias.registry import check_whole
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
 from posbias.tasks.language.encoding import encode
 from posbias.tasks.language.haystack import Haystack, corpus_groups, drawn_haystack
@@ -49,7 +49,7 @@ class Needle(LanguageTask):
         super().__post_init__()
         check_path(self.name, "corpus", self.corpus)
         for parameter, least in (("tokens", 64), ("depths", 2), ("needles", 1), ("distractors", 0)):
-            check_whole(self.name, parameter, getattr(self, parameter), least=least)
+            check_whole(f"{self.name}: {parameter}", getattr(self, parameter), least=least)
         if self.distractors >= len(CITIES):
             raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
 

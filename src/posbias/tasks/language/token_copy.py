@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.registry import check_whole
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_choice
 from posbias.tasks.language.words import COMMON
 
@@ -36,7 +36,7 @@ class TokenCopy(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self.name, "length", self.length, least=2)
+        check_whole(f"{self.name}: length", self.length, least=2)
         check_choice(self.name, "cue", self.cue, CUES)
         if self.length > len(COMMON):
             raise UsageError(f"{self.name}: length must be 2 ... {len(COMMON)} words, got {self.length}")

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from posbias.architecture.masks import Mask
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.registry import Registry
 
@@ -134,8 +135,7 @@ def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: to
     if len(seeds) != len(tasks):
         raise UsageError(f"{len(seeds)} seeds for {len(tasks)} tasks; one is needed for each")
     for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise UsageError(f"a seed must be a whole number >= 0, got {seed!r}")
+        check_whole("a seed", seed, least=0)
     for task in tasks:
         if task.stack_key != tasks[0].stack_key:
             raise UsageError(f"{task} and {tasks[0]} cannot be drawn in one stack: their shapes differ")
@@ -157,8 +157,7 @@ def evaluation_sizes(examples: int) -> list[int]:
     Raises:
         UsageError: not a whole number of at least 1.
     """
-    if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
-        raise UsageError(f"an evaluation needs a whole number of examples >= 1, got {examples!r}")
+    check_whole("examples of an evaluation", examples, least=1)
     full, rest = divmod(examples, EVALUATION_BATCH)
     return [EVALUATION_BATCH] * full + ([rest] if rest else [])
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.registry import check_whole
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
     Batch,
@@ -41,9 +41,9 @@ class PositionCopy(SyntheticTask):
     """Different tokens (>= 2)."""
 
     def __post_init__(self) -> None:
-        check_whole("position_copy", "context", self.context, least=1)
-        check_whole("position_copy", "vocabulary", self.vocabulary, least=2)
-        check_whole("position_copy", "target", self.target, least=0)
+        check_whole("position_copy: context", self.context, least=1)
+        check_whole("position_copy: vocabulary", self.vocabulary, least=2)
+        check_whole("position_copy: target", self.target, least=0)
         if self.target >= self.context:
             raise UsageError(
                 f"position_copy: target must lie in the context, 0 ... {self.context - 1}, got {self.target}"

@@ -17,8 +17,8 @@ from typing import ClassVar
 
 import torch
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.registry import check_whole
 from posbias.tasks.synthetic.base import SYNTHETIC_TASKS, SyntheticTask, TaskStack
 from posbias.tasks.synthetic.draws import Draws
 from posbias.tasks.synthetic.recall_stack import RecallStack
@@ -165,8 +165,8 @@ class RecallAndSpan(RecallTask):
 
 
 def _check_list(task: RecallTask) -> None:
-    check_whole(task.name, "items", task.items, least=2)
-    check_whole(task.name, "vocabulary", task.vocabulary, least=2)
+    check_whole(f"{task.name}: items", task.items, least=2)
+    check_whole(f"{task.name}: vocabulary", task.vocabulary, least=2)
     if task.vocabulary < task.items:
         raise UsageError(
             f"{task.name}: vocabulary must be at least items = {task.items}, as a list repeats none,"
@@ -175,6 +175,6 @@ def _check_list(task: RecallTask) -> None:
 
 
 def _check_span(task: RecallTask, span: object) -> None:
-    check_whole(task.name, "span", span, least=1)
+    check_whole(f"{task.name}: span", span, least=1)
     if isinstance(span, int) and span > task.items:
         raise UsageError(f"{task.name}: span must lie in 1 ... items = {task.items}, got {span}")

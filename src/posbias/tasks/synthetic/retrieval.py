@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.registry import check_whole
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
     Batch,
@@ -68,7 +68,7 @@ class InContextRetrieval(SyntheticTask):
     def __post_init__(self) -> None:
         own = "in_context_retrieval"
         for parameter, least in (("pairs", 3), ("features", 1), ("labels", 3), ("classes", 1), ("burstiness", 1)):
-            check_whole(own, parameter, getattr(self, parameter), least=least)
+            check_whole(f"{own}: {parameter}", getattr(self, parameter), least=least)
         if self.pairs % self.burstiness:
             raise UsageError(f"{own}: burstiness must divide pairs = {self.pairs}, got {self.burstiness}")
         if self.classes < self.labels:

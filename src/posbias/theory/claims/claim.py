@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.checks import check_seed
 from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.registry import Registry
@@ -137,8 +138,7 @@ def verify(selection: str | None = None, *, seed: int = 0) -> list[Verdict]:
     Raises:
         UsageError: unknown claim or paper, or a negative seed.
     """
-    if seed < 0:
-        raise UsageError(f"seed must be a whole number >= 0, got {seed}")
+    check_seed(seed)
     names = selected(selection)
     return [CLAIMS[name]().check(claim_generator(name, seed)) for name in track(names, "claims")]
 

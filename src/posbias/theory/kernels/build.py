@@ -3,7 +3,7 @@
 from typing import Any
 
 from posbias.architecture import Architecture, HeadGroup
-from posbias.errors import UsageError
+from posbias.checks import check_whole
 from posbias.theory.kernels.absolute import AbsoluteKernel
 from posbias.theory.kernels.base import Kernel, SumKernel
 from posbias.theory.kernels.distance import DistanceKernel, rises_too_far
@@ -15,8 +15,7 @@ def group_kernel(group: HeadGroup, n_positions: int) -> Kernel:
 
     Logits that rise by hundreds of nats with the distance are taken row by row, in O(N^2), as absolute ones are.
     """
-    if n_positions < 1:
-        raise UsageError(f"n_positions must be at least 1, got {n_positions}")
+    check_whole("n_positions", n_positions, least=1, numpy=True)
     if group.linear_slopes() is not None:
         return LinearKernel(group, n_positions)
     if not group.encoding.relative or rises_too_far(group, n_positions):

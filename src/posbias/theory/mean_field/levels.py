@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.registry import Registry
 from posbias.theory.mean_field.bins import MOST_BINS, Bins, Kernel
@@ -83,8 +84,7 @@ class SampledHeads(Level):
     """Heads drawn per layer going backwards (>= 1); the noise falls as 1/sqrt(heads), 1.5 % of a value by default."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.heads, int) or self.heads < 1:
-            raise UsageError(f"sampled: heads must be a whole number >= 1, got {self.heads!r}")
+        check_whole("sampled: heads", self.heads, least=1)
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         """By sampling."""

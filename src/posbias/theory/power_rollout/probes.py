@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.checks import check_seed, check_whole
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
@@ -56,9 +57,8 @@ def check_draws(what: str, count: Any, seed: Any) -> None:
     Raises:
         UsageError: `count` is no whole number of at least 2, or `seed` none of at least 0.
     """
-    for name, value, least in ((what, count, 2), ("seed", seed, 0)):
-        if not isinstance(value, int | np.integer) or value < least:
-            raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    check_whole(what, count, least=2, numpy=True)
+    check_seed(seed)
 
 
 def check_target(target: str) -> None:

@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posbias.errors import RunError, UsageError
+from posbias.checks import check_whole
+from posbias.errors import RunError
 from posbias.intervals import bootstrap_mean
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -91,8 +92,7 @@ def shared_direction_rollout(
     """
     check_request(model, prompts, target=target)
     check_draws("probes", probes, seed)
-    if isinstance(directions, bool) or not isinstance(directions, int) or directions < 0:
-        raise UsageError(f"directions must be a whole number >= 0, got {directions!r}")
+    check_whole("directions", directions, least=0)
     sources = generators(seed, len(prompts.token_ids), model.device)
     rows = []
     for ids, source in zip(track(prompts.token_ids, "shared-direction rollout"), sources, strict=True):

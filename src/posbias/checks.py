@@ -1,0 +1,44 @@
+"""What several packages refuse in the same words."""
+
+import numpy as np
+
+from posbias.errors import UsageError
+
+
+def check_whole(
+    name: str, value: object, *, least: int | None = None, below: int | None = None, numpy: bool = False
+) -> None:
+    """Refuse what is not a whole number, or one out of bounds.
+
+    Args:
+        name: What the user calls the value.
+        value: What was given; True and False are no numbers.
+        least: The smallest value allowed, where there is one.
+        below: The smallest value above `least` that is not allowed any more, where there is one.
+        numpy: Whether numpy's whole numbers are allowed too, for values that no record keeps.
+
+    Raises:
+        UsageError: it is not.
+    """
+    allowed = (int, np.integer) if numpy else (int,)
+    if isinstance(value, allowed) and not isinstance(value, bool):
+        number = int(value)
+        if (least is None or number >= least) and (below is None or number < below):
+            return
+    bounds = "" if least is None else f" >= {least}" if below is None else f" in [{least}, {_power(below)})"
+    raise UsageError(f"{name} must be a whole number{bounds}, got {value!r}")
+
+
+def check_seed(seed: object) -> None:
+    """Refuse a seed that is not a whole number >= 0.
+
+    Raises:
+        UsageError: it is not.
+    """
+    check_whole("seed", seed, least=0, numpy=True)
+
+
+def _power(number: int) -> str:
+    """2^62 for that number, the digits for one that is no large power of 2."""
+    exponent = number.bit_length() - 1
+    return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else str(number)

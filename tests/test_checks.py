@@ -1,0 +1,34 @@
+"""What every package refuses in the same words: whole numbers and seeds."""
+
+import numpy as np
+import pytest
+
+from posbias.checks import check_seed, check_whole
+from posbias.errors import UsageError
+
+
+@pytest.mark.parametrize("value", [2, 2**70])
+def test_whole_numbers_pass(value: int) -> None:
+    check_whole("count", value, least=2)
+
+
+@pytest.mark.parametrize("value", [1, -5, True, 2.0, "2", None, np.int64(2), float("nan")])
+def test_what_is_none_is_named(value: object) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_whole("count", value, least=2)
+    assert str(refused.value) == f"count must be a whole number >= 2, got {value!r}"
+
+
+def test_bounds_above() -> None:
+    check_whole("seed", 2**62 - 1, least=0, below=2**62)
+    with pytest.raises(UsageError, match=r"seed must be a whole number in \[0, 2\^62\), got 4611686018427387904"):
+        check_whole("seed", 2**62, least=0, below=2**62)
+    with pytest.raises(UsageError, match=r"place must be a whole number in \[0, 8\), got 8"):
+        check_whole("place", 8, least=0, below=8)
+
+
+def test_seeds_may_be_numpy_s() -> None:
+    check_seed(np.int64(3))
+    for seed in (-1, True, 0.5, np.bool_(True)):
+        with pytest.raises(UsageError, match="seed must be a whole number >= 0"):
+            check_seed(seed)
