@@ -19,6 +19,7 @@ from posbias.records import (
     RECORD_FILE,
     Record,
     check_writable,
+    commit_of,
     exclusive,
     load_record,
     portable,
@@ -171,6 +172,30 @@ def with_report(directory):
 OWN_FILES = {"mine.png", "notes.txt"}
 
 
+def test_runs_that_begin_together_are_refused_for_the_right_reason(tmp_path):
+    """The probe of one is not the other's: whoever does not get the directory is told that it is taken."""
+    code = """
+import sys
+from posbias.errors import UsageError
+from posbias.records import run_directory
+
+for _ in range(200):
+    try:
+        with run_directory(sys.argv[1], verb="measure", arguments={}):
+            pass
+    except UsageError as error:
+        assert "another run is writing" in str(error), error
+"""
+    runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out")]) for _ in range(3)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0, 0]
+
+
+def test_a_wrong_request_leaves_no_directory_behind(tmp_path):
+    with pytest.raises(UsageError), run_directory(tmp_path / "new" / "deep" / "run", verb="measure", arguments={}):
+        raise UsageError("wrong")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_fails_leaves_no_report_of_an_older_one(tmp_path):
     with_report(tmp_path)
 
@@ -269,3 +294,26 @@ def test_a_record_keeps_of_a_path_only_the_last_part(tmp_path):
 )
 def test_what_is_no_path_stays_as_it_was_passed(value, kept):
     assert portable(value) == kept
+
+
+def _git(*arguments, cwd):
+    """What git prints."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    return subprocess.run(["git", *identity, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_commit_is_found_wherever_git_keeps_it(tmp_path):
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    assert commit_of(checkout) is None
+    _git("init", "-q", cwd=checkout)
+    assert commit_of(checkout) is None
+    _git("commit", "-q", "--allow-empty", "-m", "first", cwd=checkout)
+    commit = _git("rev-parse", "HEAD", cwd=checkout).strip()
+    _git("worktree", "add", "-q", "-b", "other", "../other", cwd=checkout)
+    for pack in (False, True):
+        if pack:
+            _git("pack-refs", "--all", cwd=checkout)
+        assert commit_of(checkout) == commit_of(tmp_path / "other") == commit
+    _git("checkout", "-q", "--detach", cwd=checkout)
+    assert commit_of(checkout) == commit

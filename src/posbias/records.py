@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -194,17 +194,28 @@ def check_writable(directory: str | Path) -> Path:
         UsageError: it cannot be made or written.
     """
     directory = Path(directory)
-    was_there = directory.exists()
+    made = _not_there(directory)
+    probe = directory / f".probe.{os.getpid()}"  # another run may try at the same moment
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / ".probe", b"posbias")
-        (directory / ".probe").unlink()
+        write_atomically(probe, b"posbias")
+        probe.unlink()
     except OSError as error:
-        if not was_there:
-            with suppress(OSError):
-                directory.rmdir()
+        _remove_empty(made)
         raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
     return directory
+
+
+def _not_there(directory: Path) -> list[Path]:
+    """The directory and those above it that do not exist, innermost first."""
+    return [path for path in (directory, *directory.parents) if not path.exists()]
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """Remove directories, innermost first, as far as they are empty."""
+    with suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
 
 
 @contextmanager
@@ -222,16 +233,16 @@ def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping
         yield None
         return
     directory = Path(directory)
-    was_there = directory.exists()
+    made = _not_there(directory)
     check_writable(directory)
     with exclusive(directory):
         before = _stamp(directory / ARRAYS_FILE)
         try:
             yield directory
         except UsageError:
-            if not was_there and all(path.name == LOCK_FILE for path in directory.iterdir()):
+            if made and all(path.name == LOCK_FILE for path in directory.iterdir()):
                 (directory / LOCK_FILE).unlink()
-                directory.rmdir()
+                _remove_empty(made)
             raise
         except Exception as error:
             if _stamp(directory / ARRAYS_FILE) == before:
@@ -311,11 +322,27 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     """The commit of the source checkout posbias runs from; None for an installed wheel."""
-    head = Path(__file__).resolve().parents[2] / ".git" / "HEAD"
+    return commit_of(Path(__file__).resolve().parents[2])
+
+
+def commit_of(checkout: Path) -> str | None:
+    """The commit that a git checkout is at, read from its files; None where there is none."""
     try:
-        content = head.read_text().strip()
-        if not content.startswith("ref: "):
-            return content
-        return (head.parent / content[5:]).read_text().strip()
+        own = _git_directory(checkout / ".git")
+        head = (own / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        reference = head.removeprefix("ref: ")
+        pointer = own / "commondir"  # of a worktree: where the branches of all of them are
+        shared = own / pointer.read_text().strip() if pointer.is_file() else own
+        if (shared / reference).is_file():
+            return (shared / reference).read_text().strip()
+        packed = (line.split(" ") for line in (shared / "packed-refs").read_text().splitlines())
+        return next((words[0] for words in packed if words[1:] == [reference]), None)
     except OSError:
         return None
+
+
+def _git_directory(path: Path) -> Path:
+    """Where git keeps a checkout's state: the directory itself, or what the file of a worktree or submodule names."""
+    return path.parent / path.read_text().strip().removeprefix("gitdir: ") if path.is_file() else path

@@ -85,6 +85,14 @@ def test_a_length_that_no_conversation_has_is_refused(chat_model) -> None:
         chat_prompts(chat_model, [_say("hello")], n_positions=3)
 
 
+def test_a_conversation_too_long_for_the_model_costs_only_those_who_ask_for_it(chat_model) -> None:
+    spoken = [_say("hello"), _say("long " * 3000), _say("hello")]
+    wanted = chat_prompts(chat_model, [_say("hello")]).n_positions
+    assert chat_prompts(chat_model, spoken, n_positions=wanted).conversations == (0, 2)
+    with pytest.raises(UsageError, match="conversation 1 has .* the model takes at most 4096"):
+        chat_groups(chat_model, spoken)
+
+
 def test_a_model_without_a_template_is_refused_with_help(bos_model) -> None:
     with pytest.raises(UsageError, match=r"no chat template \(a base model\?\); write the prompts as text"):
         chat_prompts(bos_model, [_say("hello")])

@@ -85,3 +85,33 @@ def test_shuffling_ready_prompts(model):
 def test_wrong_requests(fields, message):
     with pytest.raises(UsageError, match=message):
         PromptSource(**fields)
+
+
+@pytest.mark.parametrize("border", ["\n\f\n", "\r\n \f\t\r\n"])
+def test_starts_in_a_large_text_file_are_those_of_its_documents(model, tmp_path, border):
+    short = [f"Document {number}. " + f"the word {number} " * (20 + 997 * number % 5000) for number in range(60)]
+    long = "Document 60. " + "a long one " * 150_000
+    path = tmp_path / "large.txt"
+    path.write_text(border.join([*short[:30], long, *short[30:]]), newline="")
+    assert path.stat().st_size > 3 << 20
+    prompts = load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=61)
+    beginnings = {model.tokenizer.decode(row) for row in prompts.token_ids}
+    assert len(beginnings) == 61
+    assert all(any(text.startswith(beginning) for text in [*short, long]) for beginning in beginnings)
+    with pytest.raises(UsageError, match="only 61 distinct prompts"):
+        load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=62)
+
+
+def test_one_large_document_has_one_start(model, tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text(" ".join(f"w{number}" for number in range(300_000)))
+    prompts = load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=1)
+    assert model.tokenizer.decode(prompts.token_ids[0]).startswith("w0 w1 w2")
+    with pytest.raises(UsageError, match="only 1 distinct prompt"):
+        load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=2)
+
+
+@pytest.mark.parametrize(("source", "named"), [("synthetic", "'synthetic'"), ([[1, 2, 3]] * 2, "token ids")])
+def test_what_has_no_documents_has_no_starts(model, source, named):
+    with pytest.raises(UsageError, match=f"windows 'starts' needs documents; {named} ha"):
+        load_prompts(PromptSource(source, windows="starts"), model, n_positions=3, count=2)

@@ -122,7 +122,7 @@ class _Crew:
                 worker.pipe.send(worker.unit)
         else:
             self._workers.remove(worker)
-            _end(worker)
+            _end(worker, gone=True)  # it ends by itself, and so cleans up behind itself
         return outcome
 
     def _lose(self, worker: _Worker) -> Outcome | None:
@@ -156,7 +156,7 @@ def _start(packed: bytes, threads: int) -> _Worker:
 
 
 def _end(worker: _Worker, *, gone: bool = False) -> str:
-    """Make sure the process is gone, with a moment's grace where it went by itself; how it ended, for a message."""
+    """Make sure the process is gone, with a moment's grace where it goes by itself; how it ended, for a message."""
     worker.pipe.close()
     try:
         ended = worker.process.wait(timeout=GRACE_SECONDS if gone else 0)

@@ -19,6 +19,7 @@ from posbias.measurement.mixing import mixing_of_first_pass
 from posbias.measurement.passes import PassOptions
 from posbias.measurement.precision import norms_in_full_precision
 from posbias.models.model import Model
+from posbias.parts import below
 from posbias.prompts.prompts import Prompts
 
 LEFT_OUT = "left_out/"
@@ -64,7 +65,7 @@ class PromptMeasurement:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "PromptMeasurement":
         """The inverse of `to_arrays`."""
         details: dict[str, dict[str, float]] = {}
-        for path, value in _below("details/", arrays).items():
+        for path, value in below(arrays, "details/").items():
             kind, name = path.split("/")
             details.setdefault(kind, {})[name] = float(value[0])
         depth = None
@@ -72,14 +73,14 @@ class PromptMeasurement:
             layers = tuple(int(layer) for layer in arrays["depth/layers"])
             depth = DepthInfluence(layers, arrays["depth/norms"], arrays.get("depth/standard_errors"))
         return cls(
-            norms=_below("norms/", arrays),
-            standard_errors=_below("standard_errors/", arrays),
+            norms=below(arrays, "norms/"),
+            standard_errors=below(arrays, "standard_errors/"),
             mixing=arrays.get("mixing"),
             mixing_frobenius=arrays.get("mixing_frobenius"),
             details=details,
             depth=depth,
-            full_precision=_below("full_precision/", arrays),
-            left_out=tuple(_below(LEFT_OUT, arrays)),
+            full_precision=below(arrays, "full_precision/"),
+            left_out=tuple(below(arrays, LEFT_OUT)),
         )
 
 
@@ -147,7 +148,3 @@ def check_prompts(model: Model, prompts: Prompts) -> None:
         raise UsageError(
             f"token id {largest} in the prompts; the model's vocabulary is 0 to {model.vocabulary_size - 1}"
         )
-
-
-def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

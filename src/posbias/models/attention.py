@@ -174,6 +174,11 @@ def rotated(
     return replace(state, query=rotary_forward(state.query, cosine, sine), key=rotary_forward(state.key, cosine, sine))
 
 
+def rows_at_once(heads: int, n_positions: int, block: int) -> int:
+    """Most queries, at least one and at most `block`, whose logits may exist together: BLOCK_ELEMENTS of them."""
+    return max(1, min(block, BLOCK_ELEMENTS // (heads * n_positions)))
+
+
 def query_blocks(
     parts: AttentionParts, state: AttentionState, *, reach: int | None, block: int = BLOCK_QUERIES
 ) -> Iterator[AttentionBlock]:
@@ -189,7 +194,7 @@ def query_blocks(
         Blocks that cover every query once; keys outside a block's range have weight zero for all its queries.
     """
     n_positions = state.key.shape[1]
-    rows = max(1, min(block, BLOCK_ELEMENTS // (parts.heads * n_positions)))
+    rows = rows_at_once(parts.heads, n_positions, block)
     position = torch.arange(n_positions, device=state.key.device)
     added = None if parts.position_logits is None else parts.position_logits(n_positions).to(state.key)
     for start in reversed(range(0, n_positions, rows)):

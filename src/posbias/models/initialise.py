@@ -8,6 +8,7 @@ from torch import nn
 
 from posbias.checks import check_whole
 from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.precision import cast_weights
 from posbias.models.quiet import quiet
 
 
@@ -44,7 +45,7 @@ def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
         seed: As for `random_network`.
     """
     with quiet(local=True):
-        network = random_network(model.network.config, seed=seed).to(device=model.device, dtype=model.dtype)
+        network = cast_weights(random_network(model.network.config, seed=seed), model.dtype).to(model.device)
     origin = Origin(model.origin.source, int(seed), model.origin.revision)
     return HuggingFaceModel(network, model.tokenizer, origin=origin)
 

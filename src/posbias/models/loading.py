@@ -18,6 +18,7 @@ from posbias.errors import RunError, UsageError
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.initialise import attention_of, random_network
 from posbias.models.placement import AUTO, Placement, check_device
+from posbias.models.precision import cast_weights
 from posbias.models.quiet import quiet
 from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
 from posbias.models.request import ModelRequest, absolute_source
@@ -70,7 +71,7 @@ def load_model(
         elif chosen_device is None:
             raise UsageError(f"device {AUTO!r} spreads the weights of a file; name a device for random ones, e.g. cpu")
         else:
-            network = random_network(config, seed=init_seed).to(device=chosen_device, dtype=chosen_dtype)
+            network = cast_weights(random_network(config, seed=init_seed), chosen_dtype).to(chosen_device)
         tokenizer = _tokenizer(resolved)
     drawn_from = None if init_seed is None else int(init_seed)
     origin = Origin(resolved.name, drawn_from, getattr(config, "_commit_hash", None))
@@ -137,7 +138,7 @@ def _placed_network(
     if device is not None:
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
         network = _pretrained_network(source, config, dtype=dtype, placement={"device_map": device} if packed else {})
-        return network if packed else network.to(device=device, dtype=dtype)
+        return network if packed else network.to(device)
     if source.gguf is not None:
         raise UsageError(f"device {AUTO!r} needs safetensors weights, and {source.name!r} is a GGUF file")
     placement = Placement(max_memory)

@@ -55,9 +55,10 @@ def chat_prompts(
         generation_prompt: End with the opening of the assistant's answer, so that the last position predicts it.
 
     Raises:
-        UsageError: no tokenizer or no template, a conversation that the template refuses, or none of that length.
+        UsageError: no tokenizer or no template, a conversation that the template refuses, none of that length, or one
+            of them beyond the model's positions or vocabulary; conversations of other lengths do not matter.
     """
-    groups = chat_groups(model, conversations, generation_prompt=generation_prompt)
+    groups = _by_length(model, conversations, generation_prompt=generation_prompt)
     sizes = Counter({length: group.count for length, group in groups.items()})
     told = ", ".join(f"{length} tokens ({count})" for length, count in sizes.most_common(SHOWN_LENGTHS))
     more = "" if len(sizes) <= SHOWN_LENGTHS else f" and {len(sizes) - SHOWN_LENGTHS} other lengths"
@@ -65,7 +66,7 @@ def chat_prompts(
         raise UsageError(f"conversations have different lengths: {told}{more}; choose one with n_positions")
     if n_positions is not None and n_positions not in groups:
         raise UsageError(f"no conversation has {n_positions} tokens; there are {told}{more}")
-    return groups[next(iter(groups)) if n_positions is None else n_positions]
+    return _checked(groups[next(iter(groups)) if n_positions is None else n_positions], model)
 
 
 def chat_groups(
@@ -74,8 +75,28 @@ def chat_groups(
     """All conversations, grouped by the tokens of their rendered text, shortest first.
 
     Raises:
-        UsageError: as `chat_prompts`, or a prompt beyond the model's positions.
+        UsageError: as `chat_prompts`, for any length.
     """
+    groups = _by_length(model, conversations, generation_prompt=generation_prompt)
+    return {length: _checked(group, model) for length, group in groups.items()}
+
+
+def _checked(group: ChatPrompts, model: TokenModel) -> ChatPrompts:
+    """Conversations of one length that the model can read."""
+    if model.max_positions is not None and group.n_positions > model.max_positions:
+        raise UsageError(
+            f"conversation {group.conversations[0]} has {group.n_positions} tokens; "
+            f"the model takes at most {model.max_positions}"
+        )
+    for index, token_ids in zip(group.conversations, group.token_ids, strict=True):
+        check_vocabulary(token_ids, model, f"conversation {index}")
+    return group
+
+
+def _by_length(
+    model: TokenModel, conversations: Sequence[Conversation], *, generation_prompt: bool
+) -> dict[int, ChatPrompts]:
+    """All conversations by the tokens of their rendered text, shortest first; those the model cannot read too."""
     if not conversations:
         raise UsageError("no conversation given; give at least 1")
     tokenizer = model.tokenizer
@@ -87,11 +108,6 @@ def chat_groups(
     encoded = tokenise(rendered, tokenizer)
     members: dict[int, list[int]] = {}
     for index, token_ids in enumerate(encoded):
-        check_vocabulary(token_ids, model, f"conversation {index}")
-        if model.max_positions is not None and len(token_ids) > model.max_positions:
-            raise UsageError(
-                f"conversation {index} has {len(token_ids)} tokens; the model takes at most {model.max_positions}"
-            )
         members.setdefault(len(token_ids), []).append(index)
     return {
         length: ChatPrompts(

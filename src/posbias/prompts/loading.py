@@ -65,6 +65,9 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
 def _unshuffled(asked: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
     """The prompts as the source gives them."""
     source = asked.source
+    ready = isinstance(source, Prompts) or not isinstance(source, str | os.PathLike)
+    if asked.windows == "starts" and (ready or source == "synthetic"):
+        raise UsageError(f"windows 'starts' needs documents; {'token ids' if ready else repr(source)} have none")
     if isinstance(source, Prompts):
         checked = _ready(source.token_ids, model, n_positions=n_positions, count=count)
         return replace(source, token_ids=checked)
@@ -74,7 +77,7 @@ def _unshuffled(asked: PromptSource, model: TokenModel, *, n_positions: int, cou
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
     if isinstance(source, str) and source.startswith(CHAT_SCHEME):
         return chat_file_prompts(asked, model, n_positions=n_positions, count=count)
-    name, groups = _groups(source, n_positions, seed)
+    name, groups = _groups(asked, n_positions, seed)
     prefix = _prefix(groups, model, name)
     drawer = WindowDrawer(
         groups,
@@ -122,9 +125,9 @@ def _normalised(model: TokenModel) -> Callable[[Int64[np.ndarray, "length"]], by
     return text_of
 
 
-def _groups(source: str | os.PathLike[str], n_positions: int, seed: int) -> tuple[str, list[Group]]:
+def _groups(asked: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
     """What to call the source, and its documents."""
-    text = os.fspath(source)
+    text = os.fspath(asked.source)
     if text == "default":
         return text, default_corpus()
     if text.startswith(SCHEME):
@@ -136,7 +139,7 @@ def _groups(source: str | os.PathLike[str], n_positions: int, seed: int) -> tupl
         path, field = Path(before), after or None
     suffix = path.suffix.lower()
     if suffix == ".txt" and field is None:
-        return path.name, [text_file(path, n_positions)]
+        return path.name, [text_file(path, n_positions, starts=asked.windows == "starts")]
     if suffix == ".jsonl":
         return text.rpartition(os.sep)[2], [jsonl_file(path, n_positions, field)]
     if suffix == ".parquet":

@@ -6,6 +6,7 @@ In a text file a line that holds only a form feed (U+000C) ends one document and
 
 import codecs
 import itertools
+import mmap
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ BORDER_BYTES = 256
 """How far from a cut in a large file a word border is looked for; scripts without spaces are cut anywhere."""
 
 DOCUMENT_BORDER = re.compile(r"^[ \t]*\f[ \t]*$", re.MULTILINE)
+BORDER_LINE = re.compile(rb"^[ \t]*\f[ \t]*\r?$", re.MULTILINE)
+"""The same in a file's bytes, where a line may end in CR LF."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,10 @@ def default_corpus() -> list[Group]:
     return [Group(entry.name, (partial(_read_entry, entry),)) for entry in files]
 
 
-def text_file(path: Path, n_positions: int) -> Group:
-    """A UTF-8 text file, by byte ranges."""
-    return Group(path.name, tuple(partial(_read_text, path, *cut) for cut in byte_ranges(path, n_positions)))
+def text_file(path: Path, n_positions: int, *, starts: bool = False) -> Group:
+    """A UTF-8 text file, by byte ranges; with `starts` only by such as begin where a document does."""
+    cuts = document_ranges(path, n_positions) if starts else byte_ranges(path, n_positions)
+    return Group(path.name, tuple(partial(_read_text, path, *cut, cut_anywhere=not starts) for cut in cuts))
 
 
 def documents_of(text: str) -> list[Document]:
@@ -78,6 +82,32 @@ def byte_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
     pieces = max(1, size // max(SEGMENT_BYTES, BYTES_PER_POSITION * n_positions))
     borders = [size * piece // pieces for piece in range(pieces + 1)]
     return list(itertools.pairwise(borders))
+
+
+def document_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
+    """[start, stop) ranges of a text file that each hold whole documents, or the first bytes of one long document.
+
+    Raises:
+        UsageError: the file is missing, empty or not readable.
+    """
+    size = file_size(path)
+    if size <= WHOLE_BYTES:
+        return [(0, size)]
+    enough = max(SEGMENT_BYTES, BYTES_PER_POSITION * n_positions)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        borders = [match.span() for match in BORDER_LINE.finditer(content)]
+    begins, ends = [0, *(end for _, end in borders)], [*(start for start, _ in borders), size]
+    ranges: list[tuple[int, int]] = []
+    first = 0
+    for begin, end, following in zip(begins, ends, [*begins[1:], size], strict=True):
+        if end - begin > enough:
+            # What lies before it in this range comes first; of itself the beginning is all that is wanted.
+            ranges += [(first, begin), (begin, begin + enough)]
+            first = following
+        elif end - first >= SEGMENT_BYTES or following == size:
+            ranges.append((first, end))
+            first = following
+    return [(start, stop) for start, stop in ranges if start < stop]
 
 
 def file_size(path: Path) -> int:
@@ -105,13 +135,20 @@ def _read_entry(entry: Traversable) -> list[Document]:
     return documents_of(entry.read_text(encoding="utf-8"))
 
 
-def _read_text(path: Path, start: int, stop: int) -> list[Document]:
-    """The documents within a byte range, cut at word borders where the range begins or ends inside the file."""
+def _read_text(path: Path, start: int, stop: int, *, cut_anywhere: bool = True) -> list[Document]:
+    """The documents within a byte range; what begins or ends inside one is cut at a word border.
+
+    Args:
+        path: The file.
+        start: First byte.
+        stop: First byte after the range.
+        cut_anywhere: Whether the range may begin inside a document.
+    """
     with path.open("rb") as file:
         size = path.stat().st_size
         file.seek(start)
         data = file.read(stop - start)
-    if start > 0:
+    if start > 0 and cut_anywhere:
         head = re.search(rb"\s", data[:BORDER_BYTES])
         data = data[head.start() :] if head else data.lstrip(bytes(range(0x80, 0xC0)))
     if stop < size:

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.measurement.attention.content import LayerContent, Pairs, rows_at_once
+from posbias.measurement.attention.content import LayerContent, Pairs
 from posbias.measurement.attention.layer import KernelSums, LayerStatistics
 from posbias.measurement.attention.options import AttentionOptions
 from posbias.measurement.attention.similarity import SimilarityNumbers
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean
 from posbias.measurement.mixing import Mixing
-from posbias.models.attention import AttentionLayer
+from posbias.models.attention import AttentionLayer, rows_at_once
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
 
@@ -54,11 +54,13 @@ class Accumulators:
     ) -> "Accumulators":
         """Nothing yet; refused where it would not fit."""
         depth, heads, n_positions = len(layers), layers[0].parts.heads, prompts.n_positions
-        options.check_memory(layers=depth, heads=heads, n_positions=n_positions)
+        dtype = working_precision(model)
+        size = dtype.itemsize
+        options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=size)
         cells = options.cells(n_positions)
 
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=working_precision(model), device=model.device)
+            return torch.zeros(shape, dtype=dtype, device=model.device)
 
         return cls(
             layers=layers,
@@ -68,7 +70,7 @@ class Accumulators:
             squared=zeros(depth, cells, cells),
             by_head=zeros(depth, heads, cells, cells) if options.by_head else None,
             content_sum=zeros(depth, heads, n_positions, n_positions)
-            if options.keeps_content(depth * heads, n_positions)
+            if options.keeps_content(depth * heads, n_positions, number_bytes=size)
             else None,
             sinks_by_layer=np.zeros((len(options.sink_thresholds), depth, n_positions)),
             diagonal=np.zeros((depth, heads, n_positions)),

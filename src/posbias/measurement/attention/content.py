@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from posbias.models.attention import BLOCK_ELEMENTS, AttentionState
+from posbias.models.attention import AttentionState
 
 CELLS = 8192
 """Of the fine histograms: a head whose B is ten times the model's range of logits still has 2 cells for each bin."""
@@ -125,11 +125,6 @@ def off_diagonal_mean(state: AttentionState, *, scale: float, reach: int) -> Flo
     total = (query * earlier[:, None]).sum((-1, -2))
     mean: Tensor = total.flatten() * scale / pairs
     return mean
-
-
-def rows_at_once(heads: int, n_positions: int, block: int) -> int:
-    """Most queries whose logits may exist together, as `posbias.models.attention.query_blocks` bounds them."""
-    return max(1, min(block, BLOCK_ELEMENTS // (heads * n_positions)))
 
 
 def _content_blocks(

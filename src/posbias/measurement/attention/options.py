@@ -17,7 +17,7 @@ CONTENT_BYTES = 1 << 29
 MEMORY_LIMIT = 4 * 10**9
 """Largest size of all kept matrices together, in bytes."""
 NUMBER_BYTES = 4
-"""Of one kept number; float64 models take twice as much."""
+"""Of one kept number, unless the model is in float64."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class AttentionOptions:
             raise UsageError(f"kernel_cells must be 1 to {n_positions}, one per position; got {self.kernel_cells}")
         return self.kernel_cells
 
-    def keeps_content(self, matrices: int, n_positions: int) -> bool:
+    def keeps_content(self, matrices: int, n_positions: int, *, number_bytes: int = NUMBER_BYTES) -> bool:
         """Whether the mean content logits of `matrices` heads are kept."""
         if self.mean_content is not None:
             return self.mean_content
-        return matrices * n_positions**2 * NUMBER_BYTES <= CONTENT_BYTES
+        return matrices * n_positions**2 * number_bytes <= CONTENT_BYTES
 
-    def check_memory(self, *, layers: int, heads: int, n_positions: int) -> int:
+    def check_memory(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
         """Bytes of all kept matrices.
 
         Raises:
@@ -79,9 +79,9 @@ class AttentionOptions:
         """
         cells = self.cells(n_positions)
         numbers = layers * (2 + (heads if self.by_head else 0)) * cells**2
-        if self.keeps_content(layers * heads, n_positions):
+        if self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes):
             numbers += layers * heads * n_positions**2
-        size = numbers * NUMBER_BYTES
+        size = numbers * number_bytes
         if size > self.memory_limit:
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"

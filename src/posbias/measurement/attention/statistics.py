@@ -169,8 +169,9 @@ class MeanKernels:
             UsageError: the cells kept are not runs of whole ones.
         """
         kept = self.mean.shape[-1]
-        if cells < 1 or (not self.complete and kept % cells):
-            raise UsageError(f"kernels of {kept} cells cannot be drawn in {cells}; a divisor of {kept} is allowed")
+        if not 1 <= cells <= kept or (not self.complete and kept % cells):
+            allowed = f"1 to {kept}" if self.complete else f"a divisor of {kept}"
+            raise UsageError(f"kernels of {kept} cells cannot be drawn in {cells}; allowed: {allowed}")
         first = -(-np.arange(cells + 1) * self.n_positions // cells)
         member = (np.arange(self.n_positions) >= first[:-1, None]) & (np.arange(self.n_positions) < first[1:, None])
         own = -(-np.arange(kept + 1) * self.n_positions // kept)
