@@ -1,6 +1,6 @@
 """The cost of a run before it begins: counted bytes, extrapolation, refusal with what would fit."""
 
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -82,6 +82,59 @@ def test_checkpointing_is_estimated_to_take_less_of_tensors_and_more_beside_them
     assert (plain.headroom, less.headroom) == (HEADROOM, CHECKPOINTED_HEADROOM)
 
 
+def test_masks_of_sliding_windows_that_short_runs_do_not_exceed_are_counted():
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=2048, sliding_window=200, eos_token_id=0,
+    )  # fmt: skip
+    model = pb.models.HuggingFaceModel(MistralForCausalLM(config))
+    for n_positions in (180, 1024):
+        estimate = estimate_cost(model, n_positions, kinds=KINDS)
+        tokens = np.arange(n_positions) % 64
+        counted = peak_tensor_bytes(
+            lambda t=tokens: pb.measurement.measure_prompt(model, t, kinds=KINDS, key=(0, 0)), CPU
+        )
+        assert estimate.passes_bytes == pytest.approx(HEADROOM * counted, rel=0.1)
+    assert model.network.config.sliding_window == 200
+
+
+def test_a_float32_copy_counts_once_and_turning_it_off_is_advised(deep_model, monkeypatch):
+    half = copy(deep_model)
+    half.network = deepcopy(deep_model.network).to(torch.bfloat16)
+    half.dtype = torch.bfloat16
+    weights = weights_in_place(half)
+    checked, unchecked = (
+        estimate_cost(half, 256, kinds=KINDS, passes=PassOptions(checkpointing=True, precision_prompts=count))
+        for count in (1, 0)
+    )
+    assert (checked.copy_bytes, checked.copies, unchecked.copy_bytes) == (2 * weights, 1, 0)
+    assert checked.needed(4) - 4 * checked.passes_bytes == (5 + 2) * weights
+    plain = estimate_cost(deep_model, 256, kinds=KINDS, passes=PassOptions(checkpointing=True))
+    assert checked.passes_bytes == pytest.approx(plain.passes_bytes, rel=0.1)
+    monkeypatch.setattr("posbias.measurement.cost.announce", lambda line: None)
+    prompts = Prompts(np.arange(512).reshape(2, 256) % 64)
+    for model, advised in (
+        (deep_model, "--dtype bfloat16 --precision-prompts 0"),
+        (half, "--checkpointing or --precision-prompts 0"),
+    ):
+        with pytest.raises(UsageError, match=f"{advised}$"):
+            preflight(model, prompts, kinds=KINDS, options=pb.MeasureOptions(), max_memory=100_000)
+
+
+def test_a_network_at_birth_whose_first_token_is_padding_has_an_estimate():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=2048, pad_token_id=0,
+    )  # fmt: skip
+    model = pb.models.HuggingFaceModel(LlamaForCausalLM(config))
+    assert not model.network.get_input_embeddings().weight[0].any()
+    assert estimate_cost(model, 256, kinds=KINDS).passes_bytes > 0
+
+
 @pytest.mark.parametrize("n_positions", [1, 2, 3, 7, 11])
 def test_few_positions_have_an_estimate_too(deep_model, n_positions):
     estimate = estimate_cost(deep_model, n_positions, kinds=KINDS)
@@ -107,7 +160,7 @@ def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
     monkeypatch.setattr("posbias.measurement.cost.announce", said.append)
     prompts = Prompts(np.arange(64).reshape(2, 32))
     assert preflight(deep_model, prompts, kinds=KINDS, options=pb.MeasureOptions()) == {}
-    assert said == ["no estimate of the cost: runs on up to 128 positions fail"]
+    assert said == ["no estimate of the cost: a run on 16 positions or fewer fails: no"]
 
 
 class Cuda:

@@ -89,7 +89,7 @@ def test_a_conversation_too_long_for_the_model_costs_only_those_who_ask_for_it(c
     spoken = [_say("hello"), _say("long " * 3000), _say("hello")]
     wanted = chat_prompts(chat_model, [_say("hello")]).n_positions
     assert chat_prompts(chat_model, spoken, n_positions=wanted).conversations == (0, 2)
-    with pytest.raises(UsageError, match="conversation 1 has .* the model takes at most 4096"):
+    with pytest.raises(UsageError, match=r"conversation 1 has .* the model takes at most 4096"):
         chat_groups(chat_model, spoken)
 
 

@@ -1,12 +1,14 @@
 """What a measurement will cost, from a few short runs of the same measurement on the same model.
 
 Bytes that tensors hold are a polynomial of the length (activations linear, attention matrices quadratic), so those of
-three short prompts give those of a long one. Time grows with the passes' flops, 2 P N + 4 L d N^2 each for P weights
-outside the embedding table, and is scaled from the longest of the short runs.
+three short prompts give those of a long one. Sliding windows that the long prompt exceeds are made narrow meanwhile, so
+that the short ones have the mask of all pairs too. Time grows with the passes' flops, 2 P N + 4 L d N^2 each for P
+weights outside the embedding table, and is scaled from the longest of the short runs.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from posbias.measurement.passes import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.memory import available_bytes, show_bytes
 from posbias.models.model import Model
+from posbias.models.precision import REDUCED, not_convertible
 from posbias.progress import announce
 from posbias.prompts.prompts import Prompts
 
@@ -59,6 +62,10 @@ class CostEstimate:
     """Of one prompt."""
     headroom: float = HEADROOM
     """Memory taken over bytes of tensors."""
+    copy_bytes: int = 0
+    """Of the float32 copy that what half precision costs is measured by; 0 where there is none."""
+    copies: int = 0
+    """Most processes that hold such a copy at a time."""
     device: torch.device = CPU
     """Whose memory it is."""
 
@@ -69,8 +76,8 @@ class CostEstimate:
 
     @property
     def peak_bytes(self) -> int:
-        """Weights and passes; not what Python and its libraries take (about half a gigabyte)."""
-        return self.weights_bytes + self.passes_bytes
+        """Weights, a copy of them and passes; not what Python and its libraries take (about half a gigabyte)."""
+        return self.needed(1)
 
     def describe(self, count: int, *, workers: int = 1) -> dict[str, Any]:
         """Plain values for a record."""
@@ -89,8 +96,9 @@ class CostEstimate:
 
     def needed(self, workers: int) -> int:
         """Bytes of all processes on this machine: several workers each hold the weights, as does this process."""
-        copies = 1 if workers == 1 else workers + 1
-        return copies * self.weights_bytes + workers * self.passes_bytes
+        processes = 1 if workers == 1 else workers + 1
+        copies = min(workers, self.copies) * self.copy_bytes
+        return processes * self.weights_bytes + copies + workers * self.passes_bytes
 
     def check(self, *, workers: int = 1, max_memory: int | None = None, advice: Sequence[str] = ()) -> None:
         """Refuse what cannot fit.
@@ -148,19 +156,26 @@ def estimate_cost(
     """
     passes = passes or PassOptions()
 
-    def estimated(options: PassOptions) -> CostEstimate | None:
+    def estimated(options: PassOptions, *, tell: bool) -> CostEstimate | None:
         def measured(prompt: int) -> Work:
             return lambda ids: measure_prompt(model, ids, kinds=kinds, key=(0, prompt), options=options)
 
         # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
-        return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT))
+        return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT), tell=tell)
 
-    found = estimated(passes)
+    found = estimated(passes, tell=passes.output == "last")
     if found is None and passes.output != "last":
-        found = estimated(replace(passes, output="last"))
-    if found is None or not passes.checkpointing or model.device.type != "cpu":
+        found = estimated(replace(passes, output="last"), tell=True)
+    if found is None:
+        return None
+    if passes.checkpointing and model.device.type == "cpu":
+        found = replace(found, headroom=CHECKPOINTED_HEADROOM)
+    if model.dtype not in REDUCED or not passes.precision_prompts or not_convertible(model) is not None:
         return found
-    return replace(found, headroom=CHECKPOINTED_HEADROOM)
+    # The copy was counted with the short runs' tensors, but neither leaves holes nor is every worker's.
+    size = weights_in_place(model) * torch.float32.itemsize // model.dtype.itemsize
+    constant, *others = found.coefficients
+    return replace(found, coefficients=(constant - size, *others), copy_bytes=size, copies=passes.precision_prompts)
 
 
 def preflight(
@@ -190,7 +205,6 @@ def preflight(
     with pinned(engine.pinned_threads):
         estimate = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options.passes)
     if estimate is None:
-        announce(f"no estimate of the cost: runs on up to {SHORT_LENGTHS[-1]} positions fail")
         return {}
     workers = engine.processes_here
     announce(estimate.line(prompts.count, workers=workers))
@@ -219,13 +233,16 @@ def _advice(model: Model, passes: PassOptions, workers: int) -> list[str]:
     ways = {
         "--checkpointing": not passes.checkpointing,
         "rows=1": passes.rows > 1,
-        "--dtype bfloat16": model.dtype.itemsize > 2,
+        "--precision-prompts 0": model.dtype in REDUCED and passes.precision_prompts > 0,
+        "--dtype bfloat16 --precision-prompts 0": model.dtype.itemsize > 2,
         "fewer --workers": workers > 1,
     }
     return [way for way, open_ in ways.items() if open_]
 
 
-def calibrate(model: Model, n_positions: int, run: Work, *, usual: Work | None = None) -> CostEstimate | None:
+def calibrate(
+    model: Model, n_positions: int, run: Work, *, usual: Work | None = None, tell: bool = True
+) -> CostEstimate | None:
     """What `run` on one prompt of a length will take, from short runs of it.
 
     Args:
@@ -233,18 +250,23 @@ def calibrate(model: Model, n_positions: int, run: Work, *, usual: Work | None =
         n_positions: The length asked for.
         run: The work on the prompt that takes most memory, given its token ids.
         usual: The work on most prompts, whose time counts; the same unless given.
+        tell: Whether to say why there is no estimate.
 
     Returns:
         The estimate; None where the short runs fail, which the run itself will report.
     """
     usual = usual or run
     lengths = _short_lengths(n_positions)
+    tokens = np.resize(_tokens(model), lengths[-1])
     try:
-        # The first run sets up what is set up once, which belongs to no count.
-        times = [_seconds(usual, _tokens(model, lengths[0]))]
-        sizes = [peak_tensor_bytes(lambda n=n: run(_tokens(model, n)), model.device) for n in lengths]  # type: ignore[misc]
-        times.append(_seconds(usual, _tokens(model, lengths[-1])))
-    except (RunError, UsageError):  # an output may lie beyond the short runs
+        with _narrow_windows(model, n_positions, width=max(1, lengths[0] // 2)):
+            # The first run sets up what is set up once, which belongs to no count.
+            times = [_seconds(usual, tokens[: lengths[0]])]
+            sizes = [peak_tensor_bytes(lambda n=n: run(tokens[:n]), model.device) for n in lengths]  # type: ignore[misc]
+            times.append(_seconds(usual, tokens))
+    except (RunError, UsageError) as error:  # an output may lie beyond the short runs
+        if tell:
+            announce(f"no estimate of the cost: a run on {lengths[-1]} positions or fewer fails: {error}")
         return None
     coefficients = np.polynomial.polynomial.polyfit(lengths, sizes, len(lengths) - 1)
     return CostEstimate(
@@ -312,8 +334,29 @@ def _flops(model: Model, n_positions: int) -> float:
     return 2.0 * max(weights, model.width) * n_positions + 4.0 * layers * model.width * n_positions**2
 
 
-def _tokens(model: Model, n_positions: int) -> Int64[np.ndarray, "n"]:
-    return np.arange(n_positions, dtype=np.int64) % model.vocabulary_size
+@torch.no_grad()
+def _tokens(model: Model) -> Int64[np.ndarray, "n"]:
+    """Tokens that a network at birth can read, too: its padding token's vector is zero, and has no mixing."""
+    known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
+    embedded = model.embed(model.token_tensor([known.tolist()]))[0]
+    readable = known[embedded.any(-1).cpu().numpy()]
+    return readable if len(readable) else known
+
+
+@contextmanager
+def _narrow_windows(model: Model, n_positions: int, *, width: int) -> Iterator[None]:
+    """Meanwhile sliding windows that prompts of this length exceed hold so few positions that short ones do too."""
+    whole: Any = getattr(model.network, "config", None)
+    config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or not width < window < n_positions:
+        yield
+        return
+    config.sliding_window = width
+    try:
+        yield
+    finally:
+        config.sliding_window = window
 
 
 def _seconds(run: Work, token_ids: Int64[np.ndarray, "n"]) -> float:
