@@ -1,5 +1,6 @@
 """Workloads for the engines' tests, importable in worker processes too."""
 
+import atexit
 import os
 import signal
 import time
@@ -33,6 +34,8 @@ class Squares:
     description: str = "squares"
 
     def prepare(self) -> Any:
+        (self.folder / f"open-{os.getpid()}").touch()
+        atexit.register((self.folder / f"open-{os.getpid()}").unlink)
         if self.dies_preparing:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.prepares is not None:

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+import torch
 
 import posbias as pb
 from engine_workloads import Squares
 from posbias.engines import ENGINES, Local, Ray, collect
 from posbias.engines.engine import STARTS_LOST, Starts
 from posbias.errors import RunError, UsageError
+from posbias.models.initialise import random_network
 from posbias.models.request import ModelRequest
 from posbias.models.weights import network_sha256
 from posbias.parts import PARTS, PartStore
@@ -33,6 +35,7 @@ def test_units_are_spread_over_processes_and_each_is_done_once(tmp_path):
     processes = {int(outcome.arrays["process"][0]) for outcome in outcomes.values()}
     assert len(processes) == 2
     assert os.getpid() not in processes
+    assert not list(tmp_path.glob("open-*")), "workers that have nothing left to do clean up behind themselves"
     assert not any(psutil.pid_exists(process) for process in processes)
 
 
@@ -149,6 +152,11 @@ def test_workers_load_the_very_model_the_run_began_with(tiny_llama):
     assert network_sha256(again.network) == weights
     with pytest.raises(RunError, match="found another model"):
         ModelRequest.load_same(replace(loaded.request, init_seed=5), weights)
+    again.network.model.rotary_emb.inv_freq.mul_(0.5)
+    assert network_sha256(again.network) != weights
+    edited = again.describe()
+    assert edited["weights_sha256"] == loaded.describe()["weights_sha256"]
+    assert edited["buffers_sha256"] != loaded.describe()["buffers_sha256"]
     assert pb.models.HuggingFaceModel(loaded.network).request is None
     with pytest.raises(UsageError, match="only models from load_model, without an intervention, allow"):
         ModelRequest.load_same(None, weights)
@@ -212,3 +220,18 @@ def test_without_ray_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"engine ray needs the ray package: pip install 'posbias\[ray\]'"):
         list(Ray().run(Squares(tmp_path), [0]))
+
+
+def test_frequencies_that_follow_the_length_of_a_prompt_make_no_other_network():
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=16, rope_scaling={"rope_type": "dynamic", "factor": 2.0},
+    )  # fmt: skip
+    network = random_network(config, seed=0).eval()
+    fresh, frequencies = network_sha256(network), network.model.rotary_emb.inv_freq.clone()
+    with torch.no_grad():
+        network(torch.arange(40)[None])
+    assert not torch.equal(network.model.rotary_emb.inv_freq, frequencies)
+    assert network_sha256(network) == fresh

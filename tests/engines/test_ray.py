@@ -58,3 +58,12 @@ def test_a_cluster_that_is_not_there_is_one_line():
     with pytest.raises(UsageError, match=r"no ray cluster at '127\.0\.0\.1:1'") as caught:
         list(Ray(address="127.0.0.1:1").run(Squares(os.curdir), [0]))
     assert "\n" not in str(caught.value)
+
+
+def test_workers_of_a_cluster_on_this_machine_count_for_its_memory(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert Ray(workers=8).processes_here == 8
+    assert Ray(threads=10**6).processes_here == 1
+    assert Ray(workers=8, address="10.0.0.1:6379").processes_here == 1
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert Ray(workers=8).processes_here == 1

@@ -11,7 +11,9 @@ from posbias.measurement import IntegratedGradients, Kind, PassOptions, Perturba
 from posbias.measurement.integrated import mean_embedding
 from posbias.measurement.question import Influence, Question
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.initialise import random_network
 from posbias.models.model import Model
+from posbias.models.precision import cast_weights
 from posbias.models.prefix import trusted_prefix
 from posbias.prompts.prompts import Prompts
 from tiny_families import CONFIGS, shaken_model
@@ -174,6 +176,19 @@ def test_a_network_that_looks_ahead_is_not_trusted(gpt2_64: HuggingFaceModel, mo
 
     monkeypatch.setattr(HuggingFaceModel, "outputs", leaking)
     assert trusted_prefix(gpt2_64, gpt2_64.embed(torch.as_tensor(TOKENS)[None]).detach()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_faint_look_ahead_is_found_in_any_precision(dtype: torch.dtype) -> None:
+    """A network at birth whose attention goes both ways: what it sees ahead is less than bfloat16 rounds away."""
+    config = CONFIGS["gemma"]()
+    config.use_bidirectional_attention = True
+    both_ways = HuggingFaceModel(cast_weights(random_network(config, seed=0), dtype))
+    tokens = torch.arange(3, 43)[None]
+    assert trusted_prefix(both_ways, both_ways.embed(tokens).detach()) is None
+    config.use_bidirectional_attention = False
+    causal = HuggingFaceModel(cast_weights(random_network(config, seed=0), dtype))
+    assert trusted_prefix(causal, causal.embed(tokens).detach()) is not None
 
 
 def test_models_of_other_libraries_have_no_prefix(kernel_model: Model) -> None:

@@ -85,6 +85,8 @@ class _Crew:
         self._starts = starts
         self._threads = threads
         self._workers: list[_Worker] = []
+        self._leaving: list[_Worker] = []
+        """Told to go; each ends by itself, and so cleans up behind itself."""
 
     def run(self) -> Iterator[Outcome]:
         """All outcomes; every process is gone afterwards, however this ends."""
@@ -102,6 +104,8 @@ class _Crew:
         finally:
             for worker in self._workers:
                 _end(worker)
+            for worker in self._leaving:
+                _end(worker, gone=True)
 
     def _busy(self) -> int:
         return sum(worker.unit is not None for worker in self._workers)
@@ -122,7 +126,8 @@ class _Crew:
                 worker.pipe.send(worker.unit)
         else:
             self._workers.remove(worker)
-            _end(worker, gone=True)  # it ends by itself, and so cleans up behind itself
+            worker.pipe.close()
+            self._leaving.append(worker)
         return outcome
 
     def _lose(self, worker: _Worker) -> Outcome | None:

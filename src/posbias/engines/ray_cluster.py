@@ -4,6 +4,7 @@ A node or worker that dies costs the units it was at; they are tried again on wh
 must be able to load what the workload names (a hub id, or a path that all of them share) and to import posbias.
 """
 
+import os
 import pickle
 import socket
 import warnings
@@ -51,6 +52,13 @@ class Ray(Engine):
             return
         with _connected(self.address) as ray:
             yield from _Actors(ray, workload, Queue(units, self.retries), self).run()
+
+    @property
+    def processes_here(self) -> int:
+        """Those of a cluster that is started here for the run; of another one nothing is known."""
+        if self.address is not None or os.environ.get("RAY_ADDRESS"):
+            return 1
+        return self.workers or max(1, (os.cpu_count() or 1) // self.pinned_threads)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -18,7 +18,7 @@ from posbias.errors import UsageError
 from posbias.models.branches import watch_branches
 from posbias.models.families import FAMILIES, Family
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.models.weights import config_sha256, dispatched, weights_sha256
+from posbias.models.weights import buffers_sha256, config_sha256, dispatched, weights_sha256
 
 INTERVENTION_MARK = "posbias_intervention"
 """Attribute of a network that is changed by hooks: what is replaced, so that records and stored parts tell it apart."""
@@ -164,6 +164,7 @@ class HuggingFaceModel(Model):
             "init_seed": self.origin.init_seed,
             "attention": str(getattr(self.config, "_attn_implementation", None)),
             "weights_sha256": weights_sha256(self.network),
+            "buffers_sha256": buffers_sha256(self.network),
             "config_sha256": config_sha256(self.network),
             "intervention": self.intervention,
             "transformers": transformers.__version__,

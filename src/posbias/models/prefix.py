@@ -9,6 +9,9 @@ from torch import Tensor
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model, Outputs
 
+CAUSAL_PROBE = 64
+"""Positions on which it is tried whether a model looks ahead."""
+
 
 class Prefix:
     """The keys and values of one prompt, from which any continuation of any beginning of it can be run."""
@@ -48,11 +51,12 @@ def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature
     """The prompt's prefix cache, or None unless it reproduces the prompt's own output.
 
     The first half of the prompt is run alone and continued with the second, and must give the logits of the whole:
-    so the cache works, and no position of the first half looks ahead (a mask that is not causal would).
+    so the cache works. That no position looks ahead (a mask that is not causal would) is asked of the gradient, which
+    needs no tolerance: in half precision a weak look ahead is smaller than what rounding does to the logits.
     """
     n_positions = embeddings.shape[1]
     half = n_positions // 2
-    if not isinstance(model, HuggingFaceModel) or half == 0:
+    if not isinstance(model, HuggingFaceModel) or half == 0 or looks_ahead(model, embeddings):
         return None
     try:
         prefix = Prefix(model, embeddings)
@@ -67,3 +71,13 @@ def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature
     tolerance = epsilon**0.5 * float(alone.abs().max())
     same = all(float((output.logits - alone).abs().max()) <= tolerance for output in (prefix.whole, continued))
     return prefix if same else None
+
+
+def looks_ahead(model: Model, embeddings: Float[Tensor, "one position feature"]) -> bool:
+    """Whether an output in the middle of the first positions depends on later ones: its gradient by them is not 0."""
+    inputs = embeddings[:, :CAUSAL_PROBE].detach().requires_grad_()
+    middle = (inputs.shape[1] - 1) // 2
+    with torch.enable_grad():
+        hidden = model.outputs(inputs, [middle]).hidden
+        (gradient,) = torch.autograd.grad(hidden.float().square().sum(), inputs)
+    return bool((gradient[:, middle + 1 :] != 0).any())

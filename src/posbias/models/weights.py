@@ -18,6 +18,8 @@ PLACES = 65521
 """Period of the position factors of a weight's second sum, a prime."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element: the integers its bits are read as."""
+CHANGING_ROPE = ("dynamic", "longrope")
+"""Kinds of RoPE whose frequencies depend on the length of the prompt."""
 UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 """Entries of a configuration that change no number, or are described beside it."""
 
@@ -81,19 +83,33 @@ def config_sha256(network: nn.Module) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def buffers_sha256(network: nn.Module) -> str:
+    """A fingerprint of the tables beside the weights (RoPE frequencies, slopes), which an edit may have changed.
+
+    Left out are the frequencies of a RoPE that sets them anew for every length of prompt.
+    """
+    digest = hashlib.sha256()
+    for prefix, module in network.named_modules():
+        own_frequencies = any(word in str(getattr(module, "rope_type", "")) for word in CHANGING_ROPE)
+        for name, buffer in module.named_buffers(recurse=False):
+            if not buffer.is_meta and not (own_frequencies and "inv_freq" in name):
+                digest.update(f"{_join(prefix, name)} {tuple(buffer.shape)} {buffer.dtype} {_sums(buffer)}".encode())
+    return digest.hexdigest()
+
+
 def network_sha256(network: nn.Module) -> str:
-    """Weights and configuration together: what two processes must agree on to compute the same."""
-    return joined_sha256(weights_sha256(network), config_sha256(network))
+    """Weights, tables and configuration: what two processes must agree on to compute the same."""
+    return joined_sha256(weights_sha256(network), buffers_sha256(network), config_sha256(network))
 
 
-def joined_sha256(weights: str, config: str) -> str:
-    """`network_sha256` from its two parts."""
-    return hashlib.sha256(f"{weights} {config}".encode()).hexdigest()
+def joined_sha256(weights: str, buffers: str, config: str) -> str:
+    """`network_sha256` from its parts."""
+    return hashlib.sha256(f"{weights} {buffers} {config}".encode()).hexdigest()
 
 
 def _sums(weight: Shaped[Tensor, "..."]) -> tuple[int, int]:
     """Sum of the elements' bits as integers, plain and weighed by place, both modulo 2^64."""
-    flat = weight.detach().reshape(-1)
+    flat = weight.detach().reshape(-1).contiguous()
     words = flat.view(WORDS[flat.element_size()])
     plain, placed = 0, 0
     for start in range(0, words.numel(), SUMMED):

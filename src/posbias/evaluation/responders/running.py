@@ -19,6 +19,7 @@ from posbias.errors import RunError
 from posbias.evaluation.responders.prefixes import shared_length
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
+from posbias.models.prefix import looks_ahead
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of every layer, each [batch, head, position, feature]."""
@@ -144,7 +145,8 @@ def trusted_runner(model: Model, token_ids: Int64[np.ndarray, "_"]) -> Runner:
     """A live cache where the model's cache proves right on these tokens, else the plain way.
 
     The tokens (as many as the widest window needs) are run, cut back to the half and continued with the second half
-    reversed, one token at the last step: each time the logits must be those of the whole sequence run alone.
+    reversed, one token at the last step: each time the logits must be those of the whole sequence run alone. A model
+    that looks ahead is run the plain way, too.
     """
     probe = token_ids[: _probe_length(model)]
     if not isinstance(model, HuggingFaceModel) or len(probe) < 4:
@@ -152,6 +154,8 @@ def trusted_runner(model: Model, token_ids: Int64[np.ndarray, "_"]) -> Runner:
     half = len(probe) // 2
     turned = np.concatenate([probe[:half], probe[half:][::-1]])
     live, whole = LiveCache(model), WholePrompts(model)
+    if looks_ahead(model, model.embed(model.token_tensor([probe.tolist()]))):
+        return whole
     try:
         pairs = [
             (live.run(tokens, rows=rows), whole.run(tokens, rows=rows))
