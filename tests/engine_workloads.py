@@ -35,7 +35,7 @@ class Squares:
 
     def prepare(self) -> Any:
         (self.folder / f"open-{os.getpid()}").touch()
-        atexit.register((self.folder / f"open-{os.getpid()}").unlink)
+        atexit.register((self.folder / f"open-{os.getpid()}").unlink, missing_ok=True)
         if self.dies_preparing:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.prepares is not None:
