@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from posbias.errors import RunError
+from posbias.progress import announce
 from posbias.records import describe_environment, plain, write_atomically
 
 PARTS = "parts"
@@ -33,6 +34,8 @@ class PartStore:
         self._directory = None if directory is None else Path(directory) / PARTS
         self.reused = 0
         """How many pieces were found finished."""
+        self.others = 0
+        """How many pieces of the names asked for were made under other settings, and are made again."""
         if directory is not None and not resume:
             clear_parts(directory)
 
@@ -64,6 +67,16 @@ class PartStore:
             self._write(self._directory / f"{name}.safetensors", whole)
         return whole
 
+    def tell(self, count: int) -> None:
+        """Say how many of `count` pieces were found, and how many there are that belong to something else."""
+        if self.reused:
+            announce(f"{self.reused} of {count} pieces were finished before and are taken over")
+        if self.others:
+            announce(
+                f"{self.others} of {count} pieces were made with other settings, weights or another version of posbias"
+                " and are made again"
+            )
+
     def clear(self) -> None:
         """Remove all pieces."""
         if self._directory is not None:
@@ -78,6 +91,7 @@ class PartStore:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("fingerprint") != self.fingerprint:
+                    self.others += 1
                     return None
                 return {key: file.get_tensor(key) for key in json.loads(metadata["order"])}
         except (SafetensorError, KeyError, json.JSONDecodeError):

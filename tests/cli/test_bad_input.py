@@ -101,6 +101,14 @@ def test_wrong_models(posbias, tiny_llama, tmp_path):
         file.unlink()
     one_line(posbias("measure", silent, "--length", 16, "--count", 2), "no tokenizer")
 
+    other = tmp_path / "other"
+    shutil.copytree(tiny_llama, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"intermediate_size": 7}))
+    said = "weight 'model.layers.0.mlp.down_proj.weight' has shape"
+    one_line(posbias("measure", other, "--length", 16, "--count", 2), said, ", 7] by its configuration", code=1)
+    one_line(posbias("measure", tiny_llama, "--device", "meta"), "device 'meta' cannot be used")
+
     pickled = tmp_path / "pickled"
     shutil.copytree(tiny_llama, pickled)
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
@@ -142,6 +150,9 @@ def test_wrong_prompts(posbias, tiny_llama, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "fine, but what follows is not"}\nnot json\n')
     one_line(measure(bad, "--length", 8), "bad.jsonl", "line 2")
+    bad.write_text('{"text": "half a \\ud800 character"}\n')
+    one_line(measure(bad, "--length", 8), "bad.jsonl", "line 1", r"'\ud800' alone is no character")
+    one_line(measure("synthetic", "--length", 8, "--count", 10**14), "allocate", "a smaller --count", code=1)
     one_line(posbias("measure", tiny_llama, "--kinds", "telepathy"), "unknown influence kind 'telepathy'", "jacobian")
 
 
@@ -169,6 +180,10 @@ def test_a_full_disk_fails_in_one_line(posbias, tmp_path):
 def test_runs_that_are_no_runs(posbias, tmp_path):
     one_line(posbias("report", tmp_path / "nothing"), "holds no posbias run")
     one_line(posbias("compare", tmp_path, tmp_path), "holds no posbias run")
+    predicted = tmp_path / "predicted"
+    assert posbias("predict", "--length", 8, "--out", predicted).returncode == 0
+    one_line(posbias("compare", predicted, predicted, "--out", predicted), "is one of the runs compared")
+    assert load_record(predicted).verb == "predict"
 
 
 def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias, tmp_path):

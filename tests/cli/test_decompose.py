@@ -53,6 +53,7 @@ def test_bad_use_is_one_line_and_leaves_nothing(posbias, tiny_llama, tmp_path):
         (["--length", 64, "--interventions", "no_rope", "--max-memory", "1KB"], "1 KB are allowed; try"),
         (["--windows", "ends"], "windows must be one of"),
         (["--length", 2], "at least 3 positions, got 2"),
+        (["--interventions", "no_alibi"], "none of the interventions is possible here (no_alibi: no_alibi is made for"),
     ):
         result = posbias("decompose", tiny_llama, *FLAGS, *flags, "--out", tmp_path / "run")
         assert result.returncode == 2, result.stderr

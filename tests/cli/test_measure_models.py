@@ -103,6 +103,24 @@ def test_a_model_that_fails_costs_its_own_record_only(posbias, tiny_llama, broke
     assert "finite" in pb.load_record(tmp_path / names[1]).error
 
 
+def test_a_model_that_is_not_there_has_a_record_that_says_so(posbias, tiny_llama, tmp_path):
+    result = posbias("measure", tiny_llama, tmp_path / "absent", *FLAGS, "--out", tmp_path / "out")
+    assert result.returncode == 1
+    record = pb.load_record(tmp_path / "out" / "absent")
+    assert record.status == "failed"
+    assert record.error.startswith("model 'absent' ")
+
+
+def test_a_finished_measurement_of_one_model_is_taken_over_too(posbias, tiny_llama, tmp_path):
+    command = ("measure", tiny_llama, *FLAGS, "--out", tmp_path / "out")
+    assert posbias(*command).returncode == 0
+    before = pb.load_record(tmp_path / "out").run_id
+    assert posbias(*command, "--resume").returncode == 0
+    assert pb.load_record(tmp_path / "out").run_id == before
+    assert posbias(*command).returncode == 0
+    assert pb.load_record(tmp_path / "out").run_id != before
+
+
 def test_json_is_one_document(posbias, tiny_llama, other_llama):
     result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--json")
     assert result.returncode == 0

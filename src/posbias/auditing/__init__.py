@@ -2,7 +2,13 @@
 
 from posbias.auditing.attention import attention_record
 from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour
-from posbias.auditing.measuring import MeasurePlan, measure_models, measure_source
+from posbias.auditing.measuring import (
+    MeasurePlan,
+    directory_names,
+    finished_measurement,
+    measure_models,
+    measure_source,
+)
 from posbias.auditing.options import AuditOptions
 from posbias.auditing.recording import comparison_record, measurement_record
 from posbias.auditing.run import Audit, audit
@@ -16,6 +22,8 @@ __all__ = [
     "audit",
     "audit_behaviour",
     "comparison_record",
+    "directory_names",
+    "finished_measurement",
     "link_behaviour",
     "measure_models",
     "measure_source",

@@ -16,7 +16,17 @@ from posbias.measurement import DEFAULT_KINDS, Kind, MeasureOptions, measure, pr
 from posbias.models import Model, load_model
 from posbias.parts import clear_parts, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
-from posbias.records import LOCK_FILE, Record, check_writable, exclusive, load_record, plain, portable, run_directory
+from posbias.records import (
+    LOCK_FILE,
+    Record,
+    check_writable,
+    exclusive,
+    load_record,
+    plain,
+    portable,
+    run_directory,
+    without_paths,
+)
 from posbias.report import write_report
 
 WITHOUT_EFFECT = ("model", "out", "engine", "workers", "ray_address", "max_memory")
@@ -137,7 +147,7 @@ def measure_models(
             def run(path: Path | None, source: str = source, each: dict[str, Any] = each) -> Record:
                 return measure_source(source, plan, directory=path, arguments=each, command=command)
 
-            record = None if directory is None else _finished(directory / name, source, plan, each)
+            record = None if directory is None else finished_measurement(directory / name, source, plan, each)
             if record is None:
                 try:
                     record = _measured(None if directory is None else directory / name, each, run)
@@ -145,6 +155,10 @@ def measure_models(
                     if isinstance(error, UsageError) and not records:
                         raise
                     record = Record(verb="measure", arguments=each, status="failed", error=str(error))
+                    # What cannot be loaded leaves nothing in its directory; nobody else's run is there to be replaced.
+                    if directory is not None and not (directory / name).exists():
+                        told = replace(record, error=without_paths(str(error)))
+                        told.save(check_writable(directory / name))
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
@@ -207,7 +221,7 @@ def _measured(path: Path | None, arguments: Mapping[str, Any], run: Callable[[Pa
         return record
 
 
-def _finished(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str, Any]) -> Record | None:
+def finished_measurement(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str, Any]) -> Record | None:
     """The record of the same measurement of the same model, made by the same software; None where there is none."""
     if not plan.options.run.resume:
         return None

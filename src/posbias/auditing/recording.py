@@ -91,6 +91,10 @@ def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
     }
 
 
+COMPARED = ("predict", "measure", "audit")
+"""Verbs whose runs hold profiles of influence."""
+
+
 def comparison_record(
     predicted: Record, measured: Record, arguments: Mapping[str, Any], *, command: str = "", kind: str | None = None
 ) -> Record:
@@ -106,6 +110,9 @@ def comparison_record(
     Raises:
         UsageError: nothing to compare, an unknown kind, or profiles of different lengths.
     """
+    for record in (predicted, measured):
+        if record.verb not in COMPARED:
+            raise UsageError(f"a run of {record.verb} cannot be compared; allowed are runs of {', '.join(COMPARED)}")
     theories = _predictions(predicted)
     kinds = _measurements(measured)
     if kind is not None:

@@ -83,8 +83,10 @@ def main() -> None:
         _refuse(error)
     except UsageError as error:
         _fail(str(error), 2)
-    except (RunError, MemoryError) as error:
-        _fail(str(error) or "out of memory; try a shorter --length or fewer --kinds", 1)
+    except RunError as error:
+        _fail(str(error), 1)
+    except MemoryError as error:
+        _fail(f"{str(error) or 'out of memory'}; try a shorter --length, a smaller --count or fewer --kinds", 1)
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
     except Exception as error:

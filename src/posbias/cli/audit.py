@@ -50,14 +50,18 @@ def audit(
     max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
     resume: options.Resume = False,
-    out: options.Out = Path("runs/audit"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory for record and report.", show_default="runs/MODEL")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""
-    from posbias.auditing import AuditOptions
+    from posbias.auditing import AuditOptions, directory_names
     from posbias.measurement import PassOptions
     from posbias.prompts import PromptSource
 
+    # Every later look at the parameters finds it there, as if it had been given.
+    context.params["out"] = out or Path("runs") / next(iter(directory_names([model])))
     settings = AuditOptions(
         source=PromptSource(prompts, windows, shuffle),
         kinds=tuple(options.split_literals(kinds)),
@@ -81,14 +85,14 @@ def audit(
 def _audit(context: typer.Context, settings: "AuditOptions") -> None:
     """The audit alone."""
     from posbias.auditing import audit as run_audit
-    from posbias.cli.output import print_json
+    from posbias.cli.output import print_json, record_document
 
     given = context.params
     finished = run_audit(
         given["model"], n_positions=given["length"], prompts=given["count"], out=given["out"], options=settings
     )
     if given["json"]:
-        print_json(finished.record.as_json())
+        print_json(record_document(finished.record))
     else:
         _show_audit(finished)
 
@@ -97,7 +101,7 @@ def _audit_with_behaviour(context: typer.Context, settings: "AuditOptions") -> N
     """The audit, and the answers to a task beside it in a run directory of its own; one model is loaded for both."""
     from posbias.auditing import audit as run_audit
     from posbias.auditing import audit_behaviour, link_behaviour, preflight_behaviour
-    from posbias.cli.output import print_json
+    from posbias.cli.output import print_json, record_document
     from posbias.evaluation.record import BEHAVIOUR
     from posbias.models import load_model
 
@@ -118,7 +122,7 @@ def _audit_with_behaviour(context: typer.Context, settings: "AuditOptions") -> N
     if out is not None:
         link_behaviour(finished.record, out)
     if given["json"]:
-        print_json({**finished.record.as_json(), "behaviour": tied.as_json()})
+        print_json({**record_document(finished.record), "behaviour": record_document(tied)})
     else:
         _show_audit(finished)
         _show_tie(tied, out)

@@ -6,6 +6,7 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
+from posbias.errors import UsageError
 
 EXAMPLE = (
     "Examples: `posbias decompose demo --length 256 --count 8 --out runs/decomposed` · chosen changes: "
@@ -59,6 +60,11 @@ def decompose(
         settings = DecompositionOptions(kinds=known, seed=seed, directory=directory, resume=resume)
         cost = preflight_decomposition(loaded, drawn, interventions=wanted, options=settings, max_memory=allowed)
         found = counterfactuals(loaded, drawn, interventions=wanted, options=settings)
+        if not any(item.profiles for item in found.counterfactuals):
+            if directory is not None:
+                clear_parts(directory)
+            reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
+            raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
         record = decomposition_record(found, arguments, command=command_line(context))
         record.scalars["cost"] = cost
         finish(record, out=directory, as_json=json, write=write_decomposition_report, show=show_decomposition)

@@ -30,7 +30,6 @@ def report(
     from posbias.report.training import write_training_report
 
     records = [load_record(run) for run in runs]
-    directory = check_writable(out or runs[0])
     pages = {
         "attention": write_attention_report,
         "decompose": write_decomposition_report,
@@ -43,5 +42,6 @@ def report(
     alone = [record for record in records if record.verb in pages]
     if alone and len(records) > 1:
         raise UsageError(f"runs of {alone[0].verb} are drawn one at a time, without others beside them")
+    directory = check_writable(out or runs[0])
     page = pages[alone[0].verb](alone[0], directory) if alone else write_report(records, directory)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

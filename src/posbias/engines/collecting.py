@@ -26,6 +26,7 @@ def collect(
         RunError: units whose workers died every time; all others are done and kept by then.
     """
     done = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
+    store.tell(len(names))
     missing = [unit for unit in range(len(names)) if unit not in done]
     failures: dict[int, str] = {}
     outcomes = engine.run(workload, missing, prepared=prepared)

@@ -19,7 +19,7 @@ from jaxtyping import Int64
 from posbias.engines.threads import pinned
 from posbias.errors import RunError, UsageError
 from posbias.measurement.checkpointing import network_blocks
-from posbias.measurement.kinds import Kind
+from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.live_memory import peak_tensor_bytes
 from posbias.measurement.passes import PassOptions
 from posbias.measurement.prompt import measure_prompt
@@ -145,7 +145,7 @@ class CostEstimate:
 
 
 def estimate_cost(
-    model: Model, n_positions: int, *, kinds: Sequence[Kind], passes: PassOptions | None = None
+    model: Model, n_positions: int, *, kinds: str | Kind | Sequence[str | Kind], passes: PassOptions | None = None
 ) -> CostEstimate | None:
     """What `measure_prompt` will take at a length, from a few runs at up to 128 positions.
 
@@ -154,11 +154,11 @@ def estimate_cost(
     Returns:
         The estimate; None where the short runs fail, which the run itself will report.
     """
-    passes = passes or PassOptions()
+    passes, known = passes or PassOptions(), resolve_kinds(kinds)
 
     def estimated(options: PassOptions, *, tell: bool) -> CostEstimate | None:
         def measured(prompt: int) -> Work:
-            return lambda ids: measure_prompt(model, ids, kinds=kinds, key=(0, prompt), options=options)
+            return lambda ids: measure_prompt(model, ids, kinds=known, key=(0, prompt), options=options)
 
         # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
         return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT), tell=tell)
@@ -182,7 +182,7 @@ def preflight(
     model: Model,
     prompts: Prompts,
     *,
-    kinds: Sequence[Kind],
+    kinds: str | Kind | Sequence[str | Kind],
     options: "MeasureOptions",
     max_memory: int | None = None,
 ) -> dict[str, Any]:

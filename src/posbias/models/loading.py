@@ -162,6 +162,7 @@ def _pretrained_network(
             attn_implementation=attention_of(config),
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
             **(placement or {}),
             **source.arguments,
         )
@@ -174,6 +175,12 @@ def _pretrained_network(
         ) from None
     except Exception as error:
         raise RunError(f"model {source.name!r} cannot be loaded: {one_line(error)}") from None
+    if info["mismatched_keys"]:
+        name, found, wanted = sorted(info["mismatched_keys"])[0]
+        raise RunError(
+            f"model {source.name!r}: weight {name!r} has shape {list(found)} in its files, {list(wanted)} by its"
+            " configuration"
+        )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise RunError(f"model {source.name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")

@@ -28,7 +28,7 @@ def check_device(name: str) -> torch.device | None:
         return None
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).sum().item()
     except Exception as error:
         raise UsageError(f"device {name!r} cannot be used ({one_line(error)}); cpu always can, as can auto") from None
     return device

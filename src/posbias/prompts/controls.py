@@ -32,10 +32,10 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     candidates = _ordinary_tokens(model)
     distinct = n_positions <= len(candidates)
-    rows = [
-        np.random.default_rng([seed, row]).choice(candidates, n_positions, replace=not distinct) for row in range(count)
-    ]
-    return Prompts(np.stack(rows), source="synthetic", seed=seed)
+    token_ids = np.empty((count, n_positions), dtype=np.int64)
+    for row in range(count):
+        token_ids[row] = np.random.default_rng([seed, row]).choice(candidates, n_positions, replace=not distinct)
+    return Prompts(token_ids, source="synthetic", seed=seed)
 
 
 def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:

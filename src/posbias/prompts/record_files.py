@@ -54,6 +54,10 @@ def as_document(value: Any, is_text: bool, where: Callable[[], str]) -> Document
     if is_text:
         if not isinstance(value, str):
             raise UsageError(f"{where()}: need text, got {type(value).__name__}")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{where()}: {value[error.start]!a} alone is no character; need Unicode text") from None
         return value
     if not isinstance(value, list):
         raise UsageError(f"{where()}: need text or a list of token ids, got {type(value).__name__}")

@@ -69,7 +69,7 @@ def shown_rows(count: int) -> list[int]:
     return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})
 
 
-_LOSSES = {"wasserstein": ".4f", "median_relative": ".2%", "largest_relative": ".1%"}
+_LOSSES = {"wasserstein": ".4f", "median_relative": ".2%", "largest_relative": ".2%"}
 
 
 def _range(values: Sequence[float | None], style: str) -> str:
