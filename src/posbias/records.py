@@ -246,10 +246,15 @@ def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping
             raise
         except Exception as error:
             if _stamp(directory / ARRAYS_FILE) == before:
-                reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
                 with suppress(RunError):
-                    Record(verb=verb, arguments=dict(arguments), status="failed", error=reason).save(directory)
+                    failed_record(verb, arguments, error).save(directory)
             raise
+
+
+def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> Record:
+    """What a run that failed leaves behind: why, in one line that names no directory."""
+    reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
+    return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
 
 
 def without_paths(text: str) -> str:

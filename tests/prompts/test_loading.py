@@ -84,7 +84,6 @@ def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
     monkeypatch.setattr("posbias.prompts.sources.WHOLE_BYTES", 1000)
     monkeypatch.setattr("posbias.prompts.sources.SEGMENT_BYTES", 5000)
     monkeypatch.setattr("posbias.prompts.record_files.WHOLE_BYTES", 1000)
-    monkeypatch.setattr("posbias.prompts.record_files.SEGMENT_BYTES", 5000)
     texts = [text.replace("word", "wörd") for text in TEXTS]
     path = make(tmp_path, texts)
     prompts = load_prompts(path, model, n_positions=30, count=200)

@@ -21,11 +21,11 @@ from posbias.records import (
     Record,
     check_writable,
     exclusive,
+    failed_record,
     load_record,
     plain,
     portable,
     run_directory,
-    without_paths,
 )
 from posbias.report import write_report
 
@@ -157,8 +157,7 @@ def measure_models(
                     record = Record(verb="measure", arguments=each, status="failed", error=str(error))
                     # What cannot be loaded leaves nothing in its directory; nobody else's run is there to be replaced.
                     if directory is not None and not (directory / name).exists():
-                        told = replace(record, error=without_paths(str(error)))
-                        told.save(check_writable(directory / name))
+                        failed_record("measure", each, error).save(check_writable(directory / name))
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]

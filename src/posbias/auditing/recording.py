@@ -16,6 +16,9 @@ from posbias.prompts import Prompts
 from posbias.records import Record
 from posbias.report.layout import store_subjects, view_of
 
+COMPARED = ("predict", "measure", "audit")
+"""Verbs whose runs hold profiles of influence."""
+
 
 def measurement_record(
     measurement: Measurement, model: Model, prompts: Prompts, arguments: Mapping[str, Any], *, command: str = ""
@@ -89,10 +92,6 @@ def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
             measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
         ),
     }
-
-
-COMPARED = ("predict", "measure", "audit")
-"""Verbs whose runs hold profiles of influence."""
 
 
 def comparison_record(

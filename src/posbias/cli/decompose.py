@@ -61,7 +61,7 @@ def decompose(
         cost = preflight_decomposition(loaded, drawn, interventions=wanted, options=settings, max_memory=allowed)
         found = counterfactuals(loaded, drawn, interventions=wanted, options=settings)
         if not any(item.profiles for item in found.counterfactuals):
-            if directory is not None:
+            if directory is not None and not resume:  # resumed, pieces of an earlier request may be there
                 clear_parts(directory)
             reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
             raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")

@@ -106,7 +106,7 @@ def measure_prompts(
 def _network_hash(model: Model, described: Mapping[str, Any] | None) -> str:
     """The network's fingerprint, from those of its description where it has them: weights are read once."""
     told = described or {}
-    parts = [told[name] for name in ("weights_sha256", "buffers_sha256", "config_sha256") if name in told]
-    if len(parts) == 3:
-        return joined_sha256(*parts)
+    parts = ("weights_sha256", "buffers_sha256", "config_sha256")
+    if all(name in told for name in parts):
+        return joined_sha256(*(told[name] for name in parts))
     return network_sha256(model.network)

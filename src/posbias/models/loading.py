@@ -186,6 +186,7 @@ def _pretrained_network(
         raise RunError(f"model {source.name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
     if source.gguf is not None:
         _forget_quantisation(network)
+        cast_weights(network, dtype)
     return network  # type: ignore[no-any-return]
 
 

@@ -12,13 +12,12 @@ from typing import Any
 
 from posbias.errors import UsageError
 from posbias.prompts.sources import (
-    BYTES_PER_POSITION,
-    SEGMENT_BYTES,
     WHOLE_BYTES,
     Document,
     Group,
     byte_ranges,
     file_size,
+    segment_bytes,
 )
 from posbias.prompts.tokens import as_token_ids
 
@@ -196,9 +195,7 @@ def _batches(metadata: Any, column: str, n_positions: int) -> list[list[Batch]]:
         part = metadata.row_group(row_group)
         chunks = [part.column(number) for number in range(part.num_columns)]
         size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] == column)
-        pieces = max(
-            1, size // max(SEGMENT_BYTES, BYTES_PER_POSITION * n_positions), -(-part.num_rows // MAX_BATCH_ROWS)
-        )
+        pieces = max(1, size // segment_bytes(n_positions), -(-part.num_rows // MAX_BATCH_ROWS))
         rows = max(1, -(-part.num_rows // pieces))
         batches += [(row_group, batch, rows) for batch in range(-(-part.num_rows // rows))]
         whole += size

@@ -70,6 +70,11 @@ def documents_of(text: str) -> list[Document]:
     return [part.strip("\n") for part in parts if part.strip()]
 
 
+def segment_bytes(n_positions: int) -> int:
+    """Least size of a segment of a large file that windows of so many tokens are drawn from."""
+    return max(SEGMENT_BYTES, BYTES_PER_POSITION * n_positions)
+
+
 def byte_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
     """Cut a file into [start, stop) ranges: one for a small file, equal ones that hold several windows otherwise.
 
@@ -79,7 +84,7 @@ def byte_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
     size = file_size(path)
     if size <= WHOLE_BYTES:
         return [(0, size)]
-    pieces = max(1, size // max(SEGMENT_BYTES, BYTES_PER_POSITION * n_positions))
+    pieces = max(1, size // segment_bytes(n_positions))
     borders = [size * piece // pieces for piece in range(pieces + 1)]
     return list(itertools.pairwise(borders))
 
@@ -93,7 +98,7 @@ def document_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
     size = file_size(path)
     if size <= WHOLE_BYTES:
         return [(0, size)]
-    enough = max(SEGMENT_BYTES, BYTES_PER_POSITION * n_positions)
+    enough = segment_bytes(n_positions)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         borders = [match.span() for match in BORDER_LINE.finditer(content)]
     begins, ends = [0, *(end for _, end in borders)], [*(start for start, _ in borders), size]
