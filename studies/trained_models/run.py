@@ -7,11 +7,12 @@ and several processes may share the work, each with models of its own. `summary.
 import argparse
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cells import KEPT_HERE, kept_prompts
 from safetensors.numpy import save
 
 from posbias.measurement import measure_prompt, resolve_kinds
@@ -56,36 +57,43 @@ class Study:
     models: dict[str, str]
     texts: dict[str, Path]
     parts: Path
+    kept: Path
+    schedule: tuple[tuple[int, int], ...]
+    only: frozenset[str]
+    """Kinds of text to measure; empty: all."""
 
 
 def main() -> None:
     study = _arguments()
-    for n_positions, count in SCHEDULE:
+    for n_positions, count in study.schedule:
         for name, source in study.models.items():
             model = load_model(source)
             for text, prompts in _texts(study, model, n_positions):
+                done = kept_prompts(study.kept, name, n_positions, text)
                 for index in range(count):
-                    _piece(study.parts / name / str(n_positions) / text, model, prompts, index)
+                    _piece(study.parts / name / str(n_positions) / text, model, prompts, index, done)
             print(f"{name} {n_positions}: {count} prompts of each text", flush=True)
 
 
 def _texts(study: Study, model: Model, n_positions: int) -> Iterator[tuple[str, Prompts]]:
     """Every kind of text, and the first one with the tokens of each prompt in random order."""
-    most = max(count for length, count in SCHEDULE if length == n_positions)
+    most = max(count for length, count in SCHEDULE + study.schedule if length == n_positions)
     loaded = {
         name: load_prompts(str(path), model, n_positions=n_positions, count=most, seed=SEED)
         for name, path in study.texts.items()
     }
     first = next(iter(loaded.values()))
-    yield from itertools.chain(loaded.items(), [("scrambled", shuffled(first, SEED))])
+    for name, prompts in itertools.chain(loaded.items(), [("scrambled", shuffled(first, SEED))]):
+        if name in study.only or not study.only:
+            yield name, prompts
 
 
-def _piece(folder: Path, model: Model, prompts: Prompts, index: int) -> None:
+def _piece(folder: Path, model: Model, prompts: Prompts, index: int, done: Collection[str]) -> None:
     """Measure one prompt and predict it, unless that was done."""
     token_ids = prompts.token_ids[index]
     digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:12]
     path = folder / f"{index:03d}-{digest}.safetensors"
-    if path.is_file():
+    if path.is_file() or path.stem in done:
         return
     with trace_passing(model, token_ids) as passed:
         measured = measure_prompt(model, token_ids, kinds=resolve_kinds(list(KINDS)), key=(SEED, index))
@@ -107,10 +115,15 @@ def _arguments() -> Study:
         "--text", action="append", required=True, metavar="NAME=FILE", help="the first is scrambled too"
     )
     parser.add_argument("--parts", type=Path, required=True, help="directory of the finished prompts")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these texts alone, or scrambled")
+    parser.add_argument("--length", type=int, help="positions; all in turn where none is given")
+    parser.add_argument("--count", type=int, default=32, help="prompts of each text, with --length")
+    parser.add_argument("--kept", type=Path, default=KEPT_HERE, help="profiles kept of prompts that are not run again")
     given = parser.parse_args()
     models = dict(item.split("=", 1) for item in given.model)
     texts = {name: Path(path) for name, path in (item.split("=", 1) for item in given.text)}
-    return Study(models, texts, given.parts)
+    schedule = SCHEDULE if given.length is None else ((given.length, given.count),)
+    return Study(models, texts, given.parts, given.kept, schedule, frozenset(given.only))
 
 
 if __name__ == "__main__":

@@ -1,84 +1,27 @@
-"""The record and the tables of the study from the finished prompts under --parts.
+"""The record and the tables of the study from the finished prompts, those under --parts and those kept.
 
 Per cell (model, positions, text, kind of influence): W1 of every theory to the average measured profile with its
 interval over prompts, beside the flat line, the split-half noise of the measurement and the per-prompt medians. The
 form with a shared direction is judged where `shared_form.py` has computed it, on those prompts.
+
+A cell of which the record at --out judged more prompts stays as it is there. Cells of --keep positions are kept.
 """
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
 from posbias.comparison.sampling import PromptComparison, compare_with_prompts
 from posbias.intervals import Interval, bootstrap_mean
-from posbias.records import Record, write_atomically
+from posbias.records import Record, load_record, write_atomically
 
-KINDS = ("jacobian", "probability")
 CHOSEN_ON = "novels"
 """The kind of text on which the form of the theory was chosen; it is judged on the others."""
 FORMS = ("diagonal_key", "isotropic_key", "diagonal", "isotropic")
-SHARED = "shared"
-"""The form with a shared direction; one theory for each kind of influence."""
-SHARES = ("own", "shared")
-"""What holds the energy in that form: the last position's own gradient, the shared direction."""
 LEAST_PROMPTS = 2
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Finished prompts of one model, length and text."""
-
-    model: str
-    n_positions: int
-    text: str
-    prompts: list[dict[str, np.ndarray]]
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}/{self.n_positions}/{self.text}"
-
-    def stacked(self, name: str, *, like: str = "") -> np.ndarray:
-        """One row per prompt that has the array (and `like`), each summing to 1."""
-        rows = np.array([prompt[name] for prompt in self.prompts if name in prompt and (like or name) in prompt])
-        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
-
-    def mean(self, name: str) -> np.ndarray:
-        """Over the prompts that have the array."""
-        return np.asarray(np.mean([prompt[name] for prompt in self.prompts if name in prompt], axis=0))
-
-    def profiles(self, theory: str, kind: str, *, on: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """One kind of influence, measured and predicted, on the prompts that have the theory (and the one `on`)."""
-        shared = f"theory/{on or theory}"
-        return self.stacked(f"norms/{kind}", like=shared), self.stacked(f"theory/{theory}", like=shared)
-
-    def comparison(self, theory: str, kind: str, *, on: str | None = None) -> PromptComparison:
-        """One theory against one kind of influence, on the same prompts."""
-        measured, predicted = self.profiles(theory, kind, on=on)
-        return compare_with_prompts(predicted, measured, generator=np.random.default_rng(0))
-
-
-def cells(parts: Path) -> Iterator[Cell]:
-    """Cells with enough finished prompts, in order."""
-    for folder in sorted(parts.glob("*/*/*"), key=lambda path: (path.parts[-3], int(path.parts[-2]), path.parts[-1])):
-        files = sorted(folder.glob("*.safetensors"))
-        if len(files) >= LEAST_PROMPTS:
-            model, n_positions, text = folder.parts[-3:]
-            yield Cell(model, int(n_positions), text, [_prompt(file) for file in files])
-
-
-def _prompt(file: Path) -> dict[str, np.ndarray]:
-    """A measured prompt and, where it was computed, the form with a shared direction."""
-    arrays, beside = load_file(file), file.parent / "shared_form" / f"{file.name[:3]}.safetensors"
-    if beside.is_file():
-        form = load_file(beside)
-        arrays |= {f"theory/{SHARED}/{kind}": form[kind] for kind in KINDS}
-        arrays |= {f"shares/{share}": form[share] for share in SHARES}
-    return arrays
 
 
 def row(cell: Cell, kind: str, chosen: str) -> dict[str, Any]:
@@ -252,36 +195,81 @@ def _lead(entry: dict[str, Any]) -> str:
     return " | ".join(str(entry[name]) for name in ("model", "n_positions", "text", "kind", "prompts"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="directory of the record")
-    parser.add_argument("--page", type=Path, help="page whose tables, between their markers, are written anew")
-    given = parser.parse_args()
-    found = list(cells(given.parts))
-    forms = [line for cell in found for kind in KINDS if (line := forms_row(cell, kind)) is not None]
+def judged(found: list[Cell], before: Record | None) -> Record:
+    """The record of these cells, and of those that an earlier record judged on more prompts."""
+    old = before.scalars if before is not None else {"rows": [], "forms": [], "shared": []}
+    forms = merged([line for cell in found for kind in KINDS if (line := forms_row(cell, kind))], old["forms"])
     chosen = choose_form(forms)
-    rows = [row(cell, kind, chosen) for cell in found for kind in KINDS]
-    shared = [line for cell in found for kind in KINDS if (line := shared_row(cell, kind, chosen)) is not None]
-    shown = [*(f"norms/{kind}" for kind in KINDS), f"theory/{chosen}", "theory/published"]
-    shown += [f"theory/{SHARED}/{kind}" for kind in KINDS]
-    arrays = {
-        f"{cell.name}/{name}": cell.stacked(name).mean(axis=0)
-        for cell in found
-        for name in shown
-        if any(name in prompt for prompt in cell.prompts)
-    }
-    record = Record(
+    rows = merged([row(cell, kind, chosen) for cell in found for kind in KINDS], old["rows"])
+    shared = merged(
+        [line for cell in found for kind in KINDS if (line := shared_row(cell, kind, chosen))], old["shared"]
+    )
+    arrays = dict(before.arrays) if before is not None else {}
+    for cell in found:
+        counts = {entry["prompts"] for entry in rows if _cell_name(entry) == cell.name}
+        arrays |= mean_profiles(cell, chosen) if counts == {len(cell.prompts)} else {}
+    return Record(
         verb="study",
-        arguments={"models": sorted({cell.model for cell in found})},
-        scalars={"rows": rows, "forms": forms, "shared": shared, "chosen_form": chosen, "chosen_on": CHOSEN_ON},
+        arguments={"models": sorted({entry["model"] for entry in rows})},
+        scalars={
+            "rows": rows,
+            "forms": forms,
+            "shared": shared,
+            "chosen_form": chosen,
+            "chosen_on": CHOSEN_ON,
+        },
         arrays=arrays,
         seeds={"prompts": 0, "probes": 0, "bootstrap": 0},
     )
+
+
+def merged(lines: list[dict[str, Any]], older: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of every cell and kind the line that rests on more prompts, the new one where they are equal; in order."""
+    best = {_key(line): line for line in older}
+    for line in lines:
+        key = _key(line)
+        if key not in best or line["prompts"] >= best[key]["prompts"]:
+            best[key] = line
+    return [best[key] for key in sorted(best)]
+
+
+def mean_profiles(cell: Cell, chosen: str) -> dict[str, np.ndarray]:
+    """Measured and predicted, by their names in the record."""
+    shown = [*(f"norms/{kind}" for kind in KINDS), f"theory/{chosen}", "theory/published"]
+    shown += [f"theory/{SHARED}/{kind}" for kind in KINDS]
+    return {
+        f"{cell.name}/{name}": cell.stacked(name).mean(axis=0)
+        for name in shown
+        if any(name in prompt for prompt in cell.prompts)
+    }
+
+
+def _key(line: dict[str, Any]) -> tuple[str, int, str, str]:
+    return line["model"], line["n_positions"], line["text"], line["kind"]
+
+
+def _cell_name(line: dict[str, Any]) -> str:
+    return f"{line['model']}/{line['n_positions']}/{line['text']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", type=Path, required=True, help="directory of the finished prompts")
+    parser.add_argument("--kept", type=Path, default=KEPT_HERE, help="directory of the kept profiles")
+    parser.add_argument("--keep", type=int, action="append", default=[], metavar="N", help="keep cells of N positions")
+    parser.add_argument("--out", type=Path, required=True, help="directory of the record")
+    parser.add_argument("--page", type=Path, help="page whose tables, between their markers, are written anew")
+    given = parser.parse_args()
+    found = list(cells(given.parts, given.kept, least=LEAST_PROMPTS))
+    for cell in found:
+        if cell.n_positions in given.keep:
+            keep(cell, given.kept)
+    record = judged(found, load_record(given.out) if given.out.is_dir() else None)
     record.save(given.out)
-    tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(forms)}
+    rows, shared = record.scalars["rows"], record.scalars["shared"]
+    tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(record.scalars["forms"])}
     tables |= {"shared": shared_table(shared), "ends": ends_table(shared)}
-    print(f"chosen on {CHOSEN_ON}: {chosen}\n\n" + "\n\n".join(tables.values()))
+    print(f"chosen on {CHOSEN_ON}: {record.scalars['chosen_form']}\n\n" + "\n\n".join(tables.values()))
     if given.page is not None:
         write_atomically(given.page, with_tables(given.page.read_text(), tables).encode())
 
