@@ -71,6 +71,17 @@ def test_flags_that_nothing_reads_are_refused(posbias, flags, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("flag", [["--behaviour-count", "3"], ["--no-behaviour-theories"]])
+def test_flags_of_a_task_need_a_task(posbias, flag, tmp_path):
+    one_line(posbias("audit", "demo", *flag, "--out", tmp_path / "run"), "behaviour-", "needs a task")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", [["predict"], ["list"], ["models", "get"], ["audit", "demo"]])
+def test_an_empty_directory_name_is_not_the_current_one(posbias, verb):
+    one_line(posbias(*verb, "--out", ""), "'--out'", "the name of a directory")
+
+
 def test_flags_that_change_nothing_are_not_refused(posbias):
     assert posbias("predict", "--length", 16, "--content", "0", "--seed", 3).returncode == 0
     assert posbias("predict", "--length", 16, "--theory", "attention_only", "--mixing", "1").returncode == 0

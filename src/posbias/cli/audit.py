@@ -7,7 +7,8 @@ import typer
 
 from posbias.cli import behaviour_options as asked
 from posbias.cli import options
-from posbias.cli.invocation import command_line, passed_arguments
+from posbias.cli.invocation import command_line, passed_arguments, was_given
+from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.auditing import Audit, AuditOptions, BehaviourPlan
@@ -51,7 +52,14 @@ def audit(
     seed: options.Seed = 0,
     resume: options.Resume = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Directory for record and report.", show_default="runs/MODEL")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Directory for record and report.",
+            parser=options.directory,
+            metavar="<path>",
+            show_default="runs/MODEL",
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -77,9 +85,21 @@ def audit(
         command=command_line(context),
     )
     if behaviour is None:
+        _refuse_behaviour_flags(context)
         _audit(context, settings)
     else:
         _audit_with_behaviour(context, settings)
+
+
+def _refuse_behaviour_flags(context: typer.Context) -> None:
+    """Flags of a task where none is named would change nothing.
+
+    Raises:
+        UsageError: one was given.
+    """
+    for parameter in context.command.params:
+        if str(parameter.name).startswith("behaviour_") and was_given(context, str(parameter.name)):
+            raise UsageError(f"{parameter.opts[0]} needs a task: --behaviour 'key_value(pairs=10)'")
 
 
 def _audit(context: typer.Context, settings: "AuditOptions") -> None:

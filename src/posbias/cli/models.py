@@ -16,7 +16,14 @@ def get(
     name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.")] = "demo",
     seed: options.UnusedSeed = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A new directory for a copy of the model.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out",
+            help="A new directory for a copy of the model.",
+            parser=options.directory,
+            metavar="<path>",
+            show_default=False,
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -12,7 +12,20 @@ from posbias.memory import parse_bytes
 if TYPE_CHECKING:
     from posbias.engines import Engine as AnyEngine
 
-Out = Annotated[Path | None, typer.Option("--out", help="Directory for record and report.", show_default=False)]
+
+def directory(text: str) -> Path:
+    """A directory that was named; an empty name (often a shell variable that is not set) is not the current one."""
+    if not text.strip():
+        raise typer.BadParameter("allowed: the name of a directory, '.' for this one")
+    return Path(text)
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Directory for record and report.", parser=directory, metavar="<path>", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.", min=0)]
 UnusedSeed = Annotated[int, typer.Option("--seed", help="Taken by every verb; nothing is drawn here.", min=0)]
