@@ -83,7 +83,7 @@ def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, li
 
 
 def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_llama, tmp_path):
-    result = posbias("attention", tiny_llama, "--length", 9, "--count", 1, "--cells", 4, "--out", tmp_path / "run")
+    result = posbias("attention", tiny_llama, "--length", 9, "--count", 1, "--kernel-cells", 4, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     assert "[" not in result.stdout.split("mean [95 %]")[1].split("Layer by layer")[0]
     record = pb.load_record(tmp_path / "run")
@@ -106,7 +106,7 @@ def test_kernels_are_drawn_in_cells_unless_asked_for(library):
         (["--thresholds", "a"], "--thresholds must be numbers"),
         (["--thresholds", "0.2,1.5"], "sink_thresholds"),
         (["--length", 2], "at least 3 positions"),
-        (["--cells", 40], "kernel_cells must be 1 to 24"),
+        (["--kernel-cells", 40], "kernel_cells must be 1 to 24"),
         (["--max-memory", "1KB"], "allowed are 1 KB"),
         (["--max-memory", "40KB"], "40 KB are allowed; try"),
         (["--windows", "ends"], "windows must be one of"),

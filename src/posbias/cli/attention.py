@@ -16,6 +16,7 @@ Thresholds = Annotated[str, typer.Option(help="Comma-separated thresholds of the
 Cells = Annotated[
     int | None,
     typer.Option(
+        "--kernel-cells",
         help="Side of the mean kernels in cells; default: every position up to 1024, else 256.",
         min=1,
         show_default=False,
@@ -43,7 +44,7 @@ def attention(
     length: options.Length = 512,
     count: options.Count = 16,
     thresholds: Thresholds = "0.2,0.3",
-    cells: Cells = None,
+    kernel_cells: Cells = None,
     heads: Heads = False,
     kernels: Kernels = False,
     max_memory: MaxMemory = None,
@@ -68,7 +69,7 @@ def attention(
 
     wanted = AttentionOptions(
         _numbers(thresholds),
-        kernel_cells=cells,
+        kernel_cells=kernel_cells,
         by_head=heads,
         memory_limit=options.bytes_of(max_memory) or MEMORY_LIMIT,
         seed=seed,
