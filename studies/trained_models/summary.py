@@ -178,6 +178,13 @@ def verdicts(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def tables_of(record: Record) -> dict[str, str]:
+    """The page's tables by the names of their markers."""
+    rows, forms, shared = (record.scalars[name] for name in ("rows", "forms", "shared"))
+    tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(forms)}
+    return tables | {"shared": shared_table(shared), "ends": ends_table(shared)}
+
+
 def with_tables(page: str, tables: dict[str, str]) -> str:
     """The page with every table between its two markers replaced."""
     for name, lines in tables.items():
@@ -225,9 +232,9 @@ def judged(found: list[Cell], before: Record | None) -> Record:
 
 def merged(lines: list[dict[str, Any]], older: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of every cell and kind the line that rests on more prompts, the new one where they are equal; in order."""
-    best = {_key(line): line for line in older}
+    best = {key_of(line): line for line in older}
     for line in lines:
-        key = _key(line)
+        key = key_of(line)
         if key not in best or line["prompts"] >= best[key]["prompts"]:
             best[key] = line
     return [best[key] for key in sorted(best)]
@@ -244,7 +251,7 @@ def mean_profiles(cell: Cell, chosen: str) -> dict[str, np.ndarray]:
     }
 
 
-def _key(line: dict[str, Any]) -> tuple[str, int, str, str]:
+def key_of(line: dict[str, Any]) -> tuple[str, int, str, str]:
     return line["model"], line["n_positions"], line["text"], line["kind"]
 
 
@@ -266,9 +273,7 @@ def main() -> None:
             keep(cell, given.kept)
     record = judged(found, load_record(given.out) if given.out.is_dir() else None)
     record.save(given.out)
-    rows, shared = record.scalars["rows"], record.scalars["shared"]
-    tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(record.scalars["forms"])}
-    tables |= {"shared": shared_table(shared), "ends": ends_table(shared)}
+    tables = tables_of(record)
     print(f"chosen on {CHOSEN_ON}: {record.scalars['chosen_form']}\n\n" + "\n\n".join(tables.values()))
     if given.page is not None:
         write_atomically(given.page, with_tables(given.page.read_text(), tables).encode())

@@ -1,0 +1,98 @@
+"""The shipped study of trained models: its page shows its record, kept single prompts give the record."""
+
+import importlib
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from posbias.records import load_record
+
+ROOT = Path(__file__).parents[2]
+STUDY = ROOT / "studies" / "trained_models"
+PAGE = ROOT / "docs" / "trained_models.md"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A script of the study, by its name."""
+    monkeypatch.syspath_prepend(str(STUDY))
+    return importlib.import_module
+
+
+def test_the_page_shows_the_record(script):
+    summary, page = script("summary"), PAGE.read_text()
+    assert summary.with_tables(page, summary.tables_of(load_record(STUDY / "record"))) == page
+
+
+def test_kept_prompts_give_the_record(script):
+    summary, cells = script("summary"), script("cells")
+    rows = {summary.key_of(row): row for row in load_record(STUDY / "record").scalars["rows"]}
+    judged = 0
+    for cell in cells.cells(Path("nowhere"), STUDY / "kept", least=2):
+        again = summary.row(cell, "jacobian", "diagonal_key")
+        recorded = rows[summary.key_of(again)]
+        if again["prompts"] < recorded["prompts"]:  # the record stays with the larger sample
+            continue
+        judged += 1
+        assert again["prompts"] == recorded["prompts"], cell.name
+        assert again["theory"] == pytest.approx(recorded["theory"], abs=1e-4), cell.name
+        assert again["meets_target"] == recorded["meets_target"], cell.name
+    assert judged
+
+
+def parts_of(folder, *, count, n_positions, seed=0):
+    """Finished prompts, as `run.py` writes them."""
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(seed)
+    names = ("norms/jacobian", "norms/probability", "theory/diagonal_key", "theory/published")
+    for index in range(count):
+        save_file(
+            {name: generator.exponential(size=n_positions) for name in names}, folder / f"{index:03d}-ab.safetensors"
+        )
+
+
+def test_keeping_loses_nothing_that_is_judged(script, tmp_path):
+    summary, cells = script("summary"), script("cells")
+    parts_of(tmp_path / "parts" / "some-model" / "96" / "novels", count=6, n_positions=96)
+    [cell] = cells.cells(tmp_path / "parts", tmp_path / "kept", least=2)
+    cells.keep(cell, tmp_path / "kept")
+    [again] = cells.cells(tmp_path / "none", tmp_path / "kept", least=2)
+    assert (again.model, again.n_positions, again.text) == ("some-model", 96, "novels")
+    assert list(again.finished) == list(cell.finished)
+    assert set(cells.kept_prompts(tmp_path / "kept", "some-model", 96, "novels")) == set(cell.finished)
+    for name in ("theory", "flat", "published"):
+        first, second = (summary.row(each, "probability", "diagonal_key")[name] for each in (cell, again))
+        assert second == pytest.approx(first, rel=1e-3)
+
+
+def test_a_cell_judged_on_fewer_prompts_does_not_replace_the_recorded_one(script, tmp_path):
+    summary = script("summary")
+    names = {"model": "m", "n_positions": 8, "kind": "jacobian"}
+    old = [
+        {**names, "text": "novels", "prompts": 20, "from": "old"},
+        {**names, "text": "a", "prompts": 2, "from": "old"},
+    ]
+    new = [
+        {**names, "text": "novels", "prompts": 12, "from": "new"},
+        {**names, "text": "a", "prompts": 2, "from": "new"},
+    ]
+    assert [(line["text"], line["from"]) for line in summary.merged(new, old)] == [("a", "new"), ("novels", "old")]
+
+
+def test_vectors_of_strings_are_read_from_a_database_of_r(script, tmp_path):
+    texts = script("texts")
+    books = [["EMMA", "", "by £"], ["FINIS"]]
+    database = b""
+    for book in books:
+        body = b"X\n" + struct.pack(">III", 3, 0x00040201, 0x00030500) + struct.pack(">I", 5) + b"UTF-8"
+        body += struct.pack(">II", 16, len(book))
+        for line, encoding in zip(book, ("latin-1", "latin-1", "utf-8"), strict=False):
+            flags = 9 | (texts.UTF8 if encoding == "utf-8" else 0)
+            body += struct.pack(">II", flags, len(line.encode(encoding))) + line.encode(encoding)
+        database += struct.pack(">I", len(body)) + zlib.compress(body)
+    (tmp_path / "Rdata.rdb").write_bytes(database)
+    assert list(texts.novels(tmp_path / "Rdata.rdb")) == ["EMMA\n\nby £", "FINIS"]
