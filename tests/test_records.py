@@ -10,11 +10,13 @@ import time
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from posbias.errors import RunError, UsageError
 from posbias.profiles import uniform_profile
 from posbias.records import (
     ARRAYS_FILE,
+    FORMAT_VERSION,
     LOCK_FILE,
     RECORD_FILE,
     Record,
@@ -128,6 +130,12 @@ def test_missing_and_damaged_runs_are_refused(tmp_path):
     (tmp_path / ARRAYS_FILE).write_bytes(b"not safetensors")
     with pytest.raises(UsageError, match="damaged"):
         load_record(tmp_path)
+    for document, message in (([], "record format None"), ({"format_version": FORMAT_VERSION, "new": 1}, "damaged or")):
+        metadata = {"record": json.dumps(document)}
+        (tmp_path / ARRAYS_FILE).write_bytes(save({"x": np.zeros(1)}, metadata=metadata))
+        with pytest.raises(UsageError, match=message):
+            load_record(tmp_path)
+    assert not (tmp_path / RECORD_FILE).exists()
 
 
 def test_unwritable_places_are_refused_before_any_work(tmp_path):

@@ -122,14 +122,17 @@ def load_record(directory: str | Path) -> Record:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
-    version = document.get("format_version")
+    version = document.get("format_version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
         raise UsageError(
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
+    try:
+        record = Record(**{**document, "arrays": arrays})
+    except TypeError as error:
+        raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
     _complete(directory / RECORD_FILE, document)
-    document["arrays"] = arrays
-    return Record(**document)
+    return record
 
 
 def remove_record(directory: Path) -> None:

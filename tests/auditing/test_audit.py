@@ -15,7 +15,7 @@ from posbias import parts as storage
 from posbias.auditing import measurement_record, subjects
 from posbias.auditing.recording import comparison_record
 from posbias.auditing.run import AuditOptions
-from posbias.comparison import Sample
+from posbias.comparison import Sample, contrast, interval_record
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
 from posbias.report import view_of
@@ -236,6 +236,11 @@ def test_counts_and_seeds_may_be_numpy_integers(tiny_llama):
     assert (run.returncode, run.stdout) == (0, "2\n"), run.stderr
 
 
+def test_a_model_at_birth_without_births_is_refused(tiny_llama):
+    with pytest.raises(UsageError, match="births must be at least 1 where the model itself is one"):
+        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(births=0, init_seed=4))
+
+
 def test_births_that_would_share_a_prompt_are_refused(tiny_llama):
     with pytest.raises(UsageError, match="births must be at most the 2 prompts, one prompt for each; got 7"):
         pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(births=7))
@@ -259,6 +264,45 @@ def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finish
     single = [pb.compare(theory.profile, Profile(unit)).wasserstein for unit in units]
     block = blocks["trained: power_rollout"]
     assert block["prompts"]["per_prompt"]["value"] == pytest.approx(np.median(single), rel=1e-9)
+
+
+def measured_record(tiny_llama, *, count, seed):
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=count, seed=seed)
+    return measurement_record(pb.measure(model, prompts, kinds=["probability"]), model, prompts, {})
+
+
+def only_block(compared):
+    (block,) = compared.scalars["subjects"]["comparison"]["comparisons"]
+    return block["prompts"]
+
+
+def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
+    few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
+    block = only_block(comparison_record(few, many, {}))
+    assert (block["n_units"], block["decides"]) == (3, 0)
+    single = measured_record(tiny_llama, count=1, seed=5)
+    alone = only_block(comparison_record(single, many, {}))
+    assert (alone["n_units"], alone["decides"]) == (1, 0)
+    assert alone["distance"]["high"] is None
+    first, second = (view_of(record).subjects[0].measured["probability"].sample for record in (few, many))
+    assert block["difference"] == pytest.approx(
+        interval_record(contrast(second, first, generator=np.random.default_rng(1)).difference), abs=0.02
+    )
+
+
+def test_two_runs_on_the_same_prompts_are_paired(tiny_llama):
+    record = measured_record(tiny_llama, count=6, seed=5)
+    block = only_block(comparison_record(record, measured_record(tiny_llama, count=6, seed=5), {}))
+    assert max(block["distance"].values()) < 1e-12
+    assert block["n_units"] == 6
+
+
+def test_the_seed_of_a_comparison_is_that_of_its_resamples(tiny_llama):
+    few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
+    first, again, other = (comparison_record(few, many, {}, seed=seed) for seed in (0, 0, 5))
+    assert (first.seeds, other.seeds) == ({"bootstrap": 0}, {"bootstrap": 5})
+    assert only_block(first) == only_block(again) != only_block(other)
 
 
 def test_an_average_of_raw_norms_has_intervals_of_that_very_average(tiny_llama):

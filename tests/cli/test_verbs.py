@@ -69,6 +69,11 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
     assert block["metrics"]["wasserstein"] == pytest.approx(expected.wasserstein, rel=1e-3)
     assert block["flat"]["wasserstein"] == pytest.approx(expected.flat.wasserstein, rel=1e-3)
 
+    page = (measured / "report.html").read_bytes()
+    for flags, reason in (([], "need a directory of their own"), (["--out", measured], "is one of the runs")):
+        refused = posbias("report", measured, predicted, *flags)
+        assert (refused.returncode, reason in refused.stderr) == (2, True), refused.stderr
+    assert (measured / "report.html").read_bytes() == page
     both = posbias("report", measured, predicted, "--out", tmp_path / "both")
     assert both.returncode == 0, both.stderr
     assert (tmp_path / "both" / "report.html").is_file()

@@ -231,22 +231,28 @@ def test_without_attention_only_the_last_position_counts(name, token_ids):
     assert reached[-1] > 0
 
 
-def test_without_residual_a_block_returns_attention_and_the_mlp_on_it(token_ids):
-    model = shaken_model("llama")
-    stream = model.embed(model.token_tensor([token_ids.tolist()]))
-    decoder = model.network.model
+@pytest.mark.parametrize("name", ["llama", "granite"])
+def test_without_residual_a_block_returns_attention_and_the_mlp_on_it(name, token_ids):
+    model = shaken_model(name)
+    config, decoder = model.config, model.network.model
+    scale = getattr(config, "residual_multiplier", 1.0)
+    assert (scale != 1) == (name == "granite")
+    stream = model.embed(model.token_tensor([token_ids.tolist()])) * getattr(config, "embedding_multiplier", 1.0)
     with torch.no_grad():
         angles = decoder.rotary_emb(stream, torch.arange(POSITIONS)[None])
         for layer in decoder.layers:
-            stream = layer.self_attn(
-                layer.input_layernorm(stream), position_embeddings=angles, attention_mask=None, use_cache=False
-            )[0]
-            stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
-        expected = model.network.lm_head(decoder.norm(stream))[0, -1]
+            stream = (
+                scale
+                * layer.self_attn(
+                    layer.input_layernorm(stream), position_embeddings=angles, attention_mask=None, use_cache=False
+                )[0]
+            )
+            stream = stream + scale * layer.mlp(layer.post_attention_layernorm(stream))
+        expected = model.network.lm_head(decoder.norm(stream))[0, -1] / getattr(config, "logits_scaling", 1.0)
     with intervened(model, "no_residual") as changed:
         torch.testing.assert_close(last(changed, token_ids), expected, rtol=0, atol=1e-9)
         assert not changed.described
-        with pytest.raises(UsageError, match="no residual"):
+        with pytest.raises(UsageError, match="under no_residual: its attention branches have no residual"):
             pb.power_rollout(changed, pb.Prompts(token_ids[None]))
 
 
@@ -404,6 +410,11 @@ def test_bad_requests_are_refused(token_ids):
     too_many = pytest.raises(UsageError, match="positions must be below the prompt's 12")
     with intervened(model, f"sink_masked(positions={POSITIONS})") as changed, too_many:
         last(changed, token_ids)
+    with intervened(model, f"sink_masked(positions={POSITIONS})") as changed, too_many:
+        pb.power_rollout(changed, pb.Prompts(token_ids[None]))
+    described = resolve_interventions(f"sink_masked(positions={POSITIONS})")[0].description(model, own=True)
+    with too_many:
+        pb.power_rollout(described, pb.Prompts(token_ids[None]))
 
 
 def test_one_intervention_at_a_time(token_ids):

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
+from posbias.comparison import Depth, MeasuredKind, Mixing, Sample, Subject, TheoryProfile, compare_subject, finite
 from posbias.errors import UsageError
 from posbias.measurement import DepthProfiles, Measurement
 from posbias.models.model import Model
+from posbias.profiles import Profile
 from posbias.prompts import Prompts
 from posbias.records import Record
 from posbias.report.layout import store_subjects, view_of
@@ -38,7 +39,8 @@ def measurement_record(
         },
         seeds=dict(measurement.seeds),
     )
-    subject = compare_subject(measured_subject(state, measurement), generator=np.random.default_rng(0))
+    generator = np.random.default_rng(measurement.seeds.get("measure", 0))
+    subject = compare_subject(measured_subject(state, measurement), generator=generator)
     if measurement.options.keep == "mean":
         averages = {kind: MeasuredKind(entry.profile) for kind, entry in subject.measured.items()}
         subject = replace(subject, measured=averages)
@@ -95,9 +97,18 @@ def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
 
 
 def comparison_record(
-    predicted: Record, measured: Record, arguments: Mapping[str, Any], *, command: str = "", kind: str | None = None
+    predicted: Record,
+    measured: Record,
+    arguments: Mapping[str, Any],
+    *,
+    command: str = "",
+    kind: str | None = None,
+    seed: int = 0,
 ) -> Record:
     """Every theory of the first run beside what was measured in the second.
+
+    The prompts of both runs are resampled: together where both read the same ones, else independently, and the smaller
+    number of them decides whether a claim is made. A prediction that read no prompts is taken as it is.
 
     Args:
         predicted: A run with predictions; where it has none, its measured kinds are taken in their place.
@@ -105,6 +116,7 @@ def comparison_record(
         arguments: What the user passed.
         command: What repeats the comparison in a shell.
         kind: Compare to this measured kind only; all by default.
+        seed: Of the resamples.
 
     Raises:
         UsageError: nothing to compare, an unknown kind, or profiles of different lengths.
@@ -112,14 +124,14 @@ def comparison_record(
     for record in (predicted, measured):
         if record.verb not in COMPARED:
             raise UsageError(f"a run of {record.verb} cannot be compared; allowed are runs of {', '.join(COMPARED)}")
-    theories = _predictions(predicted)
     kinds = _measurements(measured)
     if kind is not None:
         if kind not in kinds:
             raise UsageError(f"the second run holds no profile {kind!r}; it holds: {', '.join(kinds)}")
         kinds = {kind: kinds[kind]}
+    theories = _predictions(predicted, shared=_shared_units(predicted, measured, kinds))
     subject = Subject(name="comparison", measured=kinds, theories=theories)
-    compared = compare_subject(subject, generator=np.random.default_rng(0))
+    compared = compare_subject(subject, generator=np.random.default_rng(seed))
     record = Record(
         verb="compare",
         arguments=dict(arguments),
@@ -129,26 +141,60 @@ def comparison_record(
             "predicted_run": predicted.run_id,
             "measured_run": measured.run_id,
         },
-        seeds={"bootstrap": 0},
+        seeds={"bootstrap": seed},
     )
     return store_subjects(record, [compared])
 
 
-def _predictions(record: Record) -> dict[str, TheoryProfile]:
-    """The run's theories, or what it measured, taken as predictions; named by subject where there are several."""
+def _predictions(record: Record, *, shared: int) -> dict[str, TheoryProfile]:
+    """The run's theories, or what it measured, taken as predictions; named by subject where there are several.
+
+    Args:
+        record: The run.
+        shared: How many prompts it read that are those of the measurement; 0: its own are resampled on their own.
+    """
     subjects = view_of(record).subjects
     if any(subject.theories for subject in subjects):
-        # Predictions for single prompts belong to the other run's prompts: only the average is compared.
         return {
-            _named(name, subject, subjects): TheoryProfile(entry.profile)
+            _named(name, subject, subjects): _prediction(entry.profile, _theory_sample(entry, subject), shared=shared)
             for subject in subjects
             for name, entry in subject.theories.items()
         }
     return {
-        _named(name, subject, subjects): TheoryProfile(entry.profile)
+        _named(name, subject, subjects): _prediction(
+            entry.profile, entry.sample or Sample(entry.profile.influence[None]), shared=shared
+        )
         for subject in subjects
         for name, entry in subject.measured.items()
     }
+
+
+def _shared_units(predicted: Record, measured: Record, kinds: Mapping[str, MeasuredKind]) -> int:
+    """How many prompts both runs read, the same ones in the same order and one unit each; 0 where they differ."""
+    first, second = (record.resolved.get("prompts") or {} for record in (predicted, measured))
+    units = {len(entry.per_prompt) for entry in kinds.values() if entry.per_prompt is not None}
+    same = first.get("sha256") is not None and first["sha256"] == second.get("sha256")
+    return int(first["count"]) if same and units == {first["count"]} else 0
+
+
+def _theory_sample(theory: TheoryProfile, subject: Subject) -> Sample | None:
+    """A theory's own units, grouped as the subject's measured units are; None where it read no prompts."""
+    if theory.per_prompt is None:
+        return None
+    groups = [entry.groups for entry in subject.measured.values() if entry.groups is not None]
+    return Sample.of(theory.per_prompt, next((own for own in groups if len(own) == len(theory.per_prompt)), None))
+
+
+def _prediction(profile: Profile, sample: Sample | None, *, shared: int) -> TheoryProfile:
+    """With its units paired with the measurement's where these are the same prompts, else resampled on their own.
+
+    A measurement of which only the mean was kept is one unit: no interval, no claim.
+    """
+    if sample is None:
+        return TheoryProfile(profile)
+    if 1 < shared == len(sample.units) and sample.groups is None and sample.scales is None:
+        return TheoryProfile(profile, sample.units)
+    return TheoryProfile(profile, sample=sample)
 
 
 def _measurements(record: Record) -> dict[str, MeasuredKind]:

@@ -153,6 +153,8 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
     first_seed = (model.origin.init_seed or 0) if born_already else options.seed
 
     count = prompts.count if born_already and options.births is None else options.count_births(prompts.count)
+    if not count and born_already:
+        raise UsageError("births must be at least 1 where the model itself is one (init_seed, config:); got 0")
     if count:
         states[INITIALISED] = [Unit(index % prompts.count, birth=first_seed + index) for index in range(count)]
     return states

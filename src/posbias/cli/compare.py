@@ -23,7 +23,7 @@ def compare(
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Compare two runs: every distance between their profiles, beside that of a flat line."""
+    """Compare two runs: every distance between their profiles, beside a flat line's; prompts of both are resampled."""
     from posbias.auditing import comparison_record
     from posbias.cli.output import finish
     from posbias.records import load_record, run_directory
@@ -33,6 +33,11 @@ def compare(
     arguments = passed_arguments(context)
     with run_directory(out, verb="compare", arguments=arguments) as directory:
         record = comparison_record(
-            load_record(predicted), load_record(measured), arguments, command=command_line(context), kind=kind
+            load_record(predicted),
+            load_record(measured),
+            arguments,
+            command=command_line(context),
+            kind=kind,
+            seed=seed,
         )
         finish(record, out=directory, as_json=json)

@@ -176,6 +176,37 @@ def compare_with_prompts(
     )
 
 
+def compare_samples(
+    predicted: Sample, measured: Sample, *, generator: np.random.Generator, draws: int = DRAWS
+) -> PromptComparison:
+    """The same where the prediction is an average over prompts of its own: both sides are resampled, independently.
+
+    Args:
+        predicted: Units that were drawn independently of the measurement's.
+        measured: Influence per prompt.
+        generator: Source of the resamples.
+        draws: Bootstrap draws.
+
+    Returns:
+        95 % expanded percentile intervals, `n_units` those of the smaller sample; infinite where one has a single unit.
+
+    Raises:
+        UsageError: lengths differ.
+    """
+    gap = contrast(measured, predicted, generator=generator, draws=draws)
+    weights = draw_weights(len(measured.independent), generator=generator, draws=draws)
+    flat = uniform_profile(measured.units.shape[1]).influence
+    return PromptComparison(
+        distance=gap.distance,
+        flat=gap.flat,
+        difference=gap.difference,
+        noise=split_half_noise(measured, generator=generator),
+        per_prompt=_median_interval(wasserstein(predicted.average[None], measured.units), measured, weights),
+        per_prompt_flat=_median_interval(wasserstein(flat[None], measured.units), measured, weights),
+        n_units=gap.n_units,
+    )
+
+
 def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
     """W1 between the averages of random halves of the independent units."""
     units = sample.independent

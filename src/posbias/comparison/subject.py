@@ -12,7 +12,15 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.comparison.comparison import Comparison, compare
-from posbias.comparison.sampling import Contrast, PromptComparison, Sample, compare_with_prompts, contrast, summarise
+from posbias.comparison.sampling import (
+    Contrast,
+    PromptComparison,
+    Sample,
+    compare_samples,
+    compare_with_prompts,
+    contrast,
+    summarise,
+)
 from posbias.intervals import Interval, bootstrap_mean
 from posbias.profiles import Profile
 
@@ -66,6 +74,8 @@ class TheoryProfile:
     per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
     """One prediction per unit of the measurement, in the same order, where the theory reads the prompt; its normalised
     average should be `profile`, as `of_prompts` makes it."""
+    sample: Sample | None = None
+    """Units of its own that `profile` averages, drawn independently of the measurement's: they are resampled too."""
 
     @classmethod
     def of_prompts(
@@ -153,13 +163,18 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
             summaries[kind] = summarise(sample, generator=generator)
         seed = int(generator.integers(2**63))
         for name, theory in subject.theories.items():
-            prompts = None
-            if sample is not None:
-                predicted = theory.profile if theory.per_prompt is None else theory.per_prompt
-                prompts = compare_with_prompts(predicted, sample, generator=np.random.default_rng(seed))
+            prompts = None if sample is None else _beside(theory, sample, np.random.default_rng(seed))
             comparison = compare(theory.profile, measured.profile)
             comparisons.append(KindComparison(kind, name, comparison, prompts))
     return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
+
+
+def _beside(theory: TheoryProfile, measured: Sample, generator: np.random.Generator) -> PromptComparison:
+    """One theory beside the units of a measurement."""
+    if theory.sample is not None:
+        return compare_samples(theory.sample, measured, generator=generator)
+    predicted = theory.profile if theory.per_prompt is None else theory.per_prompt
+    return compare_with_prompts(predicted, measured, generator=generator)
 
 
 def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:

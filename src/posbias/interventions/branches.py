@@ -102,10 +102,13 @@ class NoResidual(Intervention):
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Let every branch return a - x, so that what is added up is a."""
+        """Let every branch return a - x / s, so that what is added up, s times that, leaves s a of x + s a."""
+        blocks = model.family.blocks(model.network)
+        if any(block.branch_scale == 0 for block in blocks):
+            raise UsageError(f"{self}: this model's branches are scaled by 0 and the stream is all there is")
         with ExitStack() as hooks:
-            for block in model.family.blocks(model.network):
-                keep, subtract = _subtract_stream()
+            for block in blocks:
+                keep, subtract = _subtract_stream(block.branch_scale)
                 # Not the block itself: recomputing activations calls a block past its hooks.
                 reads = block.attention_norm or block.attention
                 hooks.callback(reads.register_forward_pre_hook(keep, with_kwargs=True).remove)
@@ -172,8 +175,12 @@ def added_by(block: Block) -> nn.Module:
     return block.attention_post_norm or block.attention_output
 
 
-def _subtract_stream() -> tuple[Callable[..., None], Callable[..., Tensor]]:
-    """A pair of hooks for one block: keep the stream where its branch reads it, take it off what the branch adds."""
+def _subtract_stream(branch_scale: float) -> tuple[Callable[..., None], Callable[..., Tensor]]:
+    """A pair of hooks for one block: keep the stream where its branch reads it, take it off what the branch adds.
+
+    Args:
+        branch_scale: What the block multiplies its branch with before it is added.
+    """
     streams: list[Tensor] = []
 
     def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -182,6 +189,6 @@ def _subtract_stream() -> tuple[Callable[..., None], Callable[..., Tensor]]:
     def subtract(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
         (stream,) = streams
         streams.clear()
-        return output - stream.reshape(output.shape)
+        return output - stream.reshape(output.shape) / branch_scale
 
     return keep, subtract

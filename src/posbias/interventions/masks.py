@@ -159,8 +159,7 @@ class SinkMasked(Visibility):
 
     def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """The layer's own mask without the first keys, but for their own queries."""
-        if self.positions >= n_positions:
-            raise UsageError(f"{self}: positions must be below the prompt's {n_positions}, got {self.positions}")
+        self._check_length(n_positions)
         index = np.arange(n_positions)
         hidden = (index[:, None] >= self.positions) & (index[None, :] < self.positions)
         visible: np.ndarray = own.visible(n_positions) & ~hidden
@@ -175,7 +174,12 @@ class SinkMasked(Visibility):
         parts = with_attention(model.family, hiding)
         return model.described_by(answering(model.family, {"attention_parts": parts}))
 
+    def _check_length(self, n_positions: int) -> None:
+        if self.positions >= n_positions:
+            raise UsageError(f"{self}: positions must be below the prompt's {n_positions}, got {self.positions}")
+
     def _logits(self, parts: AttentionParts, n_positions: int) -> Float[Tensor, "heads n_positions"]:
+        self._check_length(n_positions)
         device = parts.query.device
         own = torch.zeros(parts.heads, n_positions, device=device)
         if parts.position_logits is not None:

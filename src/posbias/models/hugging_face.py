@@ -80,6 +80,8 @@ class HuggingFaceModel(Model):
         """
         if self._family is None:
             raise UsageError(f"model type {self.model_type!r} is not described; known families: {', '.join(FAMILIES)}")
+        if self._misfit is not None and self.intervention is not None:
+            raise UsageError(f"no description fits the model under {self.intervention}: {self._misfit}")
         if self._misfit is not None:
             raise UsageError(f"this {self.model_type} model is not described: {self._misfit}; unset is allowed")
         return self._family

@@ -105,17 +105,19 @@ def view_of(record: Record) -> RunView:
     if record.status != "done":
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
     stored = record.scalars.get("subjects")
-    if stored:
-        subjects = tuple(_subject(record, name, scalars) for name, scalars in stored.items())
-    else:
-        subjects = (_bare_subject(record),)
+    try:
+        subjects = tuple(_subject(record, name, scalars) for name, scalars in (stored or {}).items())
+        contrasts = {kind: _contrast(entry) for kind, entry in record.scalars.get("contrasts", {}).items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UsageError(f"the record of run {record.run_id} is damaged: {type(error).__name__} {error}") from None
+    subjects = subjects or (_bare_subject(record),)
     if not any(subject.n_positions for subject in subjects):
         raise UsageError(f"the {record.verb} run {record.run_id} holds no profile to draw")
     return RunView(
         verb=record.verb,
         title=title_of(record),
         subjects=subjects,
-        contrasts={kind: _contrast(entry) for kind, entry in record.scalars.get("contrasts", {}).items()},
+        contrasts=contrasts,
         left_out=tuple(record.scalars.get("left_out", ())),
         command=command_of(record),
         conditions=conditions_of(record),

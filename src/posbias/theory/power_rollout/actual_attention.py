@@ -180,7 +180,9 @@ def _pull(
     for name, row in rows.items():
         values = np.asarray((row.sqrt() if rules[name].energies else row).cpu().numpy())
         if not np.all(np.isfinite(values)):
-            raise RunError(f"the {name} rollout of the model's attention is not finite; load the model in float32")
+            raise RunError(
+                f"the {name} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
+            )
         found[name] = values / values.sum()
     return found
 

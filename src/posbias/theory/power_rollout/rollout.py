@@ -126,7 +126,9 @@ def power_rollout_of(trace: PromptTrace, settings: PowerRolloutSettings) -> Floa
     form = trace.diagonal if settings.form == "diagonal" else trace.isotropic
     influence = np.asarray(form(walk).cpu().numpy())
     if not np.all(np.isfinite(influence)):
-        raise RunError(f"the {settings.form} power rollout's energies are not finite; load the model in float32")
+        raise RunError(
+            f"the {settings.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
+        )
     return np.asarray(influence / influence.sum())
 
 

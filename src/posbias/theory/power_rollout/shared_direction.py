@@ -134,7 +134,9 @@ def shared_direction_of(
     signed = trace.pull_end(kept, BACK_PROPAGATION).double().square().sum(-1).mean(0)
     influence = (signed + trace.pull_end(energy, THEORY).double().sum(-1)).sqrt().cpu().numpy()
     if not np.all(np.isfinite(influence)):
-        raise RunError("the shared-direction rollout's energies are not finite; load the model in float32")
+        raise RunError(
+            "the shared-direction rollout's energies are not finite; load it in a wider type (float32, float64)"
+        )
     own, shared = np.array(shares[::-1]).T
     return SharedDirectionPrompt(np.asarray(influence / influence.sum()), own, shared)
 

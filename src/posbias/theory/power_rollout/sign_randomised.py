@@ -114,7 +114,9 @@ def _prompt_energies(
         rows.append(gradients.double().square().sum(-1).cpu().numpy())
     energies = np.concatenate(rows)
     if not np.all(np.isfinite(energies)) or energies.sum() == 0:
-        raise RunError("sign-randomised energies are not finite and positive; load the model in float32")
+        raise RunError(
+            "sign-randomised energies are not finite and positive; load it in a wider type (float32, float64)"
+        )
     return energies
 
 

@@ -124,7 +124,7 @@ def _prompt_squares(
         rows.append(torch.stack([part.square().sum(-1) for part in (whole, value, whole - value)], -1).cpu().numpy())
     squares = np.concatenate(rows)
     if not np.all(np.isfinite(squares)):
-        raise RunError("gradients of the value path are not finite; load the model in float32")
+        raise RunError("gradients of the value path are not finite; load it in a wider type (float32, float64)")
     return squares
 
 
