@@ -32,11 +32,12 @@ class IntegratedGradients(Experiment):
     """|(x_j - x0_j) . integral_0^1 df/dx_j (x0 + a (x - x0)) da|, f the score of the token, x0 the baseline.
 
     The signed values sum to f(x) - f(x0), on every piece of the path as on the whole. The path is halved where the
-    gradient misses the score's change most, until the misses sum to `tolerance` of what is shared out or `steps`
-    are used; scores of trained models are rough along it, and evenly spaced steps pass over whole cliffs. In the
-    details: `path_gap`, the misses' sum (read this one), `attributed`, the sum of absolute values that it is compared
-    with, `completeness_gap`, where misses cancel, `score`, `baseline_score` and the `steps` used. Jumps of the score
-    (mixtures of experts) cannot be shared out and stay in the gap. A target's own tokens stay as they are all along.
+    gradient misses the score's change most, or the last halving changed the shares most, until these errors sum to
+    `tolerance` of what is shared out or `steps` are used; scores of trained models are rough along it, and evenly
+    spaced steps pass over whole cliffs. In the details: `path_error`, the errors' sum (read this one), `path_gap`, that
+    of the misses, which see the sum over positions alone, `attributed`, the sum of absolute values that both are
+    compared with, `completeness_gap`, where misses cancel, `score`, `baseline_score` and the `steps` used. Jumps of the
+    score (mixtures of experts) cannot be shared out and stay in both. A target's own tokens stay as they are all along.
 
     Cost: at most `steps` forward and backward passes, and two forward passes.
 
@@ -46,7 +47,7 @@ class IntegratedGradients(Experiment):
     steps: int = 512
     """Gradients along the path at most, >= 1; 1 is the one half-way."""
     tolerance: float = 0.02
-    """Stop when `path_gap` is this share of `attributed` or less, >= 0; 0 uses all steps."""
+    """Stop when `path_error` is this share of `attributed` or less, >= 0; 0 uses all steps."""
     baseline: str = "mean"
     """"mean": the mean of all token embeddings, at every position; or "zero", near which networks that normalise their
     input change so abruptly that hundreds of steps may not suffice."""
@@ -88,6 +89,7 @@ class IntegratedGradients(Experiment):
                 f"{self.name}: the gradient on prompt {question.key[1]} is not finite{self._fault(question, tokens)}"
             )
         details = {
+            "path_error": path.error,
             "path_gap": path.gap,
             "attributed": float(np.abs(signed).sum()),
             "completeness_gap": float(signed.sum()) - (reached - left),
@@ -95,14 +97,14 @@ class IntegratedGradients(Experiment):
             "baseline_score": left,
             "steps": float(path.steps),
         }
-        return Influence(np.abs(signed), None, details, self._missed(path.gap, details["attributed"]))
+        return Influence(np.abs(signed), None, details, self._missed(path.error, details["attributed"]))
 
-    def _missed(self, gap: float, attributed: float) -> tuple[str, ...]:
+    def _missed(self, error: float, attributed: float) -> tuple[str, ...]:
         """A sentence where the path did not converge."""
-        if self.tolerance == 0 or gap <= self.tolerance * attributed:
+        if self.tolerance == 0 or error <= self.tolerance * attributed:
             return ()
         return (
-            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_gap is large",
+            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_error is large",
         )
 
     def _integrate(

@@ -1,11 +1,13 @@
-"""Integrals of a gradient along a straight path, refined where the score itself says that they are off.
+"""Integrals of a gradient along a straight path, refined where the score or the last refinement says that they are off.
 
 The gradient's integral over a piece of the path must be the change of the score over the piece, which costs nothing to
-know. So the error of every piece is measured, not estimated, and the worst are halved until the rest is small.
+know; what the piece misses of it is its gap. A gap may be small by chance while the shares are wrong, since it sees
+their sum alone. So the error of a piece is the larger of its gap and what halving last changed in the shares there, and
+the worst pieces are halved until the rest is small.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64
@@ -26,6 +28,9 @@ class PathIntegral:
     """Signed."""
     gap: float
     """Sum over the pieces of |what the values miss of the score's change there|."""
+    error: float
+    """Sum over the pieces of their gap or, where it is larger, of the shares that the last halving changed there; all
+    of the shares where the path was never halved."""
     steps: int
     """Places that were evaluated."""
 
@@ -39,7 +44,7 @@ def integrate_path(
         evaluate: Scores and slopes at places of the path.
         ends: The scores at 0 and 1.
         steps: Places evaluated at most, >= 1; 1 is the midpoint of the whole path.
-        tolerance: Stop when the gap of what can still be halved is at most this share of the sum of |values|, >= 0.
+        tolerance: Stop when the error of what can still be halved is at most this share of the sum of |values|, >= 0.
         at_once: Places per call of `evaluate` at most, >= 1.
 
     Returns:
@@ -47,22 +52,25 @@ def integrate_path(
     """
     path = _Path(evaluate, ends, at_once)
     path.visit({0.5})
-    pieces = [path.piece(0.0, 1.0)]
+    whole = path.piece(0.0, 1.0)
+    pieces = [replace(whole, change=float(np.abs(whole.values).sum()))]
     while True:
         values = np.sum([piece.values for piece in pieces], axis=0)
-        halvable = sorted((piece for piece in pieces if piece.high - piece.low > FINEST), key=lambda piece: piece.gap)
-        open_gap = sum(piece.gap for piece in halvable)
-        if not np.isfinite(open_gap) or open_gap <= tolerance * np.abs(values).sum():
+        halvable = sorted((piece for piece in pieces if piece.high - piece.low > FINEST), key=lambda piece: piece.error)
+        open_error = sum(piece.error for piece in halvable)
+        if not np.isfinite(open_error) or open_error <= tolerance * np.abs(values).sum():
             break
-        alike = [piece for piece in halvable if piece.gap >= halvable[-1].gap / 2]
+        alike = [piece for piece in halvable if piece.error >= halvable[-1].error / 2]
         chosen = alike[-max(1, (steps - path.steps) // 2) :]
         halves = [half for piece in chosen for half in piece.halves]
         wanted = path.missing(halves)
         if path.steps + len(wanted) > steps:
             break
         path.visit(wanted)
-        pieces = [piece for piece in pieces if piece not in chosen] + [path.piece(low, high) for low, high in halves]
-    return PathIntegral(values, float(np.sum([piece.gap for piece in pieces])), path.steps)
+        pieces = [piece for piece in pieces if piece not in chosen]
+        pieces += [half for piece in chosen for half in path.halved(piece)]
+    gap, error = (float(np.sum([getattr(piece, name) for piece in pieces])) for name in ("gap", "error"))
+    return PathIntegral(values, gap, error, path.steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +80,12 @@ class _Piece:
     values: Float64[np.ndarray, "n"]
     gap: float
     """|what the values miss of the score's change|."""
+    change: float = 0.0
+    """Half of what the halving that made this piece changed, summed over |shares|."""
+
+    @property
+    def error(self) -> float:
+        return max(self.gap, self.change)
 
     @property
     def halves(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -111,3 +125,9 @@ class _Path:
         if low > 0:
             values = (high - low) / 6 * (self._slopes[low] + 4 * middle + self._slopes[high])
         return _Piece(low, high, values, abs(float(values.sum()) - (self._scores[high] - self._scores[low])))
+
+    def halved(self, piece: _Piece) -> list[_Piece]:
+        """Its two halves, with what they say otherwise than the whole."""
+        first, second = (self.piece(low, high) for low, high in piece.halves)
+        change = float(np.abs(first.values + second.values - piece.values).sum()) / 2
+        return [replace(first, change=change), replace(second, change=change)]
