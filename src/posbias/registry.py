@@ -12,6 +12,9 @@ from typing import Any, Generic, TypeVar
 
 from posbias.errors import UsageError
 
+UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
+"""What `ast.literal_eval` may raise: no literal, an unhashable key, no Python, brackets nested too deep."""
+
 Variant = TypeVar("Variant")
 _Registered = TypeVar("_Registered")
 
@@ -85,7 +88,7 @@ def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, 
     complaint = UsageError(f"{sort} {text!r} is not a name or a literal call such as name(parameter=1.5)")
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+    except UNREADABLE:
         raise complaint from None
     if isinstance(node, ast.Name):
         return node.id, [], {}
@@ -94,7 +97,7 @@ def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, 
     try:
         positional = [ast.literal_eval(argument) for argument in node.args]
         keywords = {str(pair.arg): ast.literal_eval(pair.value) for pair in node.keywords if pair.arg}
-    except ValueError:
+    except UNREADABLE:
         raise complaint from None
     if len(keywords) != len(node.keywords):
         raise complaint

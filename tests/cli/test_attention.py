@@ -83,7 +83,9 @@ def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, li
 
 
 def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_llama, tmp_path):
-    result = posbias("attention", tiny_llama, "--length", 9, "--count", 1, "--kernel-cells", 4, "--out", tmp_path / "run")
+    result = posbias(
+        "attention", tiny_llama, "--length", 9, "--count", 1, "--kernel-cells", 4, "--out", tmp_path / "run"
+    )
     assert result.returncode == 0, result.stderr
     assert "[" not in result.stdout.split("mean [95 %]")[1].split("Layer by layer")[0]
     record = pb.load_record(tmp_path / "run")
@@ -98,6 +100,66 @@ def test_kernels_are_drawn_in_cells_unless_asked_for(library):
     statistics = library[0]
     assert statistics.kernels.mean.shape[-1] <= MAP_CELLS
     np.testing.assert_array_equal(_map(statistics.kernels).mean, statistics.kernels.mean)
+
+
+@pytest.mark.parametrize(
+    ("kept", "drawn"), [(1, 1), (128, 128), (129, 65), (200, 100), (251, 126), (256, 128), (300, 128), (257, 86)]
+)
+def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
+    from posbias.auditing.attention import _map
+    from posbias.measurement.attention import MeanKernels
+
+    n_positions = 300
+    bounds = -(-np.arange(kept + 1) * n_positions // kept)
+    rows = np.random.default_rng(0).random((2, kept, kept))
+    rows /= rows.sum(-1, keepdims=True)
+    found = _map(MeanKernels(rows, rows**2, None, bounds))
+    assert found.mean.shape == (2, drawn, drawn)
+    np.testing.assert_allclose(found.mean.sum(-1), 1)
+    shares = np.diff(found.bounds) / n_positions  # the mean over positions is what it was
+    np.testing.assert_allclose(shares @ found.mean.sum(-1).T, np.diff(bounds) @ rows.sum(-1).T / n_positions)
+    assert np.isin(found.bounds, bounds).all()
+    runs = np.diff(np.searchsorted(bounds, found.bounds))
+    assert runs.max() - runs.min() <= 1
+
+
+def test_a_prime_number_of_kept_cells_is_drawn(posbias, tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr("posbias.auditing.attention.MAP_CELLS", 8)
+    flags = ("--length", 24, "--count", 1, "--kernel-cells", 13)
+    assert posbias("attention", tiny_llama, *flags, "--out", tmp_path / "drawn").returncode == 0
+    assert posbias("attention", tiny_llama, *flags, "--kernels", "--out", tmp_path / "kept").returncode == 0
+    drawn, kept = (pb.load_record(tmp_path / name).arrays for name in ("drawn", "kept"))
+    assert drawn["kernels/mean"].shape == (2, 7, 7)
+    assert kept["kernels/mean"].shape == (2, 13, 13)
+    assert drawn["kernels/bounds"][-1] == kept["kernels/bounds"][-1] == 24
+    np.testing.assert_allclose(drawn["kernels/mean"].sum(-1), 1, rtol=1e-5)
+    assert not np.triu(drawn["kernels/mean"], 1).any()
+
+
+@pytest.mark.parametrize("length", [3, 7, 9, 11, 12])
+def test_short_prompts_are_held_against_the_memory_allowed(posbias, tiny_llama, length):
+    flags = ("--length", length, "--count", 1, "--prompts", "synthetic")
+    result = posbias("attention", tiny_llama, *flags, "--max-memory", "10KB")
+    assert result.returncode == 2
+    assert "10 KB are allowed; try" in result.stderr
+    assert posbias("attention", tiny_llama, *flags, "--max-memory", "1GB").returncode == 0
+
+
+def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(tiny_llama, monkeypatch):
+    from posbias.auditing import attention_cost
+    from posbias.errors import RunError, UsageError
+
+    def fail(*_, **__):
+        raise RunError("no")
+
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=24, count=1)
+    monkeypatch.setattr(attention_cost, "attention_statistics", fail)
+    options = pb.AttentionOptions()
+    assert attention_cost.preflight_attention(model, prompts, options=options, max_memory=10**9) == {}
+    assert attention_cost.preflight_attention(model, prompts, options=options) == {}
+    with pytest.raises(UsageError, match=r"24 positions need about .* 10 KB are allowed; try a smaller model"):
+        attention_cost.preflight_attention(model, prompts, options=options, max_memory=10_000)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,23 @@ def test_flags_that_nothing_reads_are_refused(posbias, flags, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+DEEP = 100_000
+"""Brackets that no parser of Python follows."""
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["at(position={[1]: 2})", "at(position={{}})", f"at(position={'-' * DEEP}1)", f"at(position={'(' * DEEP})"],
+)
+def test_literals_that_python_cannot_build_are_bad_usage(posbias, output):
+    one_line(posbias("measure", "demo", "--output", output), "is not a name or a literal call such as")
+
+
+@pytest.mark.parametrize("mixing", ["[{[1]: 2}]", "[" * DEEP, f"[{'-' * DEEP}1]"])
+def test_lists_that_python_cannot_build_are_bad_usage(posbias, mixing):
+    one_line(posbias("predict", "--mixing", mixing), "is not a list of numbers or quoted names")
+
+
 @pytest.mark.parametrize("flag", [["--behaviour-count", "3"], ["--no-behaviour-theories"]])
 def test_flags_of_a_task_need_a_task(posbias, flag, tmp_path):
     one_line(posbias("audit", "demo", *flag, "--out", tmp_path / "run"), "behaviour-", "needs a task")

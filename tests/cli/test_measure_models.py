@@ -111,6 +111,75 @@ def test_a_model_that_is_not_there_has_a_record_that_says_so(posbias, tiny_llama
     assert record.error.startswith("model 'absent' ")
 
 
+def test_a_finished_model_that_is_gone_costs_nothing_but_itself_when_resumed(
+    posbias, tiny_llama, other_llama, tmp_path
+):
+    lost, out = tmp_path / "lost", tmp_path / "out"
+    shutil.copytree(other_llama, lost)
+    command = ("measure", tiny_llama, lost, other_llama, *FLAGS, "--out", out)
+    names = names_of(tiny_llama, lost, other_llama)
+    assert posbias(*command).returncode == 0
+    before = {name: pb.load_record(out / name).run_id for name in names}
+    shutil.rmtree(lost)
+    shutil.rmtree(out / names[2])
+    result = posbias(*command, "--resume")
+    assert result.returncode == 1
+    assert f"1 of 3 models failed, first {names[1]}: model '" in result.stderr
+    assert [pb.load_record(out / name).status for name in names] == ["done"] * 3  # what was finished stays
+    assert [pb.load_record(out / name).run_id == before[name] for name in names] == [True, True, False]
+
+
+def test_why_a_model_fails_replaces_what_was_not_finished(posbias, tiny_llama, broken_llama, tmp_path):
+    lost, out = tmp_path / "lost", tmp_path / "out"
+    shutil.copytree(broken_llama, lost)
+    command = ("measure", tiny_llama, lost, *FLAGS, "--out", out)
+    assert posbias(*command).returncode == 1
+    assert "finite" in pb.load_record(out / "lost").error
+    shutil.rmtree(lost)
+    assert posbias(*command, "--resume").returncode == 1
+    assert pb.load_record(out / "lost").error.startswith("model 'lost' ")
+
+
+def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_llama, tmp_path):
+    from posbias.records import exclusive
+
+    first, second = names_of(tiny_llama, other_llama)
+    plan = pb.MeasurePlan(n_positions=16, count=2, kinds=("logit",))
+    (tmp_path / second).mkdir()
+    with exclusive(tmp_path / second):
+        found = dict(measure_models([str(tiny_llama), str(other_llama)], plan, out=tmp_path))
+    assert {name: record.status for name, record in found.items()} == {first: "done", second: "failed"}
+    assert "another run is writing" in found[second].error
+    assert not (tmp_path / second / "record.json").exists()
+
+
+@pytest.mark.parametrize("changed", [{"confidence": 0.5}, {"draws": 50}])
+def test_other_intervals_are_another_measurement(tiny_llama, tmp_path, changed):
+    def measured(**intervals):
+        options = pb.MeasureOptions(run=pb.RunOptions(resume=True), **intervals)
+        plan = pb.MeasurePlan(n_positions=16, count=6, kinds=("logit",), options=options)
+        (record,) = dict(measure_models([str(tiny_llama)], plan, out=tmp_path)).values()
+        return record
+
+    first, again = measured(), measured(**changed)
+    assert again.resolved["measurement"] == first.resolved["measurement"] | changed
+    bound, influence = "trained/measured/logit/low", "trained/measured/logit/influence"
+    assert np.any(again.arrays[bound] != first.arrays[bound])
+    np.testing.assert_array_equal(again.arrays[influence], first.arrays[influence])
+    assert measured(**changed).run_id == again.run_id
+
+
+def test_resuming_needs_the_directory_to_go_on_in(posbias, tiny_llama, other_llama):
+    said = "--resume needs --out: the directory of the run that is continued"
+    for models in ([tiny_llama], [tiny_llama, other_llama]):
+        result = posbias("measure", *models, *FLAGS, "--resume")
+        assert result.returncode == 2
+        assert result.stderr == f"posbias: {said}\n"
+    plan = pb.MeasurePlan(options=pb.MeasureOptions(run=pb.RunOptions(resume=True)))
+    with pytest.raises(UsageError, match="resume=True needs out: the directory"):
+        next(measure_models([str(tiny_llama)], plan))
+
+
 def test_a_finished_measurement_of_one_model_is_taken_over_too(posbias, tiny_llama, tmp_path):
     command = ("measure", tiny_llama, *FLAGS, "--out", tmp_path / "out")
     assert posbias(*command).returncode == 0

@@ -163,8 +163,43 @@ def test_cells_are_merged_only_whole() -> None:
     np.testing.assert_allclose(merged.mean, four.mean)
     assert merged.by_head is not None
     np.testing.assert_allclose(merged.by_head, four.by_head)
-    with pytest.raises(UsageError, match="8 cells cannot be drawn in 3"):
-        eight.coarser(3)
+    np.testing.assert_array_equal(merged.bounds, four.bounds)
+    for cells in (0, 9):
+        with pytest.raises(UsageError, match=f"8 cells cannot be drawn in {cells}; allowed: 1 to 8"):
+            eight.coarser(cells)
+
+
+@pytest.mark.parametrize(("kept", "cells"), [(17, 6), (7, 5), (N_POSITIONS, 8)])
+def test_cells_merged_unevenly_are_sums_over_keys_and_means_over_queries_all_the_same(kept: int, cells: int) -> None:
+    model, prompts = _model("llama"), _prompts()
+    dense = _dense(model, prompts)
+    options = AttentionOptions(kernel_cells=kept, by_head=True)
+    found = attention_statistics(model, prompts, options=options).kernels.coarser(cells)
+    assert (found.bounds[0], found.bounds[-1], found.n_positions) == (0, N_POSITIONS, N_POSITIONS)
+    cell = np.arange(N_POSITIONS) * kept // N_POSITIONS * cells // kept
+    np.testing.assert_array_equal(np.searchsorted(found.bounds, np.arange(N_POSITIONS), side="right") - 1, cell)
+    member = np.arange(cells)[:, None] == cell  # [cell position]
+    for kernel, values in (
+        (found.mean, dense.mean((0, 2))),
+        (found.squared, (dense**2).mean((0, 2))),
+        (found.by_head, dense.mean(0)),
+    ):
+        np.testing.assert_allclose(kernel, member @ values @ member.T / member.sum(1)[:, None], atol=TOLERANCE)
+    np.testing.assert_allclose(found.mean.sum(-1), 1)
+    # Axes tell positions as if all cells were equally large: less than a cell from where these begin.
+    assert np.abs(found.bounds - np.arange(cells + 1) * N_POSITIONS / cells).max() < N_POSITIONS / cells
+
+
+def test_what_is_too_much_to_keep_is_refused_with_what_is_in_use() -> None:
+    shape = {"layers": 30, "heads": 9, "n_positions": 8192}
+    always = r"take shorter prompts \(--length\), fewer kernel cells \(--kernel-cells, kernel_cells\)"
+    for options, ways in (
+        (AttentionOptions(memory_limit=10), ""),
+        (AttentionOptions(memory_limit=10, by_head=True), r", no kernels of heads \(--heads, by_head\)"),
+        (AttentionOptions(mean_content=True), r", in Python no mean content logits \(mean_content=False\)"),
+    ):
+        with pytest.raises(UsageError, match=f"{always}{ways}, or allow more \\(--max-memory, memory_limit\\)$"):
+            options.check_memory(**shape)
 
 
 @pytest.mark.parametrize("kind", LLAMA_LIKE)

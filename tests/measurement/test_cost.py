@@ -162,6 +162,19 @@ def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
     prompts = Prompts(np.arange(64).reshape(2, 32))
     assert preflight(deep_model, prompts, kinds=KINDS, options=pb.MeasureOptions()) == {}
     assert said == ["no estimate of the cost: a run on 16 positions or fewer fails: no"]
+    weights = weights_in_place(deep_model)
+    settings = {"kinds": KINDS, "options": pb.MeasureOptions()}
+    assert preflight(deep_model, prompts, **settings, max_memory=weights) == {}
+    with pytest.raises(UsageError, match="are allowed; try a smaller model"):
+        preflight(deep_model, prompts, **settings, max_memory=weights - 1)
+
+
+@pytest.mark.parametrize("n_positions", range(3, 20))
+def test_short_runs_have_as_many_positions_as_the_work_takes(deep_model, n_positions):
+    lengths = set()
+    assert calibrate(deep_model, n_positions, lambda ids: lengths.add(len(ids))).n_positions == n_positions
+    assert min(lengths) >= 3
+    assert max(lengths) <= n_positions
 
 
 class Cuda:

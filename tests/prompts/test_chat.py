@@ -41,6 +41,15 @@ def test_the_rendered_text_is_what_is_tokenised_and_hashed(chat_model) -> None:
     assert chat_model.tokenizer.decode(open_ended.token_ids[0]).endswith("Why?\n")
 
 
+def test_parts_are_handed_to_the_template(chat_model) -> None:
+    chat_model.tokenizer.chat_template = (
+        "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
+    prompts = chat_prompts(chat_model, [[{"role": "user", "content": parts}]])
+    assert prompts.rendered_sha256 == (hashlib.sha256(b"What is it?").hexdigest(),)
+
+
 def test_conversations_are_grouped_by_exact_length(chat_model) -> None:
     conversations = [_say("yes"), _say("a much longer question than the others"), _say("yes"), _say("yes", "no")]
     groups = chat_groups(chat_model, conversations)
@@ -68,6 +77,13 @@ def test_fewer_prompts_keep_their_hashes(chat_model) -> None:
         ([], "no conversation given"),
         ([[]], "conversation 0 must be a list of messages"),
         ([[{"role": "user"}]], "conversation 0: a message needs role and content"),
+        (
+            [_say("hello"), [{"role": None, "content": "x"}]],
+            "conversation 1: the role of a message must be text such as",
+        ),
+        ([[{"role": "user", "content": None}]], "must be text or a list of parts, got None"),
+        ([[{"role": "user", "content": ["x"]}]], "must be text or a list of parts, got ['x']"),
+        ([[{"role": "user", "content": []}]], "must be text or a list of parts, got []"),
         ([[{"role": "alien", "content": "x"}]], "conversation 0: the chat template refuses it (unknown role alien)"),
         ([_say("a"), _say("a b c d e f g")], "conversations have different lengths"),
         ([_say("long " * 3000)], "the model takes at most 4096"),

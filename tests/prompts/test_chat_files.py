@@ -36,7 +36,19 @@ def test_conversations_of_the_length_are_taken(chat_model, tmp_path):
             load_prompts(source, chat_model, n_positions=length, count=count)
 
 
-@pytest.mark.parametrize("line", ["{", "3", "[]", '{"text": "a"}', '[{"role": "user"}]'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "3",
+        "[]",
+        '{"text": "a"}',
+        '[{"role": "user"}]',
+        '[{"role": "user", "content": null}]',
+        '[{"role": null, "content": "a"}]',
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": 3}]}',
+    ],
+)
 def test_a_bad_line_is_named(chat_model, tmp_path, line):
     path = tmp_path / "talk.jsonl"
     path.write_text(json.dumps(SAID) + "\n" + line)

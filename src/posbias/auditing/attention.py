@@ -9,7 +9,7 @@ Arrays, `/per_prompt`, `/low`, `/high` below each name where they exist:
     distance/even [layers]; sinks [count thresholds n_positions], sinks/by_layer [thresholds layers n_positions]
     monotonicity/{violated,gap} [count layers], monotonicity/of_mean/{violated,gap} [layers]
     mixing/{tokens,frobenius} [count layers], mixing/by_position [layers n_positions]
-    kernels/{mean,squared} [layers cells cells], kernels/by_head [layers heads cells cells]
+    kernels/{mean,squared} [layers cells cells], kernels/by_head [layers heads cells cells], kernels/bounds [cells + 1]
     rollouts/NAME [count n_positions], rollouts/NAME/influence, rollouts/mixing [count layers]
 """
 
@@ -117,7 +117,7 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
         parts = {**vars(rollout.profile), "per_prompt": rollout.per_prompt}
         arrays |= {f"rollouts/{name}/{part}": values for part, values in parts.items() if values is not None}
     kernels = statistics.kernels if whole else _map(statistics.kernels)
-    arrays |= {f"kernels/{name}": getattr(kernels, name) for name in ("mean", "squared")}
+    arrays |= {f"kernels/{name}": getattr(kernels, name) for name in ("mean", "squared", "bounds")}
     return arrays if kernels.by_head is None else {**arrays, "kernels/by_head": kernels.by_head}
 
 
@@ -125,8 +125,7 @@ _SIMILARITY = ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_out
 
 
 def _map(kernels: MeanKernels) -> MeanKernels:
-    """In at most MAP_CELLS cells, where the cells kept can be merged whole."""
+    """In at most MAP_CELLS cells; cells that are kept are merged in runs as equal as can be, or the map has stripes."""
     kept = kernels.mean.shape[-1]
-    most = min(kept, MAP_CELLS)
-    cells = most if kernels.complete else max(cells for cells in range(1, most + 1) if kept % cells == 0)
-    return kernels.coarser(cells)
+    run = -(-kept // MAP_CELLS)
+    return kernels.coarser(min(kept, MAP_CELLS) if kernels.complete else -(-kept // run))

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.measurement import AttentionOptions, attention_statistics
-from posbias.measurement.cost import HEADROOM, calibrate, tell_cost
+from posbias.measurement.cost import HEADROOM, calibrate, check_weights, tell_cost
 from posbias.models.attention import describe_attention
 from posbias.models.model import Model
 from posbias.prompts import Prompts
@@ -33,6 +33,7 @@ def preflight_attention(
 
     estimate = calibrate(model, prompts.n_positions, run)
     if estimate is None:
+        check_weights(model, prompts.n_positions, max_memory=max_memory)
         return {}
     first, *others = estimate.coefficients
     whole = replace(estimate, coefficients=(first + kept / HEADROOM, *others))

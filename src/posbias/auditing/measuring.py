@@ -5,7 +5,7 @@ unfinished one continues from its finished prompts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,16 @@ def measure_models(
 
     Yields:
         Name and record of each model as it is done. A model that fails has a record with status "failed" that says why,
-        and the next one follows.
+        and the next one follows; a finished record that its directory holds stays there.
 
     Raises:
-        UsageError: no models, one of them twice, wrong options, a directory that is in use, or a first model that
-            cannot be measured at all (what is wrong with it is usually wrong with all).
+        UsageError: no models, one of them twice, wrong options, a directory that is in use or that is to be resumed
+            and not named, or a first model that cannot be measured at all (what is wrong with it is usually wrong with
+            all).
     """
     plan = plan or MeasurePlan()
+    if plan.options.run.resume and out is None:
+        raise UsageError("resume=True needs out: the directory of the run that is continued")
     names = directory_names(sources)
     resolve_kinds(list(plan.kinds))
     shared = plan.describe() if arguments is None else dict(arguments)
@@ -147,17 +150,17 @@ def measure_models(
             def run(path: Path | None, source: str = source, each: dict[str, Any] = each) -> Record:
                 return measure_source(source, plan, directory=path, arguments=each, command=command)
 
-            record = None if directory is None else finished_measurement(directory / name, source, plan, each)
-            if record is None:
-                try:
-                    record = _measured(None if directory is None else directory / name, each, run)
-                except (RunError, UsageError) as error:
-                    if isinstance(error, UsageError) and not records:
-                        raise
-                    record = Record(verb="measure", arguments=each, status="failed", error=str(error))
-                    # What cannot be loaded leaves nothing in its directory; nobody else's run is there to be replaced.
-                    if directory is not None and not (directory / name).exists():
-                        failed_record("measure", each, error).save(check_writable(directory / name))
+            own = None if directory is None else directory / name
+            try:
+                record = None if own is None else finished_measurement(own, source, plan, each)
+                if record is None:
+                    record = _measured(own, each, run)
+            except (RunError, UsageError) as error:
+                if isinstance(error, UsageError) and not records:
+                    raise
+                record = Record(verb="measure", arguments=each, status="failed", error=str(error))
+                if own is not None:
+                    _tell_failure(own, each, error)
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
@@ -239,5 +242,22 @@ def finished_measurement(path: Path, source: str, plan: MeasurePlan, arguments: 
         return None
     model = plan.load(source)
     described = portable({"model": plain(model.describe()), "prompts": plain(plan.prompts(model).describe())})
-    threads = record.resolved["measurement"]["engine"]["threads"] == plan.options.run.engine.pinned_threads
-    return record if threads and all(record.resolved[part] == described[part] for part in described) else None
+    made = record.resolved["measurement"]
+    same = made["engine"]["threads"] == plan.options.run.engine.pinned_threads
+    same = same and (made["confidence"], made["draws"]) == (plan.options.confidence, plan.options.draws)
+    return record if same and all(record.resolved[part] == described[part] for part in described) else None
+
+
+def _tell_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
+    """Leave why a model failed in its directory, unless a finished record is there or another run is at work."""
+    with suppress(RunError, UsageError), exclusive(check_writable(path)):
+        if not _holds_finished(path):
+            failed_record("measure", arguments, error).save(path)
+
+
+def _holds_finished(path: Path) -> bool:
+    """Whether a directory has the record of a finished run."""
+    try:
+        return load_record(path).status == "done"
+    except UsageError:
+        return False

@@ -33,7 +33,9 @@ def decompose(
     device: options.Device = "cpu",
     max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue without redoing what is finished.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run without redoing what it finished.")
+    ] = False,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
@@ -49,6 +51,8 @@ def decompose(
     from posbias.records import run_directory
     from posbias.report.decompositions import show_decomposition, write_decomposition_report
 
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the directory of the run that is continued")
     wanted = resolve_interventions(options.split_literals(interventions))
     known = resolve_kinds(options.split_literals(kinds))
     source = PromptSource(prompts, windows, shuffle)

@@ -8,6 +8,7 @@ import typer
 
 from posbias.errors import UsageError
 from posbias.memory import parse_bytes
+from posbias.registry import UNREADABLE
 
 if TYPE_CHECKING:
     from posbias.engines import Engine as AnyEngine
@@ -98,7 +99,7 @@ def literal(text: str) -> Any:
     if text.strip().startswith("["):
         try:
             return ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError):
+        except UNREADABLE:
             raise UsageError(f"{text!r} is not a list of numbers or quoted names") from None
     try:
         return float(text)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""
+SHORTEST = 3
+"""Of their tokens for the shortest prompts: attention statistics take no fewer."""
 FEWEST = 8
 """Positions below which no length is suggested."""
 LATER_PROMPT = 1 << 20
@@ -204,9 +206,10 @@ def preflight(
     engine = options.run.engine
     with pinned(engine.pinned_threads):
         estimate = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options.passes)
-    if estimate is None:
-        return {}
     workers = engine.processes_here
+    if estimate is None:
+        check_weights(model, prompts.n_positions, workers=workers, max_memory=max_memory)
+        return {}
     announce(estimate.line(prompts.count, workers=workers))
     estimate.check(workers=workers, max_memory=max_memory, advice=_advice(model, options.passes, workers))
     return estimate.describe(prompts.count, workers=workers)
@@ -226,6 +229,23 @@ def tell_cost(
     announce(estimate.line(count))
     estimate.check(max_memory=max_memory, advice=advice)
     return estimate.describe(count)
+
+
+def check_weights(model: Model, n_positions: int, *, workers: int = 1, max_memory: int | None = None) -> None:
+    """Where no estimate can be made, refuse what exceeds the memory allowed by the model's weights alone.
+
+    Args:
+        model: What would run.
+        n_positions: The length asked for, for the message.
+        workers: Processes on this machine that measure.
+        max_memory: Bytes allowed; None: no check, the weights are in place already.
+
+    Raises:
+        UsageError: the weights do not fit.
+    """
+    if max_memory is not None:
+        weights = CostEstimate(n_positions, weights_in_place(model), coefficients=(0.0,), seconds=0.0)
+        weights.check(workers=workers, max_memory=max_memory)
 
 
 def _advice(model: Model, passes: PassOptions, workers: int) -> list[str]:
@@ -259,7 +279,7 @@ def calibrate(
     lengths = _short_lengths(n_positions)
     tokens = np.resize(_tokens(model), lengths[-1])
     try:
-        with _narrow_windows(model, n_positions, width=max(1, lengths[0] // 2)):
+        with _narrow_windows(model, n_positions, width=max(SHORTEST - 1, lengths[0] // 2)):
             # The first run sets up what is set up once, which belongs to no count.
             times = [_seconds(usual, tokens[: lengths[0]])]
             sizes = [peak_tensor_bytes(lambda n=n: run(tokens[:n]), model.device) for n in lengths]  # type: ignore[misc]
@@ -281,9 +301,8 @@ def calibrate(
 def _short_lengths(n_positions: int) -> list[int]:
     """Up to three lengths, ascending, at most half of the one asked for, or up to itself where that is FEWEST or so."""
     if n_positions < 2 * FEWEST:
-        return sorted(
-            {min(n_positions, max(2, length)) for length in (n_positions // 4, n_positions // 2, n_positions)}
-        )
+        shares = (n_positions // 4, n_positions // 2, n_positions)
+        return sorted({min(n_positions, max(SHORTEST, length)) for length in shares})
     scale = min(1.0, n_positions / (2 * SHORT_LENGTHS[-1]))
     return [int(length * scale) for length in SHORT_LENGTHS]
 

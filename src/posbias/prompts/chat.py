@@ -16,8 +16,8 @@ from posbias.errors import UsageError
 from posbias.prompts.prompts import Prompts
 from posbias.prompts.tokens import TokenModel, check_vocabulary, tokenise
 
-Conversation = Sequence[Mapping[str, str]]
-"""Messages in order, each with a `role` and a `content`."""
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages in order, each with a `role` (text) and a `content` (text, or a list of parts)."""
 SHOWN_LENGTHS = 5
 
 
@@ -135,6 +135,28 @@ def check_template(tokenizer: Any) -> None:
         )
 
 
+def check_messages(messages: Sequence[object], place: str) -> None:
+    """Refuse what a template would write out as words that nobody said, such as None.
+
+    Args:
+        messages: Of one conversation.
+        place: Where it stands, for the message of the error.
+
+    Raises:
+        UsageError: a message without role and content, a role that is no text, a content that is neither text nor a
+            list of parts.
+    """
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise UsageError(f"{place}: a message needs role and content, got {message!r}")
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str):
+            raise UsageError(f"{place}: the role of a message must be text such as 'user', got {role!r}")
+        parts = content if isinstance(content, list | tuple) else ()
+        if not isinstance(content, str) and not (parts and all(isinstance(part, Mapping) for part in parts)):
+            raise UsageError(f"{place}: the content of a message must be text or a list of parts, got {content!r}")
+
+
 def render_conversation(
     tokenizer: Any, messages: Conversation, *, index: int = 0, generation_prompt: bool = True
 ) -> str:
@@ -142,18 +164,16 @@ def render_conversation(
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
-        messages: Each with a `role` and a `content`.
+        messages: Each with a `role` and a `content`, as `check_messages` wants them.
         index: Number of the conversation, for messages of errors.
         generation_prompt: End with the opening of the assistant's answer.
 
     Raises:
-        UsageError: no messages, one without role and content, or the template refuses them.
+        UsageError: no messages, one without a proper role and content, or the template refuses them.
     """
     if isinstance(messages, str | Mapping) or not messages:
         raise UsageError(f"conversation {index} must be a list of messages with role and content, got {messages!r}")
-    for message in messages:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            raise UsageError(f"conversation {index}: a message needs role and content, got {message!r}")
+    check_messages(messages, f"conversation {index}")
     try:
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.prompts.chat import ChatPrompts, chat_prompts
+from posbias.prompts.chat import ChatPrompts, chat_prompts, check_messages
 from posbias.prompts.request import PromptSource
 from posbias.prompts.sources import file_size
 from posbias.prompts.tokens import TokenModel
@@ -54,7 +54,5 @@ def _conversation(line: str, place: str) -> Any:
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
         raise UsageError(f"{place} needs a list of messages, or a field 'messages' that holds one")
-    for message in messages:
-        if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-            raise UsageError(f"{place}: each message needs role and content")
+    check_messages(messages, place)
     return messages

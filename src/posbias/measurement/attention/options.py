@@ -16,6 +16,8 @@ CONTENT_BYTES = 1 << 29
 """Mean content logits (layers x heads x N x N) are kept without being asked for up to this size: 512 MiB."""
 MEMORY_LIMIT = 4 * 10**9
 """Largest size of all kept matrices together, in bytes."""
+FEWEST_POSITIONS = 3
+"""Of a prompt: the content and the monotonicity of fewer say nothing."""
 NUMBER_BYTES = 4
 """Of one kept number, unless the model is in float64."""
 
@@ -79,16 +81,25 @@ class AttentionOptions:
         """
         cells = self.cells(n_positions)
         numbers = layers * (2 + (heads if self.by_head else 0)) * cells**2
-        if self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes):
+        content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
+        if content:
             numbers += layers * heads * n_positions**2
         size = numbers * number_bytes
         if size > self.memory_limit:
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
-                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: give fewer kernel_cells,"
-                " leave out by_head or mean_content, or raise memory_limit"
+                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: {self._ways_out(content)}"
             )
         return size
+
+    def _ways_out(self, content: bool) -> str:
+        """What would take less and is in use, by flag and by parameter."""
+        heads = ", no kernels of heads (--heads, by_head)" if self.by_head else ""
+        logits = ", in Python no mean content logits (mean_content=False)" if content else ""
+        return (
+            f"take shorter prompts (--length), fewer kernel cells (--kernel-cells, kernel_cells){heads}{logits}, or"
+            " allow more (--max-memory, memory_limit)"
+        )
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -7,7 +7,7 @@ prompts; ends are infinite with a single prompt.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 
 from posbias.errors import UsageError
 from posbias.intervals import bootstrap_mean
@@ -146,8 +146,8 @@ class Monotonicity:
 class MeanKernels:
     """Attention averaged over prompts and heads, position by position or in cells of neighbouring positions.
 
-    Position p lies in cell p * cells // N. An entry is the mean over the queries of its row's cell of the sum over the
-    keys of its column's cell, so rows of `mean` sum to 1, or to what a learned sink leaves.
+    An entry is the mean over the queries of its row's cell of the sum over the keys of its column's cell, so rows of
+    `mean` sum to 1, or to what a learned sink leaves. As measured, position p lies in cell p * cells // N.
     """
 
     mean: Float[np.ndarray, "layers cells cells"]
@@ -155,7 +155,13 @@ class MeanKernels:
     """The same of A_ij^2, each head squared first: rows sum to the mean participation sum_j A_ij^2, in (0, 1]."""
     by_head: Float[np.ndarray, "layers heads cells cells"] | None
     """`mean` for every head; None unless asked for."""
-    n_positions: int
+    bounds: Int64[np.ndarray, "edges"]
+    """First position of each cell, and N."""
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of every prompt."""
+        return int(self.bounds[-1])
 
     @property
     def complete(self) -> bool:
@@ -163,27 +169,27 @@ class MeanKernels:
         return bool(self.mean.shape[-1] == self.n_positions)
 
     def coarser(self, cells: int) -> "MeanKernels":
-        """The same in fewer cells, each of them a run of these.
+        """The same in fewer cells, each of them a run of these: kept cell k goes to cell k * cells // kept.
+
+        Where `cells` does not divide the cells kept, runs differ by one of them, and `bounds` says where each begins.
 
         Raises:
-            UsageError: the cells kept are not runs of whole ones.
+            UsageError: there are not as many cells.
         """
         kept = self.mean.shape[-1]
-        if not 1 <= cells <= kept or (not self.complete and kept % cells):
-            allowed = f"1 to {kept}" if self.complete else f"a divisor of {kept}"
-            raise UsageError(f"kernels of {kept} cells cannot be drawn in {cells}; allowed: {allowed}")
-        first = -(-np.arange(cells + 1) * self.n_positions // cells)
-        member = (np.arange(self.n_positions) >= first[:-1, None]) & (np.arange(self.n_positions) < first[1:, None])
-        own = -(-np.arange(kept + 1) * self.n_positions // kept)
-        queries = np.diff(own)
-        columns = member[:, own[:-1]].astype(self.mean.dtype)  # [cells kept]
+        if not 1 <= cells <= kept:
+            raise UsageError(f"kernels of {kept} cells cannot be drawn in {cells}; allowed: 1 to {kept}")
+        cell = np.arange(kept) * cells // kept
+        columns = (np.arange(cells)[:, None] == cell).astype(self.mean.dtype)  # [cells kept]
+        queries = np.diff(self.bounds)
         rows = columns * queries / (columns * queries).sum(1, keepdims=True)
 
         def drawn(kernel: Float[np.ndarray, "*layers kept kept"]) -> Float[np.ndarray, "*layers cells cells"]:
             return np.asarray((rows @ kernel @ columns.T).astype(kernel.dtype))
 
         by_head = None if self.by_head is None else drawn(self.by_head)
-        return MeanKernels(drawn(self.mean), drawn(self.squared), by_head, self.n_positions)
+        first = np.searchsorted(cell, np.arange(cells + 1))
+        return MeanKernels(drawn(self.mean), drawn(self.squared), by_head, self.bounds[first])
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from posbias.measurement.attention.accumulators import Accumulators, PromptNumbe
 from posbias.measurement.attention.content import LayerContent, reduce_content, reduce_mean_content
 from posbias.measurement.attention.layer import LayerStatistics, reduce_layer
 from posbias.measurement.attention.monotonicity import prefix_monotonicity
-from posbias.measurement.attention.options import AttentionOptions
+from posbias.measurement.attention.options import FEWEST_POSITIONS, AttentionOptions
 from posbias.measurement.attention.similarity import similarity_of
 from posbias.measurement.attention.statistics import (
     AttentionStatistics,
@@ -71,8 +71,10 @@ def attention_statistics(
         RunError: attention that is not finite.
     """
     options = options or AttentionOptions()
-    if prompts.n_positions < 3:
-        raise UsageError(f"attention statistics need prompts of at least 3 positions, got {prompts.n_positions}")
+    if prompts.n_positions < FEWEST_POSITIONS:
+        raise UsageError(
+            f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"
+        )
     check_prompts(model, prompts)
     layers = describe_attention(model, n_positions=prompts.n_positions)
     if any(layer.reach == 1 for layer in layers):
@@ -138,7 +140,7 @@ def _finish(kept: Accumulators, model: Model) -> AttentionStatistics:
         sinks=kept.average("sinks"),
         sinks_by_layer=kept.sinks_by_layer / count,
         monotonicity=Monotonicity(kept.average("violated"), kept.average("gap"), _mean_monotonicity(kept, count)),
-        kernels=_kernels(kept, count, n_positions),
+        kernels=_kernels(kept, count),
         mixing=MixingStatistics(kept.average("tokens"), kept.average("frobenius"), kept.mixing_by_position / count),
         row_error=kept.row_error,
         left_out=tuple(left_out),
@@ -178,7 +180,7 @@ def _mean_monotonicity(kept: Accumulators, count: int) -> PrefixMonotonicity | N
     return prefix_monotonicity(kept.mean) if kept.mean.shape[-1] == kept.diagonal.shape[-1] else None
 
 
-def _kernels(kept: Accumulators, count: int, n_positions: int) -> MeanKernels:
+def _kernels(kept: Accumulators, count: int) -> MeanKernels:
     """Sums over prompts and the queries of a cell, divided by how many they are."""
     share = 1 / (count * kept.bounds.diff()[:, None].to(kept.mean))
 
@@ -189,7 +191,7 @@ def _kernels(kept: Accumulators, count: int, n_positions: int) -> MeanKernels:
         mean=averaged(kept.mean),
         squared=averaged(kept.squared),
         by_head=None if kept.by_head is None else averaged(kept.by_head),
-        n_positions=n_positions,
+        bounds=np.asarray(kept.bounds.cpu().numpy()),
     )
 
 
