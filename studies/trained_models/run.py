@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from cells import KEPT_HERE, kept_prompts
 from safetensors.numpy import save
+from variants import SCRAMBLED, SEED
 
 from posbias.measurement import measure_prompt, resolve_kinds
 from posbias.models import load_model
@@ -39,7 +40,6 @@ ALL_FORMS_UP_TO = 512
 ALL_FORMS_PROMPTS = 8
 """Every form of the power rollout is computed on the first prompts of the shorter lengths; elsewhere the chosen one."""
 KINDS = ("jacobian(probes=2)", "probability")
-SEED = 0
 FORMS = {
     "diagonal_key": PowerRolloutSettings(form="diagonal", key_path=True),
     "diagonal": PowerRolloutSettings(form="diagonal", key_path=False),
@@ -83,7 +83,7 @@ def _texts(study: Study, model: Model, n_positions: int) -> Iterator[tuple[str, 
         for name, path in study.texts.items()
     }
     first = next(iter(loaded.values()))
-    for name, prompts in itertools.chain(loaded.items(), [("scrambled", shuffled(first, SEED))]):
+    for name, prompts in itertools.chain(loaded.items(), [(SCRAMBLED, shuffled(first, SEED))]):
         if name in study.only or not study.only:
             yield name, prompts
 
@@ -122,6 +122,8 @@ def _arguments() -> Study:
     given = parser.parse_args()
     models = dict(item.split("=", 1) for item in given.model)
     texts = {name: Path(path) for name, path in (item.split("=", 1) for item in given.text)}
+    if unknown := set(given.only) - {*texts, SCRAMBLED}:
+        parser.error(f"--only {min(unknown)}: allowed are {', '.join([*texts, SCRAMBLED])}")
     schedule = SCHEDULE if given.length is None else ((given.length, given.count),)
     return Study(models, texts, given.parts, given.kept, schedule, frozenset(given.only))
 
