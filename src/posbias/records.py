@@ -135,6 +135,15 @@ def load_record(directory: str | Path) -> Record:
     return record
 
 
+def finished_record(directory: str | Path) -> Record | None:
+    """The record of a finished run that a directory holds; None where it holds none that can be read."""
+    try:
+        record = load_record(directory)
+    except UsageError:
+        return None
+    return record if record.status == "done" else None
+
+
 def remove_record(directory: Path) -> None:
     """Take the record out of a directory whose contents are about to be another run's: it must not speak of those."""
     for name in (ARRAYS_FILE, RECORD_FILE):

@@ -22,7 +22,7 @@ from posbias.records import (
     check_writable,
     exclusive,
     failed_record,
-    load_record,
+    finished_record,
     plain,
     portable,
     run_directory,
@@ -225,11 +225,8 @@ def _measured(path: Path | None, arguments: Mapping[str, Any], run: Callable[[Pa
 
 def finished_measurement(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str, Any]) -> Record | None:
     """The record of the same measurement of the same model, made by the same software; None where there is none."""
-    if not plan.options.run.resume:
-        return None
-    try:
-        record = load_record(path)
-    except UsageError:
+    record = finished_record(path) if plan.options.run.resume else None
+    if record is None:
         return None
 
     def told(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,27 +234,20 @@ def finished_measurement(path: Path, source: str, plan: MeasurePlan, arguments: 
 
     wanted = {"arguments": told(arguments), "made_by": plain(made_by())}
     environment = {name: record.environment.get(name) for name in wanted["made_by"] if name != "parts_format"}
-    same = record.status == "done" and told(record.arguments) == wanted["arguments"]
+    same = told(record.arguments) == wanted["arguments"]
     if not same or any(environment[name] != wanted["made_by"][name] for name in environment):
+        return None
+    made, asked = record.resolved["measurement"], plan.options
+    settings = (made["engine"]["threads"], made["confidence"], made["draws"])
+    if settings != (asked.run.engine.pinned_threads, asked.confidence, asked.draws):
         return None
     model = plan.load(source)
     described = portable({"model": plain(model.describe()), "prompts": plain(plan.prompts(model).describe())})
-    made = record.resolved["measurement"]
-    same = made["engine"]["threads"] == plan.options.run.engine.pinned_threads
-    same = same and (made["confidence"], made["draws"]) == (plan.options.confidence, plan.options.draws)
-    return record if same and all(record.resolved[part] == described[part] for part in described) else None
+    return record if all(record.resolved[part] == described[part] for part in described) else None
 
 
 def _tell_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
     """Leave why a model failed in its directory, unless a finished record is there or another run is at work."""
     with suppress(RunError, UsageError), exclusive(check_writable(path)):
-        if not _holds_finished(path):
+        if finished_record(path) is None:
             failed_record("measure", arguments, error).save(path)
-
-
-def _holds_finished(path: Path) -> bool:
-    """Whether a directory has the record of a finished run."""
-    try:
-        return load_record(path).status == "done"
-    except UsageError:
-        return False

@@ -19,7 +19,7 @@ from posbias.measurement import MeasureOptions, RunOptions, check_prompts, prefl
 from posbias.models import HuggingFaceModel, Model, load_model
 from posbias.parts import PartStore, fingerprint, made_by
 from posbias.prompts import Prompts, load_prompts
-from posbias.records import Record, load_record, run_directory
+from posbias.records import Record, finished_record, run_directory
 from posbias.report import paragraph, store_subjects, view_of, write_report
 
 
@@ -176,11 +176,8 @@ def _record(
 
 def _finished(directory: Path, settings: dict[str, Any]) -> Audit | None:
     """The audit that is already there under the same settings, with its report redrawn."""
-    try:
-        record = load_record(directory)
-    except UsageError:
-        return None
-    if record.status != "done" or record.resolved.get("fingerprint") != fingerprint(settings):
+    record = finished_record(directory)
+    if record is None or record.resolved.get("fingerprint") != fingerprint(settings):
         return None
     view = view_of(record)
     return Audit(record, view.subjects, dict(view.contrasts), directory, write_report([record], directory))

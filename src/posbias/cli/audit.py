@@ -51,16 +51,7 @@ def audit(
     max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
     resume: options.Resume = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Directory for record and report.",
-            parser=options.directory,
-            metavar="<path>",
-            show_default="runs/MODEL",
-        ),
-    ] = None,
+    out: Annotated[Path | None, options.out_option(options.RECORD_AND_REPORT, default="runs/MODEL")] = None,
     json: options.Json = False,
 ) -> None:
     """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""

@@ -7,7 +7,6 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
-from posbias.errors import UsageError
 
 EXAMPLE = "Example: `posbias compare runs/predicted runs/measured --kind jacobian`"
 
@@ -28,8 +27,7 @@ def compare(
     from posbias.cli.output import finish
     from posbias.records import load_record, run_directory
 
-    if out is not None and out.resolve() in (predicted.resolve(), measured.resolve()):
-        raise UsageError(f"--out {str(out)!r} is one of the runs compared, and would replace it; choose another --out")
+    options.check_apart(out, (predicted, measured), verb="compared")
     arguments = passed_arguments(context)
     with run_directory(out, verb="compare", arguments=arguments) as directory:
         record = comparison_record(

@@ -51,8 +51,7 @@ def decompose(
     from posbias.records import run_directory
     from posbias.report.decompositions import show_decomposition, write_decomposition_report
 
-    if resume and out is None:
-        raise UsageError("--resume needs --out: the directory of the run that is continued")
+    options.check_resume(resume, out)
     wanted = resolve_interventions(options.split_literals(interventions))
     known = resolve_kinds(options.split_literals(kinds))
     source = PromptSource(prompts, windows, shuffle)

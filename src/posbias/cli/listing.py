@@ -16,12 +16,7 @@ def list_variants(
     context: typer.Context,
     sort: Annotated[str | None, typer.Argument(help="One sort, e.g. masks; all by default.")] = None,
     seed: options.UnusedSeed = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Directory for a record.", parser=options.directory, metavar="<path>", show_default=False
-        ),
-    ] = None,
+    out: Annotated[Path | None, options.out_option("Directory for a record.")] = None,
     json: options.Json = False,
 ) -> None:
     """List masks, encodings, schedules, theories, kinds, outputs, families, metrics, claims, interventions, tasks."""

@@ -7,7 +7,6 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
-from posbias.errors import UsageError
 from posbias.records import REPORT_FILE
 
 if TYPE_CHECKING:
@@ -64,8 +63,7 @@ def measure(
     from posbias.measurement import MeasureOptions, PassOptions, RunOptions, resolve_kinds
     from posbias.prompts import PromptSource
 
-    if resume and out is None:
-        raise UsageError("--resume needs --out: the directory of the run that is continued")
+    options.check_resume(resume, out)
     passes = PassOptions(
         checkpointing=checkpointing or device == "auto",
         output=output,

@@ -15,16 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Obtain models.", rich_markup_mode=
 def get(
     name: Annotated[str, typer.Argument(help="demo: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.")] = "demo",
     seed: options.UnusedSeed = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="A new directory for a copy of the model.",
-            parser=options.directory,
-            metavar="<path>",
-            show_default=False,
-        ),
-    ] = None,
+    out: Annotated[Path | None, options.out_option("A new directory for a copy of the model.")] = None,
     json: options.Json = False,
 ) -> None:
     """Download a named model once and keep it in the user's cache."""

@@ -1,6 +1,7 @@
 """Flags that several verbs share, and the parsing of literals; one definition each."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +22,33 @@ def directory(text: str) -> Path:
     return Path(text)
 
 
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="Directory for record and report.", parser=directory, metavar="<path>", show_default=False
-    ),
-]
+def out_option(what: str, *, default: bool | str = False) -> Any:
+    """`--out`, for what it holds; `default` as a verb's help shows it."""
+    return typer.Option("--out", help=what, parser=directory, metavar="<path>", show_default=default)
+
+
+def check_resume(resume: bool, out: Path | None) -> None:
+    """Refuse to continue a run of which nothing says where it is.
+
+    Raises:
+        UsageError: `--resume` without `--out`.
+    """
+    if resume and out is None:
+        raise UsageError("--resume needs --out: the directory of the run that is continued")
+
+
+def check_apart(out: Path | None, runs: Sequence[Path], *, verb: str) -> None:
+    """Refuse to write over a run that is read.
+
+    Raises:
+        UsageError: `--out` is the directory of one of them.
+    """
+    if out is not None and out.resolve() in [run.resolve() for run in runs]:
+        raise UsageError(f"--out {str(out)!r} is one of the runs {verb}, and would be replaced; choose another --out")
+
+
+RECORD_AND_REPORT = "Directory for record and report."
+Out = Annotated[Path | None, out_option(RECORD_AND_REPORT)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.", min=0)]
 UnusedSeed = Annotated[int, typer.Option("--seed", help="Taken by every verb; nothing is drawn here.", min=0)]

@@ -43,21 +43,9 @@ def report(
     if alone and len(records) > 1:
         raise UsageError(f"runs of {alone[0].verb} are drawn one at a time, without others beside them")
     if len(runs) > 1:
-        _check_apart(out, runs)
+        if out is None:
+            raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
+        options.check_apart(out, runs, verb="drawn")
     directory = check_writable(out or runs[0])
     page = pages[alone[0].verb](alone[0], directory) if alone else write_report(records, directory)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")
-
-
-def _check_apart(out: Path | None, runs: list[Path]) -> None:
-    """Several runs side by side need a directory of their own: the page of one must not take another's place.
-
-    Raises:
-        UsageError: no directory is named, or that of one of the runs.
-    """
-    if out is None:
-        raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
-    if out.resolve() in [run.resolve() for run in runs]:
-        raise UsageError(
-            f"--out {str(out)!r} is one of the runs, and its report would be replaced; choose another --out"
-        )
