@@ -62,12 +62,6 @@ def test_bad_use_is_one_line_and_leaves_nothing(posbias, tiny_llama, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_resuming_needs_the_directory_to_go_on_in(posbias, tiny_llama):
-    result = posbias("decompose", tiny_llama, *FLAGS, "--resume")
-    assert result.returncode == 2
-    assert result.stderr == "posbias: --resume needs --out: the directory of the run that is continued\n"
-
-
 def test_interventions_are_listed(posbias):
     printed = posbias("list", "interventions").stdout
     for name in ("no_rope", "window", "sink_masked", "attention_scaled", "bidirectional"):

@@ -20,6 +20,23 @@ def kept(out):
     return {path.name: path.stat().st_mtime_ns for path in (out / PARTS).glob("*.safetensors")}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "measure MODEL",
+        "measure MODEL MODEL",
+        "decompose MODEL",
+        "evaluate MODEL --task key_value",
+        "train study.yaml",
+        "reproduce icl-2502.01951 --size smoke",
+    ],
+)
+def test_resuming_needs_the_directory_to_go_on_in(posbias, tiny_llama, command):
+    result = posbias(*(tiny_llama if word == "MODEL" else word for word in command.split()), "--resume")
+    assert result.returncode == 2
+    assert result.stderr == "posbias: --resume needs --out: the directory of the run that is continued\n"
+
+
 def test_killed_again_and_again_the_result_is_that_of_an_undisturbed_run(posbias, tiny_llama, tmp_path):
     out, whole = tmp_path / "killed", tmp_path / "whole"
     assert posbias("measure", tiny_llama, *FLAGS, "--out", whole).returncode == 0

@@ -62,6 +62,7 @@ def evaluate(
     from posbias.tasks.language import LANGUAGE_TASKS
 
     _check_flags(context)
+    options.check_resume(resume, out)
     wanted = LANGUAGE_TASKS.parse(task)
     settings = EvaluateOptions(
         count=count,

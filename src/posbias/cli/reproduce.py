@@ -82,6 +82,7 @@ def reproduce(
     arguments = passed_arguments(context)
     _ = PAPERS[paper]
     _refuse_settings(context, paper)
+    options.check_resume(resume, out)
     settings: Any = None
     if paper == BIRTH:
         from posbias.reproduce.birth_models import BirthSettings

@@ -42,6 +42,7 @@ def train(
     from posbias.report.training import show_training, write_training_report
     from posbias.training import TrainingRun, load_study, run_study, training_record
 
+    options.check_resume(resume, out)
     chosen = options.engine_of(engine, workers=workers, threads=threads, address=ray_address)
     wanted = load_study(study)
     arguments = passed_arguments(context)
