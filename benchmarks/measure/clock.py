@@ -6,7 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+
+from subject import Size
 
 HERE = Path(__file__).resolve().parent
 
@@ -25,8 +28,8 @@ def interleaved(methods: Mapping[str, Callable[[], object]], repeats: int) -> di
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def extra_megabytes(method: str, n_positions: int) -> float:
+def extra_megabytes(method: str, n_positions: int, size: Size) -> float:
     """Peak memory of a fresh process over what it holds when model, libraries and a short pass are done."""
-    command = [sys.executable, str(HERE / "peak.py"), method, str(n_positions)]
+    command = [sys.executable, str(HERE / "peak.py"), method, str(n_positions), json.dumps(asdict(size))]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE).stdout
     return float(json.loads(shown.splitlines()[-1])["extra_megabytes"])

@@ -5,6 +5,7 @@ jacrev forms the whole Jacobian, width x N x width numbers; the norms need one v
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ CHUNK = 16
 
 def last_state(model: HuggingFaceModel, inputs: Tensor) -> Tensor:
     """The last position's state after the final norm."""
-    state: Tensor = model.network.model(inputs_embeds=inputs, use_cache=False).last_hidden_state[0, -1]
+    inner: Any = model.network.model
+    state: Tensor = inner(inputs_embeds=inputs, use_cache=False).last_hidden_state[0, -1]
     return state
 
 
@@ -51,7 +53,7 @@ def batched(model: HuggingFaceModel, prompts: Prompts) -> Method:
         inputs = embedded(model, prompts)
         state = last_state(model, inputs)
         squares = torch.zeros(prompts.n_positions, dtype=torch.float64)
-        for units in torch.eye(len(state)).split(CHUNK):
+        for units in torch.split(torch.eye(len(state)), CHUNK):
             (gradients,) = torch.autograd.grad(state, inputs, units, retain_graph=True, is_grads_batched=True)
             squares += gradients[:, 0].double().square().sum(dim=(0, 2))
         return squares.sqrt().numpy()
@@ -72,7 +74,7 @@ def reverse(model: HuggingFaceModel, prompts: Prompts) -> Method:
     def run() -> np.ndarray:
         inputs = embedded(model, prompts).detach()
         jacobian = torch.func.jacrev(lambda x: last_state(model, x), chunk_size=CHUNK)(inputs)
-        return jacobian[:, 0].double().square().sum(dim=(0, 2)).sqrt().numpy()
+        return np.asarray(jacobian[:, 0].double().square().sum(dim=(0, 2)).sqrt())
 
     return run
 

@@ -1,13 +1,14 @@
 """What is measured: one random Llama, distinct prompts of random tokens, and the bare passes every method needs."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posbias.models import HuggingFaceModel, Origin
-from posbias.models.loading import random_network
+from posbias.models.initialise import random_network
 from posbias.prompts.prompts import Prompts
 
 SPECIAL = ("<pad>", "<s>", "</s>")
@@ -39,7 +40,7 @@ def random_llama(size: Size, *, attention: str = "sdpa") -> HuggingFaceModel:
         bos_token_id=1,
         eos_token_id=2,
     )
-    network = random_network(config, seed=0)
+    network: Any = random_network(config, seed=0)
     network.set_attn_implementation(attention)
     return HuggingFaceModel(network, origin=Origin("config:llama", init_seed=0))
 

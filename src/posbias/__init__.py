@@ -12,7 +12,16 @@ from posbias.version import __version__
 if TYPE_CHECKING:
     from posbias import architecture
     from posbias.architecture import Architecture
-    from posbias.auditing import Audit, AuditOptions, BehaviourPlan, MeasurePlan, audit, audit_behaviour, measure_models
+    from posbias.auditing import (
+        Audit,
+        AuditOptions,
+        BehaviourPlan,
+        MeasurePlan,
+        audit,
+        audit_behaviour,
+        measure_models,
+        preflight_attention,
+    )
     from posbias.comparison import Comparison, compare
     from posbias.decomposition import Decomposition, DecompositionOptions, counterfactuals
     from posbias.errors import RunError, UsageError
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
         RunOptions,
         attention_statistics,
         measure,
+        preflight,
     )
     from posbias.models import load_model, reinitialise
     from posbias.profiles import Profile, uniform_profile
@@ -128,6 +138,8 @@ _HOMES = {
     "place": "evaluation",
     "power_rollout": "theory.power_rollout",
     "predict": "theory",
+    "preflight": "measurement",
+    "preflight_attention": "auditing",
     "reinitialise": "models",
     "run_study": "training",
     "shared_direction_rollout": "theory.power_rollout",
@@ -204,6 +216,8 @@ __all__ = [
     "place",
     "power_rollout",
     "predict",
+    "preflight",
+    "preflight_attention",
     "reinitialise",
     "run_study",
     "shared_direction_rollout",

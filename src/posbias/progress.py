@@ -1,4 +1,4 @@
-"""Progress on stderr for anything longer than a second; silent when stderr is not a terminal."""
+"""Progress on stderr for anything longer than a second, silent where it is not a terminal; what a log needs, always."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
@@ -17,6 +17,11 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None) 
 
     total = len(items) if isinstance(items, Sized) else total
     yield from rich_track(items, description=description, total=total, console=Console(stderr=True), transient=True)
+
+
+def tell(line: str) -> None:
+    """One line on stderr, for a log too."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def announce(line: str) -> None:

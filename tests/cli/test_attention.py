@@ -1,6 +1,7 @@
 """`posbias attention` leaves behind what the library measures, and its report is drawn from that record alone."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
 
 def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, library):
     printed = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--json")
-    assert printed.stderr == ""
+    assert re.fullmatch(r"estimate: [\d.]+ .B at most and \d+ s for 3 prompts\n", printed.stderr)
     scalars = json.loads(printed.stdout, parse_constant=pytest.fail)["scalars"]
     for name, rollout in library[1].rollouts.items():
         summary, influence = scalars["rollouts"][name], rollout.profile.influence
@@ -143,23 +144,6 @@ def test_short_prompts_are_held_against_the_memory_allowed(posbias, tiny_llama, 
     assert result.returncode == 2
     assert "10 KB are allowed; try" in result.stderr
     assert posbias("attention", tiny_llama, *flags, "--max-memory", "1GB").returncode == 0
-
-
-def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(tiny_llama, monkeypatch):
-    from posbias.auditing import attention_cost
-    from posbias.errors import RunError, UsageError
-
-    def fail(*_, **__):
-        raise RunError("no")
-
-    model = pb.load_model(tiny_llama)
-    prompts = pb.load_prompts("default", model, n_positions=24, count=1)
-    monkeypatch.setattr(attention_cost, "attention_statistics", fail)
-    options = pb.AttentionOptions()
-    assert attention_cost.preflight_attention(model, prompts, options=options, max_memory=10**9) == {}
-    assert attention_cost.preflight_attention(model, prompts, options=options) == {}
-    with pytest.raises(UsageError, match=r"24 positions need about .* 10 KB are allowed; try a smaller model"):
-        attention_cost.preflight_attention(model, prompts, options=options, max_memory=10_000)
 
 
 @pytest.mark.parametrize(

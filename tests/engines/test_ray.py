@@ -1,15 +1,18 @@
 """The Ray engine on a real cluster of two nodes, one of which is killed in the middle of a run."""
 
 import os
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 import posbias as pb
 from engine_workloads import Squares
-from posbias.engines import Local, Ray
+from posbias.engines import Local, Ray, ray_cluster
 from posbias.errors import UsageError
+from posbias.parts import PartStore
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -52,6 +55,56 @@ def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(clu
     assert sum(attempts) == 13  # the unit that the dead node was at, and no other, is done again
     assert len({int(outcome.arrays["process"][0]) for outcome in outcomes}) == 2
     assert os.getpid() not in {int(outcome.arrays["process"][0]) for outcome in outcomes}
+
+
+def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, tiny_llama, monkeypatch):
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=48, count=12)
+
+    def measured(engine):
+        return pb.measure(model, prompts, options=pb.MeasureOptions(run=pb.RunOptions(engine=engine)))
+
+    here = measured(Local(threads=1))
+    kept, lost = [], []
+    keep, lose = PartStore.keep, ray_cluster._Actors._lose
+
+    def then_kill(store, name, arrays):
+        kept.append(name)
+        if len(kept) == 2:
+            cluster.remove_node(cluster.second, allow_graceful=False)
+            time.sleep(3)  # Ray tells of it before the other node is through
+        return keep(store, name, arrays)
+
+    def told(actors, actor, unit, error):
+        lost.append(unit)
+        return lose(actors, actor, unit, error)
+
+    monkeypatch.setattr(PartStore, "keep", then_kill)
+    monkeypatch.setattr(ray_cluster._Actors, "_lose", told)
+    there = measured(Ray(threads=1, address=cluster.address))
+    assert lost
+    assert len(kept) == len(set(kept)) == 12
+    assert here.per_prompt.keys() == there.per_prompt.keys()
+    for kind, norms in here.per_prompt.items():
+        np.testing.assert_array_equal(norms, there.per_prompt[kind])
+        np.testing.assert_array_equal(here.profiles[kind].influence, there.profiles[kind].influence)
+    np.testing.assert_array_equal(here.mixing, there.mixing)
+
+
+def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, tiny_llama, tmp_path):
+    flags = ("--length", "24", "--count", "4", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
+    engines = {"local": (), "ray": ("--ray-address", cluster.address)}
+    for engine, more in engines.items():
+        command = ["-m", "posbias", "measure", str(tiny_llama), *flags, "--engine", engine, *more]
+        finished = subprocess.run(
+            [sys.executable, *command, "--out", str(tmp_path / engine)], capture_output=True, text=True, check=False
+        )
+        assert finished.returncode == 0, finished.stderr
+    here, there = (pb.load_record(tmp_path / engine) for engine in engines)
+    assert there.resolved["measurement"]["engine"]["name"] == "ray"
+    assert here.arrays.keys() == there.arrays.keys()
+    for name, array in here.arrays.items():
+        np.testing.assert_array_equal(there.arrays[name], array, err_msg=name)
 
 
 def test_a_cluster_that_is_not_there_is_one_line():

@@ -12,6 +12,7 @@ from posbias.measurement import AttentionOptions, AttentionStatistics, attention
 from posbias.measurement.attention import prefix_monotonicity
 from posbias.measurement.mixing import mixing_of_layers
 from posbias.models import attention
+from posbias.models.attention import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
@@ -423,9 +424,9 @@ def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     found = attention_statistics(model, prompts, options=lean)
     assert max(largest, counted) <= HEADS * 8 * 60
     assert found.kernels.mean.shape == (DEPTH, 7, 7)
-    monkeypatch.setattr(attention, "BLOCK_ELEMENTS", HEADS * 60 * 2)
     largest = counted = 0
-    again = attention_statistics(model, prompts, options=AttentionOptions(kernel_cells=7, mean_content=False))
+    with blocks_of(HEADS * 60 * 2):
+        again = attention_statistics(model, prompts, options=AttentionOptions(kernel_cells=7, mean_content=False))
     assert max(largest, counted) <= HEADS * 2 * 60
     np.testing.assert_allclose(again.entropy.per_prompt, found.entropy.per_prompt)
 

@@ -1,6 +1,7 @@
 """Random and shuffled prompts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
@@ -11,8 +12,6 @@ from posbias.prompts import load_prompts, shuffled, synthetic_prompts
 
 @given(st.integers(2, 60), st.integers(1, 6), st.integers(0, 3))
 def test_tokens_are_distinct_where_the_vocabulary_allows(n_positions, count, seed):
-    from types import SimpleNamespace
-
     model = SimpleNamespace(tokenizer=None, vocabulary_size=30, max_positions=None)
     prompts = synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
     assert prompts.token_ids.shape == (count, n_positions)
@@ -28,6 +27,26 @@ def test_special_tokens_and_unused_rows_are_left_out(model):
     ordinary = len(model.tokenizer) - len(model.tokenizer.all_special_ids)
     prompts = synthetic_prompts(padded, n_positions=ordinary, count=1)
     assert set(prompts.token_ids[0].tolist()) == set(range(len(model.tokenizer))) - set(model.tokenizer.all_special_ids)
+
+
+def test_tokens_without_an_embedding_are_left_out_and_no_other_draw_changes(tiny_llama, monkeypatch):
+    import posbias as pb
+    from posbias.prompts import controls
+
+    loaded = pb.load_model(tiny_llama)
+    blind = SimpleNamespace(
+        tokenizer=loaded.tokenizer, vocabulary_size=loaded.vocabulary_size, max_positions=loaded.max_positions
+    )
+    whole = synthetic_prompts(loaded, n_positions=60, count=3)
+    np.testing.assert_array_equal(whole.token_ids, synthetic_prompts(blind, n_positions=60, count=3).token_ids)
+    padding = whole.token_ids[[0, 2], 0].tolist()
+    loaded.network.get_input_embeddings().weight.data[padding] = 0
+    found = synthetic_prompts(loaded, n_positions=60, count=3)
+    assert not np.isin(found.token_ids, padding).any()
+    monkeypatch.setattr(controls, "EMBEDDED", 7 * loaded.width)  # looked at in pieces: the same
+    np.testing.assert_array_equal(synthetic_prompts(loaded, n_positions=60, count=3).token_ids, found.token_ids)
+    mixing = pb.measure(loaded, found, kinds="probability").mixing
+    assert np.isfinite(mixing).all()
 
 
 def test_shuffling_keeps_the_tokens_and_the_opening(bos_model):

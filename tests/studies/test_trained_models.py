@@ -28,6 +28,16 @@ def test_the_page_shows_the_record(script):
     assert summary.with_tables(page, summary.tables_of(load_record(STUDY / "record"))) == page
 
 
+def test_the_page_says_of_language_and_of_starts_what_the_records_say(script):
+    targets, page = script("targets"), PAGE.read_text()
+    rows = load_record(STUDY / "record").scalars["rows"]
+    assert len(rows) == 72
+    assert all(row["prompts"] >= 32 for row in rows)
+    assert all(row["meets_target"] for row in rows if row["text"] != "scrambled")
+    assert "**On language the target is met in every cell**" in page
+    assert targets.table(load_record(STUDY / "targets_record")) in page
+
+
 def test_kept_prompts_give_the_record(script):
     summary, cells = script("summary"), script("cells")
     rows = {summary.key_of(row): row for row in load_record(STUDY / "record").scalars["rows"]}

@@ -1,7 +1,9 @@
 """Runs that join the rooms, as records; above all the audit: one model as trained and at birth beside every theory."""
 
 from posbias.auditing.attention import attention_record
+from posbias.auditing.attention_cost import preflight_attention
 from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour
+from posbias.auditing.ingredients import ingredient_record
 from posbias.auditing.measuring import (
     MeasurePlan,
     directory_names,
@@ -24,9 +26,11 @@ __all__ = [
     "comparison_record",
     "directory_names",
     "finished_measurement",
+    "ingredient_record",
     "link_behaviour",
     "measure_models",
     "measure_source",
     "measurement_record",
+    "preflight_attention",
     "preflight_behaviour",
 ]

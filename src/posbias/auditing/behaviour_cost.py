@@ -8,7 +8,7 @@ from posbias.evaluation.evaluation import EvaluateOptions, spread_positions
 from posbias.measurement import Kind, PassOptions
 from posbias.measurement.cost import estimate_cost
 from posbias.models import Model
-from posbias.progress import announce
+from posbias.progress import tell
 from posbias.tasks.language import LanguageTask
 
 
@@ -32,7 +32,7 @@ def influence_cost(
     estimate = estimate_cost(model, max(fitting), kinds=kinds, passes=PassOptions(precision_prompts=0))
     if estimate is None:
         return {}
-    announce(f"{estimate.line(len(fitting))} of {task}")
     ways = ["--dtype bfloat16"] if model.dtype.itemsize > 2 else []
     check_prompts_fit(estimate, max_memory=options.max_memory, ways=ways)
+    tell(f"{estimate.line(len(fitting))} of {task}")
     return {**estimate.describe(len(fitting)), "prompts": len(fitting)}

@@ -18,6 +18,7 @@ from posbias.parts import clear_parts, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
 from posbias.records import (
     LOCK_FILE,
+    REPORT_FILE,
     Record,
     check_writable,
     exclusive,
@@ -155,6 +156,8 @@ def measure_models(
                 record = None if own is None else finished_measurement(own, source, plan, each)
                 if record is None:
                     record = _measured(own, each, run)
+                elif own is not None:
+                    _tidy(own, record)
             except (RunError, UsageError) as error:
                 if isinstance(error, UsageError) and not records:
                     raise
@@ -221,6 +224,14 @@ def _measured(path: Path | None, arguments: Mapping[str, Any], run: Callable[[Pa
             write_report([record], path)
             clear_parts(path)
         return record
+
+
+def _tidy(path: Path, record: Record) -> None:
+    """Do what a run killed after it saved its record left undone: draw the report, remove the parts."""
+    with exclusive(path):
+        if not (path / REPORT_FILE).is_file():
+            write_report([record], path)
+        clear_parts(path)
 
 
 def finished_measurement(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str, Any]) -> Record | None:

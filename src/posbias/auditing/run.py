@@ -17,7 +17,7 @@ from posbias.comparison import Contrast, Subject, compare_subject, contrast_subj
 from posbias.errors import UsageError
 from posbias.measurement import MeasureOptions, RunOptions, check_prompts, preflight, resolve_kinds
 from posbias.models import HuggingFaceModel, Model, load_model
-from posbias.parts import PartStore, fingerprint, made_by
+from posbias.parts import PartStore, clear_parts, fingerprint, made_by
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record, finished_record, run_directory
 from posbias.report import paragraph, store_subjects, view_of, write_report
@@ -175,12 +175,14 @@ def _record(
 
 
 def _finished(directory: Path, settings: dict[str, Any]) -> Audit | None:
-    """The audit that is already there under the same settings, with its report redrawn."""
+    """The audit that is already there under the same settings, with its report redrawn and left parts removed."""
     record = finished_record(directory)
     if record is None or record.resolved.get("fingerprint") != fingerprint(settings):
         return None
     view = view_of(record)
-    return Audit(record, view.subjects, dict(view.contrasts), directory, write_report([record], directory))
+    page = write_report([record], directory)
+    clear_parts(directory)
+    return Audit(record, view.subjects, dict(view.contrasts), directory, page)
 
 
 def _arguments(

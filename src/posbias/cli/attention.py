@@ -56,8 +56,7 @@ def attention(
     json: options.Json = False,
 ) -> None:
     """Measure attention (distance, entropy, sinks, content, kernels, mixing ...) and roll it out, matrix-free."""
-    from posbias.auditing import attention_record
-    from posbias.auditing.attention_cost import preflight_attention
+    from posbias.auditing import attention_record, preflight_attention
     from posbias.cli.output import finish
     from posbias.measurement import AttentionOptions, attention_statistics
     from posbias.measurement.attention.options import MEMORY_LIMIT

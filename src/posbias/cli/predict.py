@@ -1,5 +1,6 @@
 """`posbias predict`: a theory's position bias, of an architecture given by flags or of a model."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,24 +11,22 @@ from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.architecture import Architecture
+    from posbias.auditing import MeasurePlan
     from posbias.theory import Prediction
 
 EXAMPLE = (
     "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
     'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'` · '
     "a model at birth: `--model config:demo --theory mean_field --length 2048` · "
-    "a trained one: `--model DIR --theory power_rollout --prompts synthetic`"
+    "a trained one: `--model DIR --theory 'power_rollout(form=isotropic)' --prompts synthetic` · "
+    "what each of its ingredients costs: `--model demo --ingredients --length 128`"
 )
 
 ARCHITECTURE_FLAGS: tuple[str, ...] = ("depth", "heads", "mask", "encoding", "mixing", "content")
-MODEL_FLAGS: tuple[str, ...] = ("prompts", "count", "init_seed")
+PROMPT_FLAGS: tuple[str, ...] = ("count", "windows", "shuffle")
+"""Only where prompts are read."""
+MODEL_FLAGS: tuple[str, ...] = ("prompts", *PROMPT_FLAGS, "init_seed", "dtype", "device", "ingredients")
 """Only with `--model`. A seed may always be given: every verb has one, and it goes into the record."""
-
-
-UNPROMPTED: tuple[str, ...] = ("attention_only", "mean_field")
-"""Theories of a model that need no prompts."""
-PROMPTED: tuple[str, ...] = ("power_rollout", "shared_direction")
-"""Theories that read activations; the others need prompts only where a model's mixing has to be measured."""
 
 
 def predict(
@@ -43,7 +42,9 @@ def predict(
         str, typer.Option(help="Share of attention in each layer's update, 0 to 1: number, list or schedule.")
     ] = "1.0",
     content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0",
-    theory: Annotated[str, typer.Option(help="One of `posbias list theories`.")] = "rollout",
+    theory: Annotated[
+        str, typer.Option(help="One of `posbias list theories`, with parameters: 'power_rollout(form=isotropic)'.")
+    ] = "rollout",
     model: Annotated[
         str | None,
         typer.Option(help="The model, as for measure, in place of the flags of an architecture.", show_default=False),
@@ -51,34 +52,50 @@ def predict(
     prompts: Annotated[
         str | None, typer.Option(help="Prompts, to read a model's activations or mixing on.", show_default=False)
     ] = None,
+    windows: options.Windows = "random",
+    shuffle: options.Shuffle = False,
     count: options.Count = 8,
+    ingredients: Annotated[
+        bool, typer.Option("--ingredients", help="Measure too: what leaving out each part of power_rollout costs.")
+    ] = False,
     init_seed: options.InitSeed = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
     seed: options.Seed = 0,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
     """Predict the influence of every position on the last one, from an architecture, or from a model's weights."""
-    from posbias.architecture import Architecture
+    from posbias.auditing import MeasurePlan, ingredient_record
     from posbias.cli.output import finish
+    from posbias.prompts import PromptSource
     from posbias.records import run_directory
-    from posbias.theory import predict as predict_profile
+    from posbias.report.ingredients import show_ingredients
 
-    arguments, command = passed_arguments(context), command_line(context)
+    if ingredients and not was_given(context, "theory"):
+        theory = "power_rollout"
+    arguments, command = {**passed_arguments(context), "theory": theory}, command_line(context)
     _refuse_unread(context, theory, of_model=model is not None)
     with run_directory(out, verb="predict", arguments=arguments) as directory:
-        if model is not None:
-            prediction, read = _of_model(model, prompts, theory, length=length, draw=(count, seed, init_seed))
-        else:
-            architecture = Architecture(
-                depth=depth,
-                heads=heads,
-                mask=options.literal(mask),
-                encoding=options.literal(encoding),
-                mixing=options.literal(mixing),
-                content=options.literal(content),
-            )
-            prediction, read = predict_profile(architecture, n_positions=length, theory=theory), {}
-            _refuse_ignored(architecture, prediction)
+        if model is None:
+            flags = {"mask": mask, "encoding": encoding, "mixing": mixing, "content": content}
+            prediction = _of_architecture(depth, heads, flags, theory, length=length)
+            finish(prediction.record(arguments, command=command), out=directory, as_json=json)
+            return
+        plan = MeasurePlan(
+            source=PromptSource("default" if prompts is None else prompts, windows, shuffle),
+            n_positions=length,
+            count=count,
+            seed=seed,
+            init_seed=init_seed,
+            dtype=dtype,
+            device=device,
+        )
+        if ingredients:
+            found = ingredient_record(model, plan, theory=theory, arguments=arguments, command=command)
+            finish(found, out=directory, as_json=json, show=show_ingredients)
+            return
+        prediction, read = _of_model(model, plan, theory, prompted=prompts is not None)
         finish(prediction.record(arguments, command=command, **read), out=directory, as_json=json)
 
 
@@ -86,14 +103,40 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
     """Flags of an architecture beside a model, and flags of a model without one, would be passed over in silence."""
     unread, reason = MODEL_FLAGS, "is read with --model only"
     if of_model:
+        from posbias.theory import parse_theory
+
         unread, reason = ARCHITECTURE_FLAGS, "cannot be given with --model, which has its own architecture"
-        if theory == "attention_only" and was_given(context, "prompts"):
+        name, _ = parse_theory(theory)
+        if name == "attention_only" and was_given(context, "prompts"):
             raise UsageError("attention_only reads no --prompts; rollout measures a model's mixing on them")
-        if theory in UNPROMPTED and not was_given(context, "prompts") and was_given(context, "count"):
-            raise UsageError(f"--count is read with --prompts only; {theory} needs none")
-    for name in unread:
-        if was_given(context, name):
-            raise UsageError(f"--{name.replace('_', '-')} {reason}")
+        if not _needs_prompts(theory) and not was_given(context, "prompts"):
+            for flag in PROMPT_FLAGS:
+                if was_given(context, flag):
+                    raise UsageError(f"--{flag} is read with --prompts only; {name} needs none")
+    for flag in unread:
+        if was_given(context, flag):
+            raise UsageError(f"--{flag.replace('_', '-')} {reason}")
+
+
+def _needs_prompts(theory: str) -> bool:
+    """Whether a theory of a model reads prompts, be it for activations or for a model's mixing."""
+    from posbias.theory import ModelTheory, parse_theory
+
+    name, parsed = parse_theory(theory)
+    return parsed.reads_prompts if isinstance(parsed, ModelTheory) else name != "attention_only"
+
+
+def _of_architecture(depth: int, heads: int, flags: Mapping[str, str], theory: str, *, length: int) -> "Prediction":
+    """What a theory says of the architecture that the flags describe."""
+    from posbias.architecture import Architecture
+    from posbias.theory import predict as predict_profile
+
+    architecture = Architecture(
+        depth=depth, heads=heads, **{name: options.literal(value) for name, value in flags.items()}
+    )
+    prediction = predict_profile(architecture, n_positions=length, theory=theory)
+    _refuse_ignored(architecture, prediction)
+    return prediction
 
 
 def _refuse_ignored(architecture: "Architecture", prediction: "Prediction") -> None:
@@ -106,24 +149,17 @@ def _refuse_ignored(architecture: "Architecture", prediction: "Prediction") -> N
             )
 
 
-def _of_model(
-    source: str, prompts: str | None, theory: str, *, length: int, draw: tuple[int, int, int | None]
-) -> "tuple[Prediction, dict[str, Any]]":
-    """What a theory says of a model, and what it read; `draw`: count and seed of prompts, seed of initialisation."""
-    from posbias.models import load_model
-    from posbias.prompts import load_prompts
-    from posbias.theory import THEORIES
+def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) -> "tuple[Prediction, dict[str, Any]]":
+    """What a theory says of a model, and what it read; `prompted`: whether prompts were asked for."""
+    from posbias.theory import ModelTheory, parse_theory
     from posbias.theory import predict as predict_profile
     from posbias.theory.model_architecture import known_mixing
 
-    _ = THEORIES[theory]
-    count, seed, init_seed = draw
-    if theory == "mean_field" and init_seed is None and not source.startswith("config:"):
+    name, parsed = parse_theory(theory)
+    if name == "mean_field" and plan.init_seed is None and not source.startswith("config:"):
         raise UsageError(f"mean_field is about initialisation: give --init-seed, or --model config:{source}")
-    loaded = load_model(source, init_seed=init_seed)
-    unprompted = theory in UNPROMPTED or (theory not in PROMPTED and known_mixing(loaded) is not None)
-    if prompts is None and not unprompted:
-        prompts = "default"
-    drawn = None if prompts is None else load_prompts(prompts, loaded, n_positions=length, count=count, seed=seed)
-    prediction = predict_profile(loaded, n_positions=length, theory=theory, prompts=drawn)
+    loaded = plan.load(source)
+    known = not isinstance(parsed, ModelTheory) and known_mixing(loaded) is not None
+    drawn = plan.prompts(loaded) if prompted or (_needs_prompts(theory) and not known) else None
+    prediction = predict_profile(loaded, n_positions=plan.n_positions, theory=theory, prompts=drawn, seed=plan.seed)
     return prediction, {"model": loaded.describe(), "prompts": None if drawn is None else drawn.describe()}

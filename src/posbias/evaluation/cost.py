@@ -21,7 +21,7 @@ from posbias.evaluation.responders.running import LiveCache, WholePrompts, trust
 from posbias.measurement.cost import CostEstimate, calibrate
 from posbias.memory import show_bytes
 from posbias.models.model import Model
-from posbias.progress import announce
+from posbias.progress import tell
 from posbias.prompts.tokens import tokenise
 from posbias.tasks.language import Example
 
@@ -102,8 +102,8 @@ def preflight_answers(
     estimate = _estimate(examples, asking, responder)
     if estimate is None:
         return {}
-    announce(estimate.line(len(examples)))
     check_prompts_fit(estimate, max_memory=max_memory, ways=ways_out(responder.model, responder.options))
+    tell(estimate.line(len(examples)))
     return {**estimate.describe(len(examples)), "prompts": len(examples)}
 
 

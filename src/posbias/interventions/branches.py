@@ -116,14 +116,14 @@ class NoResidual(Intervention):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """No description fits: every one has the stream pass by.
+        """No description fits: every one has the stream pass by attention and MLP alike, or by neither.
 
         Raises:
             UsageError: the activations are the unchanged network's.
         """
         if own:
             return model.described_by(model.family, misfit="its attention branches have no residual")
-        raise UsageError("the stream passes beside every branch in this theory, so it cannot be left out")
+        raise UsageError("the stream passes by attention and MLPs alike in this theory; one cannot lose it alone")
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """1 in every layer."""

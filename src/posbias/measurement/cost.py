@@ -26,7 +26,7 @@ from posbias.measurement.prompt import measure_prompt
 from posbias.memory import available_bytes, show_bytes
 from posbias.models.model import Model
 from posbias.models.precision import REDUCED, not_convertible
-from posbias.progress import announce
+from posbias.progress import announce, tell
 from posbias.prompts.prompts import Prompts
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ Work = Callable[[Int64[np.ndarray, "n"]], object]
 """Something done with the token ids of one prompt."""
 
 
+def _nothing(_: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class CostEstimate:
     """What one prompt of one length is expected to take in one process."""
@@ -70,6 +74,8 @@ class CostEstimate:
     """Most processes that hold such a copy at a time."""
     device: torch.device = CPU
     """Whose memory it is."""
+    kept: Callable[[int], int] = _nothing
+    """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
 
     @property
     def passes_bytes(self) -> int:
@@ -143,7 +149,7 @@ class CostEstimate:
 
     def _bytes_at(self, n_positions: int) -> int:
         tensors = sum(value * n_positions**power for power, value in enumerate(self.coefficients))
-        return int(self.headroom * max(tensors, 0.0))
+        return int(self.headroom * max(tensors, 0.0)) + self.kept(n_positions)
 
 
 def estimate_cost(
@@ -158,16 +164,16 @@ def estimate_cost(
     """
     passes, known = passes or PassOptions(), resolve_kinds(kinds)
 
-    def estimated(options: PassOptions, *, tell: bool) -> CostEstimate | None:
+    def estimated(options: PassOptions, *, say_why: bool) -> CostEstimate | None:
         def measured(prompt: int) -> Work:
             return lambda ids: measure_prompt(model, ids, kinds=known, key=(0, prompt), options=options)
 
         # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
-        return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT), tell=tell)
+        return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT), say_why=say_why)
 
-    found = estimated(passes, tell=passes.output == "last")
+    found = estimated(passes, say_why=passes.output == "last")
     if found is None and passes.output != "last":
-        found = estimated(replace(passes, output="last"), tell=True)
+        found = estimated(replace(passes, output="last"), say_why=True)
     if found is None:
         return None
     if passes.checkpointing and model.device.type == "cpu":
@@ -210,8 +216,8 @@ def preflight(
     if estimate is None:
         check_weights(model, prompts.n_positions, workers=workers, max_memory=max_memory)
         return {}
-    announce(estimate.line(prompts.count, workers=workers))
     estimate.check(workers=workers, max_memory=max_memory, advice=_advice(model, options.passes, workers))
+    tell(estimate.line(prompts.count, workers=workers))
     return estimate.describe(prompts.count, workers=workers)
 
 
@@ -226,8 +232,8 @@ def tell_cost(
     Raises:
         UsageError: it does not fit; the message says what would.
     """
-    announce(estimate.line(count))
     estimate.check(max_memory=max_memory, advice=advice)
+    tell(estimate.line(count))
     return estimate.describe(count)
 
 
@@ -261,7 +267,13 @@ def _advice(model: Model, passes: PassOptions, workers: int) -> list[str]:
 
 
 def calibrate(
-    model: Model, n_positions: int, run: Work, *, usual: Work | None = None, tell: bool = True
+    model: Model,
+    n_positions: int,
+    run: Work,
+    *,
+    usual: Work | None = None,
+    squares: Work | None = None,
+    say_why: bool = True,
 ) -> CostEstimate | None:
     """What `run` on one prompt of a length will take, from short runs of it.
 
@@ -270,7 +282,9 @@ def calibrate(
         n_positions: The length asked for.
         run: The work on the prompt that takes most memory, given its token ids.
         usual: The work on most prompts, whose time counts; the same unless given.
-        tell: Whether to say why there is no estimate.
+        squares: The part of the work whose memory may grow with the square of the length; all of it unless given.
+            Short runs have their peaks at different stages of the work, which a parabola through them mistakes for it.
+        say_why: Whether to say why there is no estimate.
 
     Returns:
         The estimate; None where the short runs fail, which the run itself will report.
@@ -282,20 +296,39 @@ def calibrate(
         with _narrow_windows(model, n_positions, width=max(SHORTEST - 1, lengths[0] // 2)):
             # The first run sets up what is set up once, which belongs to no count.
             times = [_seconds(usual, tokens[: lengths[0]])]
-            sizes = [peak_tensor_bytes(lambda n=n: run(tokens[:n]), model.device) for n in lengths]  # type: ignore[misc]
+            sizes = _peaks(model, run, tokens, lengths)
+            squared = None if squares is None else _peaks(model, squares, tokens, lengths)
             times.append(_seconds(usual, tokens))
     except (RunError, UsageError) as error:  # an output may lie beyond the short runs
-        if tell:
+        if say_why:
             announce(f"no estimate of the cost: a run on {lengths[-1]} positions or fewer fails: {error}")
         return None
-    coefficients = np.polynomial.polynomial.polyfit(lengths, sizes, len(lengths) - 1)
     return CostEstimate(
         n_positions=n_positions,
         weights_bytes=weights_in_place(model),
-        coefficients=tuple(float(value) for value in coefficients),
+        coefficients=_parabola(lengths, sizes) if squared is None else _line_and_square(lengths, sizes, squared),
         seconds=_extrapolate(model, (lengths[0], lengths[-1]), times, n_positions),
         device=model.device,
     )
+
+
+def _peaks(model: Model, run: Work, tokens: Int64[np.ndarray, "n"], lengths: Sequence[int]) -> list[int]:
+    """Most bytes of tensors that the work holds at once, for prompts of these lengths."""
+    return [peak_tensor_bytes(lambda n=n: run(tokens[:n]), model.device) for n in lengths]  # type: ignore[misc]
+
+
+def _parabola(lengths: Sequence[int], sizes: Sequence[float]) -> tuple[float, ...]:
+    """Coefficients, constant first, through all points."""
+    return tuple(float(value) for value in np.polynomial.polynomial.polyfit(lengths, sizes, len(lengths) - 1))
+
+
+def _line_and_square(lengths: Sequence[int], sizes: Sequence[int], squared: Sequence[int]) -> tuple[float, ...]:
+    """The square of one series, and beside it a line through the longest two of the other."""
+    if len(lengths) < 3:
+        return _parabola(lengths, sizes)
+    square = max(_parabola(lengths, squared)[2], 0.0)
+    rest = [size - square * length**2 for length, size in zip(lengths, sizes, strict=True)]
+    return (*_parabola(lengths[-2:], rest[-2:]), square)
 
 
 def _short_lengths(n_positions: int) -> list[int]:

@@ -6,6 +6,7 @@ No matrix larger than heads x block x positions exists at any time, whatever att
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ BLOCK_ELEMENTS = 1 << 20
 """Attention weights held at once (4 MB in float32): a block of queries times all heads times all keys."""
 BLOCK_QUERIES = 128
 """Most queries in a block: shorter blocks skip more of the masked half, longer ones multiply faster."""
+_block_elements = ContextVar("block_elements", default=BLOCK_ELEMENTS)
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,23 @@ def rotated(
 
 
 def rows_at_once(heads: int, n_positions: int, block: int) -> int:
-    """Most queries, at least one and at most `block`, whose logits may exist together: BLOCK_ELEMENTS of them."""
-    return max(1, min(block, BLOCK_ELEMENTS // (heads * n_positions)))
+    """Most queries, at least one and at most `block`, whose logits may exist together: `elements_at_once` of them."""
+    return max(1, min(block, elements_at_once() // (heads * n_positions)))
+
+
+def elements_at_once() -> int:
+    """Attention weights that may be held at once."""
+    return _block_elements.get()
+
+
+@contextmanager
+def blocks_of(elements: int) -> Iterator[None]:
+    """Within the context that many attention weights are held at once in place of BLOCK_ELEMENTS; results are equal."""
+    token = _block_elements.set(elements)
+    try:
+        yield
+    finally:
+        _block_elements.reset(token)
 
 
 def query_blocks(

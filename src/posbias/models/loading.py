@@ -23,6 +23,7 @@ from posbias.models.quiet import quiet
 from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
 from posbias.models.request import ModelRequest, absolute_source
 from posbias.models.sources import Source, one_line, read_config, resolve_source
+from posbias.models.weight_files import check_room
 from posbias.models.weights import first_not_finite, quantised
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -46,7 +47,8 @@ def load_model(
         dtype: `float32`, `float64`, `bfloat16` or `float16`; of a quantised model, that of what is not packed.
         device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, where these
             are full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
-        max_memory: Bytes on each device, half of them for weights, with `auto`; None: what is free.
+        max_memory: Bytes that the weights of a checkpoint may take on one device; with `auto`, bytes on each device,
+            half of them for weights; None: what is free.
 
     Returns:
         The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
@@ -54,7 +56,7 @@ def load_model(
 
     Raises:
         UsageError: no such model, not a decoder, pickled weights, remote code, an unknown dtype or device, weights
-            quantised in a way that gradients do not pass.
+            quantised in a way that gradients do not pass, or more than fits.
         RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
     """
     chosen_dtype, chosen_device = _dtype(dtype), check_device(device)
@@ -136,6 +138,7 @@ def _placed_network(
     """The pretrained network where it will run: on one device, or spread."""
     packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
     if device is not None:
+        check_room(source, dtype, packed=packed, max_memory=max_memory)
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
         network = _pretrained_network(source, config, dtype=dtype, placement={"device_map": device} if packed else {})
         return network if packed else network.to(device)

@@ -4,6 +4,7 @@ A line is an object whose field `messages` holds the conversation, or the conver
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ CHAT_SCHEME = "chat:"
 
 
 def chat_file_prompts(asked: PromptSource, model: TokenModel, *, n_positions: int, count: int) -> ChatPrompts:
-    """The first `count` conversations of a file whose rendered text has exactly `n_positions` tokens.
+    """The first `count` conversations of a file whose rendered text has exactly `n_positions` tokens, each text once.
 
     Raises:
         UsageError: an unreadable file or line, windows or shuffling, no or too few conversations of that length.
@@ -27,9 +28,28 @@ def chat_file_prompts(asked: PromptSource, model: TokenModel, *, n_positions: in
         raise UsageError("chat prompts are whole conversations in order; windows='starts' and shuffle need text")
     path = Path(asked.source.removeprefix(CHAT_SCHEME))
     found = chat_prompts(model, read_conversations(path), n_positions=n_positions)
-    if found.count < count:
-        raise UsageError(f"{path.name}: only {found.count} conversations have {n_positions} tokens, {count} asked")
-    return replace(found, token_ids=found.token_ids[:count], source=f"{CHAT_SCHEME}{path.name}")
+    rows = _distinct(found.rendered_sha256)
+    if len(rows) < count:
+        raise UsageError(
+            f"{path.name}: only {len(rows)} distinct conversations have {n_positions} tokens, {count} asked"
+        )
+    rows = rows[:count]
+    return replace(
+        found,
+        token_ids=found.token_ids[rows],
+        source=f"{CHAT_SCHEME}{path.name}",
+        duplicates=rows[-1] + 1 - count,
+        rendered_sha256=tuple(found.rendered_sha256[row] for row in rows),
+        conversations=tuple(found.conversations[row] for row in rows),
+    )
+
+
+def _distinct(texts: Sequence[str]) -> list[int]:
+    """Where each text stands first."""
+    first: dict[str, int] = {}
+    for row, text in enumerate(texts):
+        first.setdefault(text, row)
+    return list(first.values())
 
 
 def read_conversations(path: Path) -> list[Any]:

@@ -44,7 +44,7 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
             "FILE#FIELD"); "hf:owner/name[config]:split#field", a dataset of Hugging Face or a local directory of data
             files, streamed; "synthetic", uniform random tokens; token ids of shape [at least count, n_positions]; or
             `Prompts`. Of the last two the first `count` are taken. Any of these inside a `PromptSource`, for document
-            starts or shuffled tokens. "chat:FILE.jsonl": the first `count` conversations of exactly that length.
+            starts or shuffled tokens. "chat:FILE.jsonl": the first `count` distinct conversations of that length.
         model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
         n_positions: Tokens in each prompt, 2 ... model.max_positions.
         count: How many prompts, >= 1.

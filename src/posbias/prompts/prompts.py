@@ -24,7 +24,8 @@ class Prompts:
     windows: str | None = None
     """"random" or "starts", where windows were drawn from documents."""
     duplicates: int = 0
-    """Windows passed over while drawing because their text was there already, but for case and white space."""
+    """Windows passed over while drawing because their text was there already, but for case and white space; of a file
+    of conversations, those passed over because their rendered text was."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:

@@ -8,7 +8,7 @@ import numpy as np
 from posbias.comparison import STATISTICS
 from posbias.comparison.metrics import METRICS
 from posbias.profiles import uniform_profile
-from posbias.report.wording import KINDS, SUBJECTS, label
+from posbias.report.wording import FOUND, KINDS, SUBJECTS, label
 
 if TYPE_CHECKING:
     from posbias.report.layout import RunView
@@ -41,6 +41,18 @@ def detail_cells(views: Sequence["RunView"]) -> Cells:
                 numbers = np.asarray(values, dtype=np.float64)
                 texts = [f"{value:.4g}" for value in (numbers.mean(), numbers.min(), numbers.max())]
                 cells.append([view.title, label(KINDS, kind), name.replace("_", " "), *texts])
+    return header, cells
+
+
+def found_cells(views: Sequence["RunView"]) -> Cells:
+    """What theories found beside their profiles, with intervals where they have them."""
+    header = ["prediction", "found", "value [95 %]"]
+    cells = []
+    for view in views:
+        for name, stored in view.found.items():
+            value, low, high = (stored[part] for part in ("value", "low", "high"))
+            ends = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+            cells.append([view.title, label(FOUND, name), "–" if value is None else f"{value:.3f}{ends}"])
     return header, cells
 
 

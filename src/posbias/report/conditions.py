@@ -30,6 +30,12 @@ def command_of(record: Record) -> str:
     return f"posbias.{record.verb}({arguments})"
 
 
+def caveats_of(record: Record) -> tuple[str, ...]:
+    """What a reader must know of the model itself, such as an encoding that is not the published one."""
+    model = record.resolved.get("model")
+    return tuple(model.get("caveats", ())) if isinstance(model, Mapping) else ()
+
+
 def conditions_of(record: Record) -> dict[str, str]:
     """Model, prompts, seeds and versions as label and text, nested tables written out."""
     resolved = {key: value for key, value in record.resolved.items() if key not in ("command", "title", "related")}

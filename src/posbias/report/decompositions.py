@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.errors import UsageError
 from posbias.records import Record
-from posbias.report.conditions import conditions_of
+from posbias.report.conditions import caveats_of, conditions_of
 from posbias.report.files import page_template, write_page
 from posbias.report.interactive import plotly_source
 from posbias.report.shift_bars import SOURCE_NAMES, bars_of, shift_chart, shift_png
@@ -51,7 +51,7 @@ def render_decomposition(record: Record) -> str:
     """The page as text."""
     return page_template(TEMPLATE).render(
         title=f"What makes the profile of {record.resolved['title']}",
-        caveat=CAVEAT,
+        caveats=[CAVEAT, *caveats_of(record)],
         statements=statements_of(record),
         charts=[shift_chart(record, kind, anchor=f"shifts-{kind}") for kind in _drawn(record)],
         tables=tables_of(record),
@@ -66,7 +66,7 @@ def render_decomposition(record: Record) -> str:
 def show_decomposition(record: Record, console: "Console") -> None:
     """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
     print_tables(tables_of(record), console)
-    print_notes([*statements_of(record), *reasons_of(record), CAVEAT], console)
+    print_notes([*statements_of(record), *reasons_of(record), *caveats_of(record), CAVEAT], console)
 
 
 def tables_of(record: Record) -> list[Table]:

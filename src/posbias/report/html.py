@@ -11,10 +11,11 @@ from typing import Any
 
 from posbias.errors import UsageError
 from posbias.records import Record
-from posbias.report.checks import depth_cells, detail_cells, precision_cells
+from posbias.report.checks import depth_cells, detail_cells, found_cells, precision_cells
 from posbias.report.figures import Figure, figures_of, side_by_side
 from posbias.report.files import links_of, page_template, write_page
 from posbias.report.findings import Finding, findings_of, grouped
+from posbias.report.ingredients import TITLE, ingredient_cells
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.layout import RunView, view_of
 from posbias.report.static import png
@@ -132,6 +133,8 @@ def _tables(view: RunView) -> list[dict[str, Any]]:
         ("How the profile forms with depth", depth_cells([view])),
         ("What half precision costs", precision_cells([view])),
         ("What else was found on the prompts", detail_cells([view])),
+        ("What the theory finds beside the profile", found_cells([view])),
+        (TITLE, ingredient_cells(view.ingredients)),
     ]
     return [{"title": title, "header": header, "cells": cells} for title, (header, cells) in builders if cells]
 

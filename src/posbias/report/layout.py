@@ -13,7 +13,8 @@ they exist):
 
 Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
 interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [text],
-`precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}.
+`precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
+interval}, what a theory finds beside its profile, `ingredients`: {KIND: {flat, left_out: {NAME: {distance, cost}}}}.
 An interval is {value, low, high}, None where infinite or undefined. `resolved` may hold `title`, `command` and the
 tables `model`, `prompts`. Records without `subjects` are read too: `profile/influence` (predict), `measured/...`.
 """
@@ -58,6 +59,8 @@ class RunView:
     contrasts: Mapping[str, Contrast] = field(default_factory=dict)
     """Per kind, the first subject (trained) against the second (at initialisation)."""
     left_out: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    """What a reader must know of the model, one sentence each."""
     command: str = ""
     """What reproduces the run, to be pasted into a shell or into Python."""
     conditions: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +69,10 @@ class RunView:
     """Per kind, the loss of half precision on every prompt that was checked."""
     details: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """Per kind, what else it found on every prompt."""
+    found: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """What a theory found beside its profile, by name: {value, low, high}."""
+    ingredients: Mapping[str, Any] = field(default_factory=dict)
+    """Per kind, what leaving out each ingredient of a theory costs."""
 
 
 def store_subjects(
@@ -100,7 +107,7 @@ def view_of(record: Record) -> RunView:
     Raises:
         UsageError: the run failed, or its record holds no profile.
     """
-    from posbias.report.conditions import command_of, conditions_of, title_of
+    from posbias.report.conditions import caveats_of, command_of, conditions_of, title_of
 
     if record.status != "done":
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
@@ -119,10 +126,13 @@ def view_of(record: Record) -> RunView:
         subjects=subjects,
         contrasts=contrasts,
         left_out=tuple(record.scalars.get("left_out", ())),
+        caveats=caveats_of(record),
         command=command_of(record),
         conditions=conditions_of(record),
         precision=record.scalars.get("precision", {}),
         details=record.scalars.get("details", {}),
+        found=record.scalars.get("found", {}),
+        ingredients=record.scalars.get("ingredients", {}),
     )
 
 

@@ -7,11 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from posbias.comparison import STATISTICS, Mixing, Subject, finite, interval_record
+import numpy as np
+
+from posbias.comparison import STATISTICS, Mixing, Sample, Subject, TheoryProfile, finite, interval_record
+from posbias.comparison.sampling import summarise
 from posbias.comparison.subject import KindComparison
 from posbias.intervals import Interval
 from posbias.profiles import Profile
-from posbias.report.checks import depth_cells, detail_cells, precision_cells
+from posbias.report.checks import depth_cells, detail_cells, found_cells, precision_cells
 from posbias.report.findings import distance_text
 from posbias.report.layout import RunView
 from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
+BOOTSTRAP_SEED = 0
+"""Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
 MISSING = "–"
 """What a table shows where there is no number."""
 
@@ -41,8 +46,9 @@ def share_rows(view: RunView) -> list[Row]:
             shares = _point_statistics(measured.profile) if summary is None else summary
             rows.append({**origin, "profile": kind, "measured": True, **_records(shares)})
         for name, theory in subject.theories.items():
-            row = {**origin, "profile": name, "measured": False, **_records(_point_statistics(theory.profile))}
-            rows.append(row)
+            # Beside a measurement intervals are told of distances, not of a theory's own shares.
+            shares = _point_statistics(theory.profile) if subject.measured else _theory_statistics(theory)
+            rows.append({**origin, "profile": name, "measured": False, **_records(shares)})
     return rows
 
 
@@ -82,8 +88,10 @@ def show_summary(views: Sequence[RunView], console: "Console") -> None:
         ("How does the profile form?", *depth_cells(views)),
         ("What does half precision cost?", *precision_cells(views)),
         ("What else was found?", *detail_cells(views)),
+        ("What does the theory find beside the profile?", *found_cells(views)),
     ]
     print_tables((table for table in tables if table[2]), console)
+    print_notes(dict.fromkeys(text for view in views for text in view.caveats), console)
     print_notes(dict.fromkeys(text for view in views for text in view.left_out), console, mark="Left out: ")
 
 
@@ -202,6 +210,13 @@ def _mixing_row(view: RunView, subject: Subject, definition: str, mixing: Mixing
 
 def _point_statistics(profile: Profile) -> dict[str, Interval]:
     return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
+
+
+def _theory_statistics(theory: TheoryProfile) -> Mapping[str, Interval]:
+    """With intervals over prompts where the theory has a profile for each."""
+    if theory.per_prompt is None or len(theory.per_prompt) < 2:
+        return _point_statistics(theory.profile)
+    return summarise(Sample.of(theory.per_prompt), generator=np.random.default_rng(BOOTSTRAP_SEED))
 
 
 def _records(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:

@@ -3,7 +3,7 @@
 from posbias.theory import model_theories as model_theories
 from posbias.theory.closed_form import closed_form, continuous_density, continuous_profile
 from posbias.theory.gradients import ProfileGradient, profile_gradient
-from posbias.theory.predict import THEORIES, Forecast, Prediction, predict
+from posbias.theory.predict import THEORIES, Forecast, ModelTheory, Prediction, parse_theory, predict
 from posbias.theory.rollout import (
     Rollout,
     rollout_by_depth,
@@ -17,12 +17,14 @@ from posbias.theory.rollout import (
 __all__ = [
     "THEORIES",
     "Forecast",
+    "ModelTheory",
     "Prediction",
     "ProfileGradient",
     "Rollout",
     "closed_form",
     "continuous_density",
     "continuous_profile",
+    "parse_theory",
     "predict",
     "profile_gradient",
     "rollout_by_depth",

@@ -1,26 +1,32 @@
 """`predict`: one theory's profile for an architecture or a model. A theory is one registered function.
 
-A theory maps (subject, n_positions, prompts) to a `Forecast`; one that cannot use the subject says so.
+A theory maps (subject, n_positions, prompts) to a `Forecast`; one that cannot use the subject says so. Theories of a
+loaded model have parameters, spelled as a literal call: `power_rollout(form=isotropic, key_path=False)`.
 """
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding
-from posbias.checks import check_whole
+from posbias.checks import check_seed, check_whole
 from posbias.errors import UsageError
+from posbias.intervals import Interval
 from posbias.profiles import Profile
 from posbias.records import Record
-from posbias.registry import Registry
+from posbias.registry import Registry, parse_literal_call
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import rollout_profile
 
-THEORIES: Registry[Callable[[Any, int, Any], "Forecast"]] = Registry("theory")
+THEORIES: Registry["Theory"] = Registry("theory")
+BARE_WORD = re.compile(r"(=\s*)(?!(?:True|False|None)\b)([A-Za-z_]\w*)(?=\s*[,)])")
+"""A parameter's value that is a single word: `form=isotropic` needs no quotation marks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +37,43 @@ class Forecast:
     """Influence of each input position, >= 0; sums to 1, or to 1 minus the sinks' share."""
     architecture: Architecture | None
     """What was evaluated: as given, or with what the theory ignores taken out; None for theories of a model."""
+    low: Float64[np.ndarray, "n_positions"] | None = None
+    """Lower end of the pointwise interval over prompts, where the theory reads prompts."""
+    high: Float64[np.ndarray, "n_positions"] | None = None
+    per_prompt: Float64[np.ndarray, "count n_positions"] | None = None
+    """Each prompt's own profile; rows sum to 1."""
+    found: Mapping[str, Interval | float] = field(default_factory=dict)
+    """Numbers that the theory finds beside the profile, by name."""
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Arrays of the same sort, by slash-separated name."""
+
+
+class ModelTheory(ABC):
+    """A theory of a loaded model; its fields are its parameters."""
+
+    name: ClassVar[str]
+    reads_prompts: ClassVar[bool] = True
+
+    @abstractmethod
+    def forecast(self, subject: Any, n_positions: int, prompts: Any, *, seed: int) -> Forecast:
+        """What the theory says of a model.
+
+        Args:
+            subject: What `load_model` returns.
+            n_positions: Context length N, >= 1.
+            prompts: What `load_prompts` returns; None where none are given.
+            seed: Of everything that the theory draws, its intervals included.
+
+        Raises:
+            UsageError: the theory does not apply to the subject, or lacks prompts.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """The parameters as plain values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+Theory = Callable[[Any, int, Any], Forecast] | ModelTheory
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +91,17 @@ class Prediction:
     sink_share: float = 0.0
     """Share of the last position that comes from attention sinks; the profile is what comes from positions, scaled to
     sum to 1."""
+    spelled: str = ""
+    """The theory with its parameters as a literal call; empty: its name alone."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """All parameters as resolved; none for theories of architectures."""
+    per_prompt: Float64[np.ndarray, "count n_positions"] | None = None
+    """Each prompt's own profile, where the theory reads prompts; rows sum to 1."""
+    found: Mapping[str, Interval | float] = field(default_factory=dict)
+    """Numbers beside the profile, by name, such as the value path's `score_path_share`."""
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Arrays beside the profile, by slash-separated name."""
+    seed: int = 0
 
     def record(
         self,
@@ -67,8 +121,9 @@ class Prediction:
         """
         about = "an architecture" if model is None else str(model.get("source", "a model"))
         resolved = {
-            "title": f"{self.theory} of {about}",
+            "title": f"{self.spelled or self.theory} of {about}",
             "theory": self.theory,
+            "parameters": dict(self.parameters),
             "n_positions": self.n_positions,
             "architecture": None if self.architecture is None else self.architecture.describe(),
             "model": model,
@@ -76,35 +131,88 @@ class Prediction:
             "command": command,
         }
         record = Record("predict", dict(arguments), resolved, scalars={"sink_share": self.sink_share})
-        record.arrays["profile/influence"] = self.profile.influence
+        if self.parameters:
+            record.seeds["theory"] = self.seed
+        if self.found:
+            record.scalars["found"] = {name: _numbers(value) for name, value in self.found.items()}
+        arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
+        known = {name: array for name, array in arrays.items() if array is not None and np.all(np.isfinite(array))}
+        record.arrays.update({f"profile/{name}": array for name, array in known.items()})
+        record.arrays.update(self.arrays)
         return record
 
 
-def predict(subject: Any, n_positions: int, *, theory: str = "rollout", prompts: Any = None) -> Prediction:
+def _numbers(value: Interval | float) -> dict[str, float | None]:
+    """A number with its interval, None where it has none."""
+    if not isinstance(value, Interval):
+        return {"value": float(value), "low": None, "high": None}
+    return {name: number if np.isfinite(number) else None for name, number in value.as_record().items()}
+
+
+def parse_theory(text: str) -> tuple[str, Theory]:
+    """The name of a theory and the theory, from its literal spelling such as "power_rollout(form=isotropic)".
+
+    Raises:
+        UsageError: not a literal call, an unknown theory or parameter, or a value the theory refuses.
+    """
+    quoted = BARE_WORD.sub(r"\1'\2'", text)
+    name, positional, keywords = parse_literal_call(quoted, THEORIES.sort)
+    if isinstance(THEORIES[name], type):
+        return name, THEORIES.parse(quoted)
+    if positional or keywords:
+        raise UsageError(f"theory {name} takes no parameters, got {text!r}")
+    return name, THEORIES[name]
+
+
+def predict(
+    subject: Any, n_positions: int, *, theory: str = "rollout", prompts: Any = None, seed: int = 0
+) -> Prediction:
     """The position-bias profile a theory predicts.
 
     Args:
-        subject: An `Architecture`, or what `load_model` returns; `mean_field`, `power_rollout` and `shared_direction`
-            need a model. The other theories take a model's architecture from its configuration, with the mixing it
-            has: known of reference models without residual or with a mixed one, otherwise measured on the prompts.
+        subject: An `Architecture`, or what `load_model` returns; theories of models need the latter. The other
+            theories take a model's architecture from its configuration, with the mixing it has: known of reference
+            models without residual or with a mixed one, otherwise measured on the prompts.
         n_positions: Context length N in positions, >= 1.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
-            (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models.
+            (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models with
+            their parameters: `power_rollout(form=isotropic)`, `sign_randomised(draws=8)` ...
         prompts: What `load_prompts` returns, for theories that read activations or need a model's mixing.
+        seed: Of what a theory of a model draws (signs, probes, heads, resamples of prompts), >= 0.
 
     Returns:
         The prediction; its profile sums to 1.
 
     Raises:
-        UsageError: unknown theory, or one that does not apply to the subject.
+        UsageError: unknown theory or parameter, or a theory that does not apply to the subject.
     """
-    compute = THEORIES[theory]
+    name, compute = parse_theory(theory)
     check_whole("n_positions", n_positions, least=1, numpy=True)
-    forecast: Forecast = compute(subject, int(n_positions), prompts)
+    check_seed(seed)
+    if isinstance(compute, ModelTheory):
+        return _of_model(compute, compute.forecast(subject, int(n_positions), prompts, seed=seed), seed)
+    forecast = compute(subject, int(n_positions), prompts)
     sinks = forecast.architecture is not None and bool(np.any(forecast.architecture.layer_sinks > -np.inf))
     share = max(0.0, 1 - float(forecast.influence.sum())) if sinks else 0.0
     profile = Profile.normalised(forecast.influence) if sinks else Profile(forecast.influence)
-    return Prediction(profile, theory, forecast.architecture, int(n_positions), share)
+    return Prediction(profile, name, forecast.architecture, int(n_positions), share)
+
+
+def _of_model(theory: ModelTheory, forecast: Forecast, seed: int) -> Prediction:
+    """A model theory's forecast, labelled."""
+    profile = Profile(forecast.influence, forecast.low, forecast.high)
+    return Prediction(
+        profile,
+        theory.name,
+        forecast.architecture,
+        profile.n_positions,
+        spelled=THEORIES.spell(theory),
+        parameters=theory.describe(),
+        per_prompt=forecast.per_prompt,
+        found=forecast.found,
+        arrays=forecast.arrays,
+        seed=seed,
+    )
 
 
 @THEORIES.register("attention_only")

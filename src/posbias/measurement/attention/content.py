@@ -86,13 +86,14 @@ def reduce_mean_content(
     everything = slice(0, n_positions)
     visible = ~_hidden(everything, everything, pairs.reach, mean.device)
     below = torch.where(visible, mean, 0)
-    bound = torch.maximum(below.abs().amax((1, 2)), torch.as_tensor(np.abs(diagonal).max(1)).to(below))
+    bound = torch.maximum(below.amax((1, 2)), -below.amin((1, 2)))
+    bound = torch.maximum(bound, torch.as_tensor(np.abs(diagonal).max(1)).to(below))
     bound = bound.clamp_min(SMALLEST_BOUND)
     counts = torch.zeros(len(mean), CELLS, dtype=torch.long, device=mean.device)
     for start in range(0, n_positions, pairs.rows):
         rows = slice(start, min(start + pairs.rows, n_positions))
         counts += count_cells(mean[:, rows], bound, ~visible[rows])
-    off_diagonal = below.double().sum((1, 2)) / visible.sum()
+    off_diagonal = below.sum((1, 2), dtype=torch.float64) / visible.sum()
     return LayerContent(diagonal, _numpy(off_diagonal), np.asarray(counts.cpu().numpy()), _numpy(bound.double()))
 
 

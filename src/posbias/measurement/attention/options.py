@@ -73,19 +73,27 @@ class AttentionOptions:
             return self.mean_content
         return matrices * n_positions**2 * number_bytes <= CONTENT_BYTES
 
+    def kept_bytes(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
+        """Of all kept matrices.
+
+        Raises:
+            UsageError: more kernel cells than positions.
+        """
+        numbers = layers * (2 + (heads if self.by_head else 0)) * self.cells(n_positions) ** 2
+        if self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes):
+            numbers += layers * heads * n_positions**2
+        return numbers * number_bytes
+
     def check_memory(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
         """Bytes of all kept matrices.
 
         Raises:
             UsageError: they exceed `memory_limit`.
         """
-        cells = self.cells(n_positions)
-        numbers = layers * (2 + (heads if self.by_head else 0)) * cells**2
-        content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
-        if content:
-            numbers += layers * heads * n_positions**2
-        size = numbers * number_bytes
+        size = self.kept_bytes(layers=layers, heads=heads, n_positions=n_positions, number_bytes=number_bytes)
         if size > self.memory_limit:
+            cells = self.cells(n_positions)
+            content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
                 f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: {self._ways_out(content)}"

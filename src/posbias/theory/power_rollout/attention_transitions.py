@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.models.attention import BLOCK_ELEMENTS, AttentionBlock, AttentionState
+from posbias.models.attention import AttentionBlock, AttentionState, elements_at_once
 from posbias.theory.power_rollout.attention_trace import AttentionTraceLayer, ScaledNorm
 
 Transition = Callable[[AttentionBlock], Float[Tensor, "query key"]]
@@ -84,7 +84,7 @@ def _head_products(kept: AttentionTraceLayer, state: AttentionState) -> Float[Te
 
 def _chunks(n_positions: int, each: int) -> Iterator[slice]:
     """Runs of positions with at most so many numbers together, `each` per position."""
-    rows = max(1, BLOCK_ELEMENTS // each)
+    rows = max(1, elements_at_once() // each)
     for start in range(0, n_positions, rows):
         yield slice(start, start + rows)
 

@@ -1,0 +1,145 @@
+"""What every ingredient of the power rollout costs: its distance to a measurement with one of them left out at a time.
+
+Prediction and measurement read the same prompts, so both are resampled together (docs/theory, section 5).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.auditing.measuring import MeasurePlan
+from posbias.auditing.recording import measured_subject
+from posbias.comparison import Sample, Subject, TheoryProfile, compare_subject, interval_record
+from posbias.comparison.metrics import wasserstein
+from posbias.comparison.sampling import blocks, draw_weights, interval_of
+from posbias.errors import UsageError
+from posbias.intervals import Interval
+from posbias.measurement import measure, preflight, resolve_kinds
+from posbias.records import Record
+from posbias.report.layout import store_subjects
+from posbias.theory.model_theories import PowerRolloutTheory
+from posbias.theory.power_rollout import INGREDIENTS, WHOLE, IngredientTable, ingredients
+from posbias.theory.predict import parse_theory
+
+WHOLE_THEORY = "power_rollout"
+"""What the prediction with nothing left out is called among the theories of the record."""
+
+
+def ingredient_record(
+    source: str, plan: MeasurePlan, *, theory: str, arguments: Mapping[str, Any], command: str = ""
+) -> Record:
+    """Measure a model, predict it with and without each ingredient, and tell what leaving each out costs.
+
+    Args:
+        source: As `load_model` takes it.
+        plan: What is measured, on which prompts.
+        theory: `power_rollout`, with the target that it predicts.
+        arguments: What the user passed, for the record.
+        command: What repeats it in a shell.
+
+    Returns:
+        The measured kinds beside all predictions, and in the scalar `ingredients`, by kind and by what was left out,
+        `distance` (W1 to the measurement) and `cost` (how much larger than with nothing left out), with intervals over
+        prompts.
+
+    Raises:
+        UsageError: another theory or another form of it, a wrong plan, or a measurement that cannot fit.
+        RunError: activations, gradients or energies are not finite.
+    """
+    target = taken_apart(theory).target
+    model = plan.load(source)
+    prompts = plan.prompts(model)
+    kinds = resolve_kinds(list(plan.kinds))
+    cost = preflight(model, prompts, kinds=kinds, options=plan.options, max_memory=plan.max_memory)
+    measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=plan.options)
+    table = ingredients(model, prompts, target=target, seed=plan.seed)
+    described = measurement.model or model.describe()
+    state = "trained" if described.get("init_seed") is None else "initialised"
+    subject = measured_subject(state, measurement, _theories(table))
+    compared = compare_subject(subject, generator=np.random.default_rng(plan.seed))
+    resolved = {
+        "title": f"ingredients of the power rollout of {described.get('source', 'a model')}",
+        "theory": WHOLE_THEORY,
+        "parameters": {"target": target},
+        "n_positions": prompts.n_positions,
+        "model": described,
+        "prompts": prompts.describe(),
+        "measurement": measurement.describe(),
+        "command": command,
+    }
+    record = Record("predict", dict(arguments), resolved, seeds=dict(measurement.seeds))
+    record.scalars["cost"] = cost
+    record.scalars["ingredients"] = ingredient_scalars(compared, table, seed=plan.seed)
+    return store_subjects(record, [compared], left_out=measurement.left_out)
+
+
+def taken_apart(theory: str) -> PowerRolloutTheory:
+    """The theory whose ingredients are known: the diagonal power rollout with its key path, for any target.
+
+    Raises:
+        UsageError: another theory or another form.
+    """
+    _, given = parse_theory(theory)
+    if isinstance(given, PowerRolloutTheory) and given == PowerRolloutTheory(target=given.target):
+        return given
+    raise UsageError(
+        f"ingredients are those of power_rollout, in its diagonal form with the key path, got theory {theory!r}; "
+        "allowed: power_rollout or power_rollout(target=...)"
+    )
+
+
+def ingredient_scalars(subject: Subject, table: IngredientTable, *, seed: int) -> dict[str, Any]:
+    """By kind: the flat line, and for everything left out its distance and what it costs.
+
+    Args:
+        subject: The measured kinds, compared to the predictions.
+        table: The predictions, on the prompts that were measured.
+        seed: Of the resamples.
+    """
+    prompts = {(block.kind, block.theory): block.prompts for block in subject.comparisons if block.prompts is not None}
+    found: dict[str, Any] = {}
+    for kind, measured in subject.measured.items():
+        sample = measured.sample
+        assert sample is not None  # every kind was measured prompt by prompt
+        costs = costs_of(table, sample, generator=np.random.default_rng(seed))
+        whole = prompts[kind, WHOLE_THEORY]
+        rows = {
+            name: {
+                "distance": interval_record(prompts[kind, _theory_name(name)].distance),
+                "cost": interval_record(costs[name]) if name in costs else None,
+            }
+            for name in table.profiles
+        }
+        found[kind] = {"flat": interval_record(whole.flat), "left_out": rows, "count": whole.n_units}
+    return found
+
+
+def costs_of(table: IngredientTable, measured: Sample, *, generator: np.random.Generator) -> dict[str, Interval]:
+    """How much farther from the measurement the theory is without each ingredient; negative: nearer.
+
+    W1(without, measured) - W1(whole, measured), all three averaged over the same resampled prompts.
+    """
+    observed = measured.independent
+    count = len(observed)
+    weights = np.concatenate([np.full((1, count), 1 / count), draw_weights(count, generator=generator)])
+
+    def distances(name: str) -> Float64[np.ndarray, "one_and_draws"]:
+        parts = blocks(weights, observed.shape[1])
+        return np.concatenate([wasserstein(rows @ table.per_prompt[name], rows @ observed) for rows in parts])
+
+    whole = distances(WHOLE)
+    differences = {name: distances(name) - whole for name in table.per_prompt if name in INGREDIENTS}
+    return {name: interval_of(float(values[0]), values[1:], count) for name, values in differences.items()}
+
+
+def _theories(table: IngredientTable) -> dict[str, TheoryProfile]:
+    return {
+        _theory_name(name): TheoryProfile(profile, table.per_prompt[name]) for name, profile in table.profiles.items()
+    }
+
+
+def _theory_name(left_out: str) -> str:
+    """The name of a prediction in the record."""
+    return WHOLE_THEORY if left_out == WHOLE else f"without_{left_out}"

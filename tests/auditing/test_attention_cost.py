@@ -1,0 +1,74 @@
+"""What measuring attention will take, held against bytes counted at lengths that the short runs do not reach."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import posbias as pb
+from posbias.auditing import attention_cost
+from posbias.auditing.attention_cost import estimate_attention
+from posbias.errors import RunError, UsageError
+from posbias.measurement.live_memory import peak_tensor_bytes
+
+
+def settings_of(**changed):
+    from transformers import LlamaConfig
+
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    return LlamaConfig(**shape, num_attention_heads=4, max_position_embeddings=4096, eos_token_id=0, **changed)
+
+
+def model_of(**changed):
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return pb.models.HuggingFaceModel(LlamaForCausalLM(settings_of(**changed)))
+
+
+@pytest.mark.parametrize("options", [{}, {"by_head": True}, {"mean_content": False, "kernel_cells": 16}])
+def test_bytes_of_long_prompts_follow_from_short_ones(options):
+    model, options = model_of(), pb.AttentionOptions(**options)
+    for n_positions in (300, 1200):
+        prompts = pb.Prompts(np.resize(np.arange(1, 64), n_positions)[None])
+
+        def work(prompts=prompts):
+            return pb.attention_statistics(model, prompts, options=options), pb.attention_rollouts(model, prompts)
+
+        counted = peak_tensor_bytes(work, model.device)
+        # Blocks are taken as large as they may become, which in a model this small is much of the whole.
+        assert counted < estimate_attention(model, n_positions, options=options).passes_bytes < 2 * counted
+
+
+def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypatch):
+    def fail(*_, **__):
+        raise RunError("no")
+
+    model = model_of()
+    prompts = pb.Prompts(np.arange(1, 25)[None])
+    monkeypatch.setattr(attention_cost, "attention_statistics", fail)
+    assert pb.preflight_attention(model, prompts, max_memory=10**9) == {}
+    assert pb.preflight_attention(model, prompts) == {}
+    with pytest.raises(UsageError, match=r"24 positions need about .* 10 KB are allowed; try a smaller model"):
+        pb.preflight_attention(model, prompts, max_memory=10_000)
+
+
+def test_what_does_not_fit_is_refused_with_what_would():
+    model, prompts = model_of(), pb.Prompts(np.resize(np.arange(1, 64), 900)[None])
+    options = pb.AttentionOptions(by_head=True)
+    advice = r"try --length \d+ or no --heads or --kernel-cells 256 or --dtype bfloat16$"
+    with pytest.raises(UsageError, match=advice) as no:
+        pb.preflight_attention(model, prompts, options=options, max_memory=100_000_000)
+    length = int(str(no.value).split("--length ")[1].split()[0])
+    assert 300 < length < 900
+    shorter = pb.Prompts(prompts.token_ids[:, :length])
+    pb.preflight_attention(model, shorter, options=options, max_memory=103_000_000)
+    fewer = replace(options, by_head=False, kernel_cells=16, mean_content=False)
+    pb.preflight_attention(model, prompts, options=fewer, max_memory=100_000_000)
+
+
+def test_a_long_prompt_of_the_demo_model_is_let_through():
+    model = pb.load_model("demo")
+    prompts = pb.Prompts(np.resize(np.arange(100, 1000), 8192)[None])
+    assert 1e9 < pb.preflight_attention(model, prompts, max_memory=6 * 10**9)["peak_bytes"] < 4e9

@@ -1,0 +1,41 @@
+"""What a family says of its own models stands in what every verb prints and in its report."""
+
+import html
+
+import pytest
+import torch
+import transformers
+
+from posbias.models import load_model
+
+SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
+COMMANDS = {
+    "measure": SHORT,
+    "audit": (*SHORT, "--births", "1"),
+    "decompose": (*SHORT, "--interventions", "sink_masked"),
+}
+
+
+@pytest.fixture(scope="module")
+def falcon(tmp_path_factory):
+    """A tiny Falcon with ALiBi and token ids to measure it on."""
+    directory = tmp_path_factory.mktemp("models") / "falcon"
+    config = transformers.FalconConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True, pad_token_id=None
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        transformers.FalconForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_caveats_are_printed_and_reported(posbias, falcon, tmp_path, verb):
+    result = posbias(verb, falcon, *COMMANDS[verb], "--prompts", "synthetic", "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
+    caveats = load_model(falcon).describe()["caveats"]
+    assert caveats
+    for caveat in caveats:
+        assert f"\n- {caveat}\n" in result.stdout
+        assert f">{caveat}<" in page
