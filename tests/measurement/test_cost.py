@@ -11,8 +11,8 @@ import posbias as pb
 from posbias.errors import RunError, UsageError
 from posbias.measurement import PassOptions, estimate_cost, preflight, resolve_kinds
 from posbias.measurement.cost import (
-    CHECKPOINTED_HEADROOM,
     HEADROOM,
+    RECOMPUTED_HEADROOM,
     CostEstimate,
     calibrate,
     free_bytes,
@@ -66,7 +66,7 @@ def test_bytes_of_long_prompts_follow_from_short_ones(deep_model, checkpointing)
         pb.measurement.measure_prompt(model, tokens, kinds=KINDS, key=(0, 0), options=passes)
 
     counted = peak_tensor_bytes(run, CPU)
-    headroom = CHECKPOINTED_HEADROOM if checkpointing else HEADROOM
+    headroom = RECOMPUTED_HEADROOM if checkpointing else HEADROOM
     assert estimate.passes_bytes == pytest.approx(headroom * counted, rel=0.05)
     assert estimate.weights_bytes == weights_in_place(model)
     assert estimate.seconds > 0
@@ -78,8 +78,8 @@ def test_checkpointing_is_estimated_to_take_less_of_tensors_and_more_beside_them
         estimate_cost(model, 512, kinds=KINDS, passes=PassOptions(checkpointing=checkpointing))
         for checkpointing in (False, True)
     )
-    assert less.passes_bytes / CHECKPOINTED_HEADROOM < plain.passes_bytes / HEADROOM / 2
-    assert (plain.headroom, less.headroom) == (HEADROOM, CHECKPOINTED_HEADROOM)
+    assert less.passes_bytes / RECOMPUTED_HEADROOM < plain.passes_bytes / HEADROOM / 2
+    assert (plain.headroom, less.headroom) == (HEADROOM, RECOMPUTED_HEADROOM)
 
 
 def test_masks_of_sliding_windows_that_short_runs_do_not_exceed_are_counted():

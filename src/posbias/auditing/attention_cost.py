@@ -9,7 +9,15 @@ from jaxtyping import Int64
 from posbias.measurement import AttentionOptions, attention_statistics
 from posbias.measurement.attention.accumulators import working_precision
 from posbias.measurement.attention.options import KERNEL_CELLS
-from posbias.measurement.cost import SHORT_LENGTHS, CostEstimate, calibrate, check_weights, tell_cost
+from posbias.measurement.cost import (
+    HEADROOM,
+    RECOMPUTED_HEADROOM,
+    SHORT_LENGTHS,
+    CostEstimate,
+    calibrate,
+    check_weights,
+    tell_cost,
+)
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
 from posbias.models.model import Model
 from posbias.prompts import Prompts
@@ -90,7 +98,8 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
     larger = max(statistics, rollouts, key=lambda estimate: estimate.passes_bytes)
     constant, *others = larger.coefficients
     block = min(BLOCK_ELEMENTS, heads * options.block * n_positions) * NUMBERS_PER_WEIGHT * number_bytes
-    return replace(statistics, coefficients=(constant + block, *others), kept=kept)
+    headroom = RECOMPUTED_HEADROOM if model.device.type == "cpu" else HEADROOM
+    return replace(statistics, coefficients=(constant + block, *others), headroom=headroom, kept=kept)
 
 
 def _advice(model: Model, prompts: Prompts, options: AttentionOptions) -> list[str]:

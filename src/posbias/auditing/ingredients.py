@@ -60,7 +60,7 @@ def ingredient_record(
     subject = measured_subject(state, measurement, _theories(table))
     compared = compare_subject(subject, generator=np.random.default_rng(plan.seed))
     resolved = {
-        "title": f"ingredients of the power rollout of {described.get('source', 'a model')}",
+        "title": described.get("source", "a model"),
         "theory": WHOLE_THEORY,
         "parameters": {"target": target},
         "n_positions": prompts.n_positions,

@@ -42,9 +42,10 @@ LATER_PROMPT = 1 << 20
 """A number that no prompt of a run's beginning has."""
 HEADROOM = 1.25
 """Process memory over tensor memory: kernels' own buffers and what the allocator holds back."""
-CHECKPOINTED_HEADROOM = 2.75
-"""The same with checkpointing on a CPU: blocks run again leave holes between the streams that are kept, which the C
-library's allocator holds; 2.1 to 2.8 on the demo model at 256 to 1024 positions, and 0.9 where it hands all back."""
+RECOMPUTED_HEADROOM = 2.75
+"""The same on a CPU where layers are run again, with checkpointing or for their attention: that leaves holes between
+the streams that are kept, which the C library's allocator holds; 2.1 to 2.8 with checkpointing on the demo model at 256
+to 1024 positions, and 0.9 where it hands all back; 2.7 for attention at 8192."""
 CPU = torch.device("cpu")
 
 Work = Callable[[Int64[np.ndarray, "n"]], object]
@@ -177,7 +178,7 @@ def estimate_cost(
     if found is None:
         return None
     if passes.checkpointing and model.device.type == "cpu":
-        found = replace(found, headroom=CHECKPOINTED_HEADROOM)
+        found = replace(found, headroom=RECOMPUTED_HEADROOM)
     if model.dtype not in REDUCED or not passes.precision_prompts or not_convertible(model) is not None:
         return found
     # The copy was counted with the short runs' tensors, but neither leaves holes nor is every worker's.

@@ -23,6 +23,12 @@ THEORIES = {
     "shared_direction": "power rollout with a shared direction",
     "sign_randomised": "sign-randomised back-propagation",
     "value_path": "exact Jacobian, value path alone",
+    "without_residual": "power rollout without residual paths",
+    "without_mlp": "power rollout without MLPs",
+    "without_norm_position": "power rollout with norms that are the same at all positions",
+    "without_head_gains": "power rollout with heads of equal gain",
+    "without_key_path": "power rollout without the key path",
+    "without_squares": "power rollout with amplitudes for energies",
     "mean_field": "mean-field theory",
     "flat": "flat line",
 }
