@@ -44,9 +44,9 @@ COMMANDS = {
 }
 CASES = [
     *(("measure", point) for point in POINTS),
-    ("audit", "reporting"),
     ("audit", "clearing"),
-    ("decompose", "clearing"),
+    pytest.param("audit", "reporting", marks=pytest.mark.slow),
+    pytest.param("decompose", "clearing", marks=pytest.mark.slow),
 ]
 
 
