@@ -27,6 +27,7 @@ from posbias.memory import available_bytes, show_bytes
 from posbias.models.model import Model
 from posbias.models.precision import REDUCED, not_convertible
 from posbias.progress import announce, tell
+from posbias.prompts.controls import embedded_tokens
 from posbias.prompts.prompts import Prompts
 
 if TYPE_CHECKING:
@@ -391,9 +392,7 @@ def _flops(model: Model, n_positions: int) -> float:
 def _tokens(model: Model) -> Int64[np.ndarray, "n"]:
     """Tokens that a network at birth can read, too: its padding token's vector is zero, and has no mixing."""
     known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
-    embedded = model.embed(model.token_tensor([known.tolist()]))[0]
-    readable = known[embedded.any(-1).cpu().numpy()]
-    return readable if len(readable) else known
+    return embedded_tokens(known, model)
 
 
 @contextmanager

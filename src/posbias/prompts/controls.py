@@ -50,7 +50,7 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
         UsageError: an argument out of range.
     """
     check_request(model, n_positions=n_positions, count=count, seed=seed)
-    candidates = _embedded(_ordinary_tokens(model), model)
+    candidates = embedded_tokens(_ordinary_tokens(model), model)
     distinct = n_positions <= len(candidates)
     token_ids = np.empty((count, n_positions), dtype=np.int64)
     for row in range(count):
@@ -80,7 +80,7 @@ def _ordinary_tokens(model: TokenModel) -> Int64[np.ndarray, "_"]:
     return np.setdiff1d(known, np.asarray(model.tokenizer.all_special_ids, dtype=np.int64))
 
 
-def _embedded(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int64[np.ndarray, "_"]:
+def embedded_tokens(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int64[np.ndarray, "_"]:
     """Those with a vector that is not zero; all of them where there is none, or where the model cannot be asked."""
     if not isinstance(model, Embedder):
         return token_ids
