@@ -33,7 +33,9 @@ class ServerOptions:
     requests_per_minute: float | None = None
     """Attempts begun per minute at most, evenly spaced; None: unlimited."""
     timeout: float = 120.0
-    """For one answer, from its request to its last byte (seconds, > 0); ten at most go to the connection."""
+    """For one answer, from the connection to its last byte (seconds, > 0); ten at most go to the connection."""
+    max_answer_bytes: int = 2**24
+    """A larger answer, as it comes or decompressed, ends the run (bytes, >= 1)."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; unset: no key is sent."""
     cache: Path | None = None
@@ -59,7 +61,7 @@ class ServerOptions:
             raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
         if not isinstance(self.reuse, bool):
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
-        for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0)):
+        for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):
             check_whole(f"server: {name}", getattr(self, name), least=least)
         for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout"):
             self._check_number(name, getattr(self, name), above=True)
