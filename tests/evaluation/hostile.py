@@ -1,9 +1,12 @@
 """Answers no server should give: one table of what is sent and of the line that a user then reads."""
 
+import base64
 import contextlib
 import gzip
+import html
 import itertools
 import json
+import re
 import socket
 import threading
 import time
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 MALFORMED = r"malformed answer \("
 NO_HTTP = r"no whole answer arrived \("
@@ -107,7 +111,7 @@ STATUS_LINES = {
     "letters for a status": raw("HTTP/1.1 abc OK"),
     "two digits of status": raw("HTTP/1.1 42 OK"),
     "five digits of status": raw("HTTP/1.1 99999 OK"),
-    "HTTP/9.9": raw("HTTP/9.9 200 OK"),
+    "a version in letters": raw("HTTP/a.b 200 OK"),
     "a line of 200 KB": b"HTTP/1.1 200 " + b"x" * 200_000,
 }
 HEADERS = {
@@ -223,29 +227,41 @@ LARGE_ANSWERS = {
     "a gzip bomb": answer(bomb(64), "Content-Encoding: gzip"),
 }
 STATUSES = {
-    "101": (raw("HTTP/1.1 101 Switching Protocols", "Upgrade: x", "Connection: Upgrade"), "refuses: HTTP 101"),
+    "101": (raw("HTTP/1.1 101 Switching Protocols", "Upgrade: x", "Connection: Upgrade"), NO_HTTP),
     "204": (raw("HTTP/1.1 204 No Content"), MALFORMED),
     "304": (raw("HTTP/1.1 304 Not Modified"), "refuses: HTTP 304"),
     "a way elsewhere": (answer(b"", "Location: http://127.0.0.1:1/", status="302 Found"), "refuses: HTTP 302"),
     "a way to nowhere": (answer(b"", "Location: http://[::1:\xff/", status="307 Found"), "refuses: HTTP 307"),
     "a way to a port of 10^9": (answer(b"", "Location: //a:1000000000", status="308 Found"), "refuses: HTTP 308"),
     "999": (answer(b"", status="999 What"), "HTTP 999"),
-    "a refusal that draws": (answer(b"\x1b[2J\x07no\xff\x00", status="403 No"), r"refuses: HTTP 403: [^\x1b\x07\x00]*no"),
+    "a refusal that draws": (
+        answer(b"\x1b[2J\x07no\xff\x00", status="403 No"),
+        r"refuses: HTTP 403: [^\x1b\x07\x00]*no",
+    ),
     "a refusal without end": (endless(raw("HTTP/1.1 400 No"), b"no " * 2**14), "refuses: HTTP 400: no no"),
     "a refusal in broken gzip": (answer(b"no", "Content-Encoding: gzip", status="400 No"), "refuses: HTTP 400"),
-    "cookies": (answer(spoken(), *["Set-Cookie: a=b; Expires=Mon, 99-Jan-99999 99:99:99 GMT; Path=\xff;;=="] * 9), ANSWERED),
-    "a length and chunks": (raw("HTTP/1.1 200 OK", "Content-Length: 3", "Transfer-Encoding: chunked") + chunk(spoken()) + chunk(b""), ANSWERED),
+    "cookies": (
+        answer(spoken(), *["Set-Cookie: a=b; Expires=Mon, 99-Jan-99999 99:99:99 GMT; Path=\xff"] * 9),
+        ANSWERED,
+    ),
+    "a length and chunks": (
+        raw("HTTP/1.1 200 OK", "Content-Length: 3", "Transfer-Encoding: chunked") + chunk(spoken()) + chunk(b""),
+        ANSWERED,
+    ),
     "headers over two lines": (b"HTTP/1.1 200 \xff\xfe\r\nA: b\r\n c\r\n" + GOOD.partition(b"\r\n")[2], ANSWERED),
     "fields nobody knows": (answer(spoken(extra=', "x": [NaN, {"y": null}]')), ANSWERED),
     "some hints first": (raw("HTTP/1.1 103 Early Hints") * 5 + GOOD, ANSWERED),
     "wait 10^9 s": (answer(b"", "Retry-After: 1000000000", status="429 Slow"), r"asks to wait 1e\+09 s"),
     "wait 1e300 s": (answer(b"", "Retry-After: 1e300", status="503 Slow"), r"asks to wait 1e\+300 s"),
     "wait until 9999": (answer(b"", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT", status="429 Slow"), WAIT),
-    "wait until the year 10^30": (answer(b"", f"Retry-After: Fri, 31 Dec {10**30} 23:59:59 GMT", status="429 Slow"), "HTTP 429"),
+    "wait for ages": (answer(b"", f"Retry-After: Fri, 31 Dec {10**30} 23:59:59 GMT", status="429 No"), "HTTP 429"),
     "wait 10,000 digits": (answer(b"", "Retry-After: " + "9" * 10_000, status="429 Slow"), "HTTP 429"),
     "wait NaN": (answer(b"", "Retry-After: nan", status="429 Slow"), "HTTP 429"),
-    "wait a zone of 10^9": (answer(b"", "Retry-After: Fri, 31 Dec 2030 23:59:59 +999999999", status="429 Slow"), "HTTP 429|wait"),
-}  # fmt: skip
+    "wait in a zone of 10^9": (
+        answer(b"", "Retry-After: Fri, 31 Dec 2030 23:59:59 +999999999", status="429 Slow"),
+        "HTTP 429|asks to wait",
+    ),
+}
 
 HOSTILE = [
     *(Hostile(name, sent, NO_HTTP) for name, sent in {**STATUS_LINES, **HEADERS}.items()),
@@ -261,6 +277,22 @@ HOSTILE = [
 ]
 
 
+def asked(connection: socket.socket) -> bool:
+    """Waits for one whole request; False where there is no more."""
+    request = b""
+    while b"\r\n\r\n" not in request or len(request.partition(b"\r\n\r\n")[2]) < length_of(request):
+        received = connection.recv(65536)
+        if not received:
+            return False
+        request += received
+    return True
+
+
+def length_of(request: bytes) -> int:
+    found = re.search(rb"content-length: (\d+)", request, re.IGNORECASE)
+    return int(found[1]) if found else 0
+
+
 @contextmanager
 def hostile_server(first: Hostile) -> Iterator[str]:
     """The address of a server that gives the hostile answer to the first request and a good one to all others."""
@@ -272,12 +304,8 @@ def hostile_server(first: Hostile) -> Iterator[str]:
     def serve(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             while not ended.is_set():
-                request = b""
-                while not first.tls and b"\r\n\r\n" not in request:
-                    received = connection.recv(65536)
-                    if not received:
-                        return
-                    request += received
+                if not first.tls and not asked(connection):
+                    return
                 if not waiting:
                     connection.sendall(GOOD)
                     continue
@@ -309,6 +337,20 @@ def hostile_server(first: Hostile) -> Iterator[str]:
             thread.join()
 
 
+def said(text: str) -> str:
+    """A text with every escape undone, so that a key in it can be found by its plain characters."""
+    seen = text
+    for _ in range(4):
+        text = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
+        text = unquote(html.unescape(text))
+        seen += "\n" + re.sub(r"\\+[nrt]|[\s\\\u00ad\u200b]", "", text)
+    for encoded in re.findall(r"[A-Za-z0-9+/_-]{16,}", text):
+        for offset in range(4):
+            whole = encoded[offset:].translate(str.maketrans("-_", "+/"))
+            seen += "\n" + base64.b64decode(f"{whole[: len(whole) - (len(whole) % 4 == 1)]}==").decode("latin-1")
+    return seen.lower()
+
+
 def variants(key: str) -> dict[str, str]:
     """A key as a server may spell it inside a JSON text."""
     hexadecimal = "".join(f"\\u{ord(character):04x}" for character in key)
@@ -327,4 +369,7 @@ def variants(key: str) -> dict[str, str]:
         "named": key.replace("+", "&plus;").replace("/", "&sol;").replace("_", "&lowbar;"),
         "wrapped": f"{key[:9]}\\n{key[9:]}",
         "soft": f"{key[:9]}&shy;{key[9:]}\\u200b",
+        "shouted": key.upper(),
+        "a header": f"Basic {base64.b64encode(f'user:{key}'.encode()).decode()}",
+        "a header for URLs": f"Bearer {base64.urlsafe_b64encode(f'{key}, it is'.encode()).decode()}",
     }

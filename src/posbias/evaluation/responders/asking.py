@@ -125,7 +125,7 @@ class Asker:
             if answer.fulfilled:
                 return read_answer(answer.body, kind, self.mask.answer)
         except FailedError as error:
-            return _Failure(str(error))
+            return _Failure(self.mask.line(str(error)))
         except TooLargeError:
             limit = self._options.max_answer_bytes
             raise RunError(

@@ -5,17 +5,22 @@ body are all cancelled at once. Its event loop runs in a thread of its own while
 """
 
 import json
+import ssl
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from posbias.evaluation.responders.masking import Mask
 from posbias.evaluation.responders.server_options import ServerOptions
 
 CONNECTING = 10.0
-"""Longest wait for a connection (seconds)."""
+"""Longest wait for a connection, and for its TLS (seconds); half the time-out where that is less.
+
+These two have limits of their own because the client leaves a socket open that is cancelled in the middle of TLS.
+"""
 REFUSAL = 2**16
 """Bytes that are read of a refusal; its message stands at the beginning."""
 _GZIP = 31
@@ -23,7 +28,7 @@ _GZIP = 31
 
 
 class FailedError(Exception):
-    """No answer, or none that can be used; the reason may pass."""
+    """No answer, or none that can be used; it may pass. The reason may repeat the server's words, a key included."""
 
 
 class MalformedError(FailedError):
@@ -57,11 +62,8 @@ class Connection:
     """Posts JSON to one server; used by several threads at once while it is open."""
 
     def __init__(self, options: ServerOptions, mask: Mask) -> None:
-        import httpx2
-
         self._options = options
         self._mask = mask
-        self._trusted = httpx2.create_ssl_context()
 
     @contextmanager
     def open(self, key: str | None) -> Iterator[None]:
@@ -74,9 +76,9 @@ class Connection:
             headers["Authorization"] = f"Bearer {key}"
         client = httpx2.AsyncClient(
             headers=headers,
-            timeout=httpx2.Timeout(None, connect=CONNECTING),
+            timeout=httpx2.Timeout(None, connect=min(CONNECTING, self._options.timeout / 2)),
             limits=httpx2.Limits(max_connections=self._options.concurrency),
-            verify=self._trusted,
+            verify=_trusted(),
         )
         with (
             self._mask.in_logs(),
@@ -99,10 +101,9 @@ class Connection:
         except (TimeoutError, httpx2.TimeoutException):
             raise FailedError(f"no answer within {self._options.timeout:g} s") from None
         except httpx2.ConnectError as error:
-            raise FailedError(f"cannot be reached ({self._mask.line(str(error))})") from None
+            raise FailedError(f"cannot be reached ({error})") from None
         except Exception as error:  # whatever the client's parsers make of hostile headers and cookies
-            reason = self._mask.line(str(error)) or type(error).__name__
-            raise FailedError(f"no whole answer arrived ({reason})") from None
+            raise FailedError(f"no whole answer arrived ({str(error) or type(error).__name__})") from None
         try:
             content = self._decoded(raw, headers.get("Content-Encoding", ""))
         except MalformedError:
@@ -132,7 +133,7 @@ class Connection:
         if coding.strip().lower() in ("", "identity"):
             return raw
         if coding.strip().lower() != "gzip":
-            raise MalformedError(f"its encoding is {self._mask.line(coding)!r}; allowed: gzip, identity")
+            raise MalformedError(f"its encoding is {coding!r}; allowed: gzip, identity")
         unpacker = zlib.decompressobj(_GZIP)
         try:
             content = unpacker.decompress(raw, self._options.max_answer_bytes + 1)
@@ -141,6 +142,14 @@ class Connection:
         if not unpacker.eof and max(len(raw), len(content)) <= self._options.max_answer_bytes:
             raise MalformedError("its gzip breaks off")
         return content
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are believed; reading them takes longer than many an answer."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def _fulfilled(status: int) -> bool:

@@ -50,7 +50,7 @@ class ServerResponder(Responder):
             is counted as it is, a conversation as the tokenizer's chat template renders it.
 
     Raises:
-        UsageError: the address is none, or holds what could be a key; no model; an option out of range.
+        UsageError: the address is none, or holds what could be a key; no model; the key stands in what is recorded.
     """
 
     def __init__(
@@ -63,6 +63,11 @@ class ServerResponder(Responder):
         self.tokenizer = tokenizer
         self.usage = Usage()
         self._asker = Asker(check_address(base_url), self.options)
+        recorded = json.dumps([self._asker.address, model, dict(self.options.body)])
+        if self._asker.mask.answer(recorded) != recorded:
+            raise UsageError(
+                f"the key in {self.options.key_variable} stands in the address, model or body, too; these are recorded"
+            )
         self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse, hide=self._asker.mask.answer)
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Lock] = {}

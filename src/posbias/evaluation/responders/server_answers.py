@@ -5,7 +5,7 @@ out, and no text keeps the key. What the cache holds is read by the same models.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -13,7 +13,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    FailFast,
     Field,
     ValidationError,
     model_validator,
@@ -22,8 +21,18 @@ from pydantic import (
 from posbias.evaluation.responders.base import AnswerScore
 from posbias.evaluation.responders.connection import MalformedError
 
+MOST_LISTED = 1000
+"""Far more tokens than are asked for at one place."""
+
 Hide = Callable[[str], str]
 """Takes the key out of a text."""
+
+
+def _few(listed: object) -> object:
+    """Refuses before the entries are looked at, for each could be an error of its own."""
+    if isinstance(listed, dict) and len(listed) > MOST_LISTED:
+        raise ValueError(f"{len(listed)} tokens listed at one place; allowed: {MOST_LISTED}")
+    return listed
 
 
 def _hidden(text: str, hide: Hide | None) -> str:
@@ -40,14 +49,16 @@ def _not_split(tokens: list[str], hide: Hide | None) -> list[str]:
 
 # pydantic's context is what takes the key out; its type cannot be checked while tests run, so it is not annotated.
 Text = Annotated[str, AfterValidator(lambda text, info: _hidden(text, info.context))]
-Tokens = Annotated[list[Text], FailFast(), AfterValidator(lambda tokens, info: _not_split(tokens, info.context))]
+Tokens = Annotated[
+    list[Text], Field(fail_fast=True), AfterValidator(lambda tokens, info: _not_split(tokens, info.context))
+]
 TextOrNone = Annotated[Text, BeforeValidator(lambda value: "" if value is None else value)]
 """Servers say null for an empty message."""
 Finish = Annotated[Text, BeforeValidator(lambda value: "unknown" if value is None else value)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 LogProbability = Annotated[float, Field(ge=-1e9, le=1e-2)]
 """Natural; rounding may lift it above 0 (it is taken for 0 then), nothing else does."""
-Listed = Annotated[dict[Text, LogProbability | None], Field(max_length=1000)]
+Listed = Annotated[dict[Text, LogProbability | None], BeforeValidator(_few)]
 """The most probable tokens at one place."""
 
 FIRST = ("choices", 0)
@@ -92,13 +103,11 @@ class Echo(ServerAnswer):
 
     text: Text = Field(validation_alias=AliasPath(*FIRST, "text"))
     tokens_generated: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
-    tokens: Tokens | None = Field(
-        None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens")
-    )
-    logprobs: Annotated[list[LogProbability | None], FailFast()] | None = Field(
+    tokens: Tokens | None = Field(None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens"))
+    logprobs: Annotated[list[LogProbability | None], Field(fail_fast=True)] | None = Field(
         None, validation_alias=AliasPath(*FIRST, "logprobs", "token_logprobs")
     )
-    listed: Annotated[list[Listed | None], FailFast()] | None = Field(
+    listed: Annotated[list[Listed | None], Field(fail_fast=True)] | None = Field(
         None, validation_alias=AliasPath(*FIRST, "logprobs", "top_logprobs")
     )
 
@@ -108,7 +117,7 @@ class Echo(ServerAnswer):
         return self.tokens_generated
 
     @model_validator(mode="after")
-    def _same_length(self) -> Self:
+    def _same_length(self) -> "Echo":
         parts = (self.logprobs or [], self.listed or self.tokens or [])
         if self.tokens and any(len(part) != len(self.tokens) for part in parts):
             raise ValueError("lists of log-probabilities have different lengths")

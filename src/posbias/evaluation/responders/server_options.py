@@ -1,5 +1,6 @@
 """How a server is asked: its kind, pace, patience, prices, and the name of the variable that holds the key."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,8 +58,7 @@ class ServerOptions:
         if not isinstance(self.key_variable, str) or not self.key_variable.isidentifier():
             # Not repeated: it may be a key, put here by mistake.
             raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
-        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
-            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        self._check_body()
         if not isinstance(self.reuse, bool):
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
         for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):
@@ -70,6 +70,14 @@ class ServerOptions:
         for name in ("price_in", "price_out"):
             if getattr(self, name) is not None:
                 self._check_number(name, getattr(self, name), above=False)
+
+    def _check_body(self) -> None:
+        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
+            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        try:
+            json.dumps(dict(self.body), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"server: body must be what JSON can say: {error}") from None
 
     @staticmethod
     def _check_number(name: str, value: object, *, above: bool) -> None:
