@@ -16,6 +16,7 @@ from evaluation.hostile import HOSTILE, LARGE_ANSWERS, LATE, Hostile, answer, ho
 from evaluation.serving import chat, stand_in
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
+from posbias.evaluation.responders.asking import Asker, StoppedError, _Failure
 
 OPTIONS = ServerOptions(retries=0, first_delay=0.01, timeout=30.0, concurrency=1)
 SHORT = 0.3
@@ -172,19 +173,42 @@ def test_a_body_that_json_cannot_say_is_refused(wrong: dict[str, object]) -> Non
         ServerOptions(body=wrong)
 
 
+@pytest.mark.parametrize("proxy", ["h:x", "socks9://user:word@h:1", "socks5://h:1"])
+def test_a_proxy_that_is_none_is_one_line(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(UsageError, match="a proxy that the environment names") as caught:
+        ServerResponder("http://h", "m", OPTIONS).generate([Request("q")])
+    assert "word" not in str(caught.value)
+
+
+def test_delays_stay_numbers_however_many_retries() -> None:
+    asker = Asker("http://h", replace(OPTIONS, retries=10**6, longest_delay=60.0))
+    assert 30.0 <= asker._delay(10**6, _Failure("no answer")) <= 60.0
+    asker.stop.set()
+    with pytest.raises(StoppedError):
+        asker._wait(1e300)
+
+
 @pytest.mark.slow
 def test_mutated_answers_are_read_or_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     generator = random.Random(0)
-    seeds = [(answer(spoken()), "chat"), (answer(repeated()), "text"), (answer(spoken(), status="400 No"), "chat")]
     read = 0
-    for _ in range(MUTATED):
-        whole, kind = generator.choice(seeds)
-        mutated = bytearray(whole)
-        for _ in range(generator.choice((1, 1, 2, 8))):
-            at = generator.randrange(len(mutated))
-            mutated[at : at + generator.choice((0, 1, 1, 9))] = generator.randbytes(generator.choice((0, 1, 1, 4)))
-        with hostile_server(Hostile("", bytes(mutated), "", kind=kind)) as address:
+    for index in range(MUTATED):
+        body, kind = ((spoken(), "chat"), (repeated(), "text"))[index % 2]
+        wholes = [
+            answer(mutated(body, generator)),
+            mutated(answer(body, "X: y"), generator),
+        ]  # the length right, or not
+        with hostile_server(Hostile("", wholes[index // 2 % 2], "", kind=kind)) as address:
             read += outcome(ServerResponder(address, "m", replace(OPTIONS, kind=kind)), kind=kind) is None
     assert 0 < read < MUTATED
     with capsys.disabled():
         print(f"\n{MUTATED} mutated answers of a server: {read} read, {MUTATED - read} refused in one line")
+
+
+def mutated(text: bytes, generator: random.Random) -> bytes:
+    changed = bytearray(text)
+    for _ in range(generator.choice((1, 1, 2, 8))):
+        at = generator.randrange(len(changed))
+        changed[at : at + generator.choice((0, 1, 1, 9))] = generator.randbytes(generator.choice((0, 1, 1, 4)))
+    return bytes(changed)

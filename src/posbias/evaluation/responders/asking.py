@@ -21,6 +21,8 @@ from posbias.evaluation.responders.server_options import ServerOptions
 
 RETRIED = frozenset({408, 429})
 """Refusals that may pass; so may all of 500 and above."""
+DOUBLINGS = 64
+"""Of the delay between attempts at most: more would be no number any more."""
 TOO_LONG = (
     *("context length", "context window", "context_length", "maximum context", "too long", "too many tokens"),
     *("context size", "context_size", "inputs` tokens"),
@@ -142,14 +144,15 @@ class Asker:
         with self._lock:
             self.retried += 1
             shortened = 1.0 - 0.5 * self._jitter.random()
-        delay = min(self._options.longest_delay, self._options.first_delay * 2.0 ** (attempt - 1)) * shortened
+        doubled = self._options.first_delay * 2.0 ** min(attempt - 1, DOUBLINGS)
+        delay = min(self._options.longest_delay, doubled) * shortened
         if failure.retry_after is not None:
             self._pace.hold(failure.retry_after)
             delay = max(delay, failure.retry_after)
         return delay
 
     def _wait(self, seconds: float) -> None:
-        if self.stop.wait(seconds) if seconds > 0 else self.stop.is_set():
+        if self.stop.wait(min(seconds, threading.TIMEOUT_MAX)) if seconds > 0 else self.stop.is_set():
             raise StoppedError
 
 

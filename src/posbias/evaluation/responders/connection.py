@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from posbias.errors import UsageError
 from posbias.evaluation.responders.masking import Mask
 from posbias.evaluation.responders.server_options import ServerOptions
 
@@ -67,19 +68,26 @@ class Connection:
 
     @contextmanager
     def open(self, key: str | None) -> Iterator[None]:
-        """Connections are kept until the end; what is still under way then is cancelled if an error ends it."""
+        """Connections are kept until the end; what is still under way then is cancelled if an error ends it.
+
+        Raises:
+            UsageError: a proxy in the environment is none.
+        """
         import httpx2
         from anyio.from_thread import start_blocking_portal
 
         headers = {"Accept-Encoding": "gzip", "Content-Type": "application/json"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
-        client = httpx2.AsyncClient(
-            headers=headers,
-            timeout=httpx2.Timeout(None, connect=min(CONNECTING, self._options.timeout / 2)),
-            limits=httpx2.Limits(max_connections=self._options.concurrency),
-            verify=_trusted(),
-        )
+        try:
+            client = httpx2.AsyncClient(
+                headers=headers,
+                timeout=httpx2.Timeout(None, connect=min(CONNECTING, self._options.timeout / 2)),
+                limits=httpx2.Limits(max_connections=self._options.concurrency),
+                verify=_trusted(),
+            )
+        except (ValueError, ImportError, httpx2.InvalidURL) as error:
+            raise UsageError(f"a proxy that the environment names cannot be used: {error}") from None
         with (
             self._mask.in_logs(),
             start_blocking_portal("asyncio") as self._portal,

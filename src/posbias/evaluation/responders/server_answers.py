@@ -4,6 +4,7 @@ The models below are all that is believed of an answer: types, ranges and length
 out, and no text keeps the key. What the cache holds is read by the same models.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
@@ -74,9 +75,9 @@ class ServerAnswer(BaseModel):
     prompt_tokens: Count | None = Field(None, validation_alias=PROMPT_TOKENS)
 
     @property
+    @abstractmethod
     def generated(self) -> int | None:
         """Generated tokens, as the server counts them."""
-        raise NotImplementedError
 
 
 class Generated(ServerAnswer):
@@ -101,7 +102,7 @@ class Message(Generated):
 class Echo(ServerAnswer):
     """Tokens of a repeated prompt with their log-probabilities; `tokens` is None where the server gives none."""
 
-    text: Text = Field(validation_alias=AliasPath(*FIRST, "text"))
+    text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "text"))
     tokens_generated: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
     tokens: Tokens | None = Field(None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens"))
     logprobs: Annotated[list[LogProbability | None], Field(fail_fast=True)] | None = Field(
