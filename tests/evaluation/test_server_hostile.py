@@ -58,7 +58,7 @@ def test_a_hostile_answer_is_one_line_and_the_next_one_is_read(hostile: Hostile)
         assert error is None or re.search(hostile.expected, str(error)), error
         if hostile.kind == "chat" and not hostile.tls:  # several times: the time-out is short for a busy machine
             assert any(outcome(responder, kind="chat") is None for _ in range(5))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_every_hostile_answer_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_an_interruption_cuts_off_what_is_under_way(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(responder, "_gather", interrupt)
         with pytest.raises(KeyboardInterrupt):
             responder.generate([Request("q")])
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize(
