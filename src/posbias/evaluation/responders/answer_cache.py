@@ -1,20 +1,31 @@
 """Answers of servers on disk, so that nothing is asked and paid twice and a killed run continues where it stopped.
 
 One JSON file per answer, named by the hash of the request's body (the model's name is part of it) and the address that
-is asked, written atomically. It holds the answer and its token counts: no prompt, no address, no key.
+is asked, written atomically. It holds the answer and its token counts: no address, no key.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal
+
+from pydantic import BaseModel, ValidationError
 
 from posbias.errors import RunError
+from posbias.evaluation.responders.server_answers import Hide, Kind, ServerAnswer
 from posbias.records import write_atomically
 
-ANSWER_FORMAT = 2
+ANSWER_FORMAT: Literal[2] = 2
 """Goes up when what a file holds changes its meaning."""
+
+
+class _Kept(BaseModel, Generic[Kind]):
+    """What a file says."""
+
+    format: Literal[2]
+    key: str
+    answer: Kind
 
 
 class AnswerCache:
@@ -23,38 +34,39 @@ class AnswerCache:
     Args:
         directory: Where they are kept; None: in memory.
         reuse: Whether those that lie there already count; otherwise only what this cache has kept.
+        hide: Takes the key out of what lies there.
     """
 
-    def __init__(self, directory: Path | None, *, reuse: bool = True) -> None:
+    def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:
         self._directory = directory
-        self._memory: dict[str, dict[str, Any]] = {}
+        self._hide = hide
+        self._memory: dict[str, ServerAnswer] = {}
         self._own: set[str] | None = None if reuse else set()
 
-    def find(self, key: str) -> dict[str, Any] | None:
+    def find(self, key: str, kind: type[Kind]) -> Kind | None:
         """The answer under a key; None where there is none, or a damaged one."""
         if self._directory is None:
-            return self._memory.get(key)
+            known = self._memory.get(key)
+            return known if isinstance(known, kind) else None
         if self._own is not None and key not in self._own:
             return None
         try:
-            document = json.loads(self._path(self._directory, key).read_bytes())
-        except (OSError, ValueError):
+            stored = self._path(self._directory, key).read_bytes()
+            kept = _Kept[kind].model_validate_json(stored, by_alias=False, by_name=True, context=self._hide)  # type: ignore[valid-type]
+        except (OSError, ValidationError):
             return None
-        if not isinstance(document, dict) or (document.get("format"), document.get("key")) != (ANSWER_FORMAT, key):
-            return None
-        answer = document.get("answer")
-        return answer if isinstance(answer, dict) else None
+        return kept.answer if kept.key == key else None
 
-    def keep(self, key: str, answer: Mapping[str, Any]) -> None:
+    def keep(self, key: str, answer: ServerAnswer) -> None:
         """Store an answer, whole or not at all.
 
         Raises:
             RunError: it cannot be written (a full disk).
         """
         if self._directory is None:
-            self._memory[key] = dict(answer)
+            self._memory[key] = answer
             return
-        document = {"format": ANSWER_FORMAT, "key": key, "answer": dict(answer)}
+        document = _Kept(format=ANSWER_FORMAT, key=key, answer=answer).model_dump(serialize_as_any=True)
         path = self._path(self._directory, key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,32 +5,29 @@ refusal of the request itself (other 4xx) is not. Nothing here prints, and no me
 """
 
 import email.utils
-import json
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from posbias.errors import RunError
+from posbias.evaluation.responders.connection import Connection, FailedError, TooLargeError
+from posbias.evaluation.responders.masking import Mask
+from posbias.evaluation.responders.server_answers import Kind, read_answer
 from posbias.evaluation.responders.server_options import ServerOptions
 
 RETRIED = frozenset({408, 429})
 """Refusals that may pass; so may all of 500 and above."""
+DOUBLINGS = 64
+"""Of the delay between attempts at most: more would be no number any more."""
 TOO_LONG = (
     *("context length", "context window", "context_length", "maximum context", "too long", "too many tokens"),
     *("context size", "context_size", "inputs` tokens"),
 )
 """How servers say that a prompt does not fit; the second line: llama.cpp and TGI."""
-SHOWN = 200
-"""Characters of a server's own message that ours repeats."""
-SECRET = 12
-"""Characters from which a key is one: shorter ones are placeholders, such as `none`, that texts may well hold."""
-CONNECTING = 10.0
-"""Longest wait for a connection (seconds)."""
-
-Answer = TypeVar("Answer")
 
 
 class RefusedError(Exception):
@@ -41,10 +38,6 @@ class RefusedError(Exception):
         super().__init__(f"HTTP {status}: {shown}")
         self.status = status
         self.too_long = status in (400, 413, 422) and any(words in message.lower() for words in TOO_LONG)
-
-
-class MalformedError(Exception):
-    """An answer that is not what the interface promises."""
 
 
 class StoppedError(Exception):
@@ -85,8 +78,6 @@ class Asker:
     """A client of one server, for several threads at once."""
 
     def __init__(self, address: str, options: ServerOptions) -> None:
-        import httpx2
-
         self.address = address
         self.retried = 0
         """Attempts that were repeated."""
@@ -94,98 +85,74 @@ class Asker:
         """Set: waits end at once, and nothing is tried again."""
         self._options = options
         self._key = options.key()
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        timeout = httpx2.Timeout(options.timeout, connect=min(CONNECTING, options.timeout))
-        self._client = httpx2.Client(headers=headers, timeout=timeout)
+        self.mask = Mask(self._key)
+        """Takes the key out of texts."""
+        self._connection = Connection(options, self.mask)
         self._pace = Pace(options.requests_per_minute)
         self._jitter = random.Random(options.jitter_seed)
         self._lock = threading.Lock()
 
-    def ask(self, path: str, body: Mapping[str, Any], read: Callable[[Any], Answer]) -> Answer:
+    def connected(self) -> AbstractContextManager[None]:
+        """Asking is possible meanwhile."""
+        return self._connection.open(self._key)
+
+    def ask(self, path: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
         """Post a body below the address and read the answer.
 
         Args:
             path: Below the address.
             body: JSON.
-            read: Takes what is needed out of the answer's JSON; raises `MalformedError`.
+            kind: What is read out of the answer.
 
         Raises:
             RefusedError: for good.
-            RunError: still failing after the last retry.
+            RunError: still failing after the last retry, an answer that is too large, or a wait that is too long.
             StoppedError: `stop` was set meanwhile.
         """
         failure = _Failure("not asked")
         for attempt in range(self._options.retries + 1):
             self._wait(self._delay(attempt, failure) if attempt else 0.0)
             self._wait(self._pace.reserve())
-            outcome = self._attempt(f"{self.address}/{path}", body, read)
+            outcome = self._attempt(f"{self.address}/{path}", body, kind)
             if not isinstance(outcome, _Failure):
                 return outcome
             failure = outcome
             if failure.retry_after is not None and failure.retry_after > self._options.longest_retry_after:
-                raise RunError(f"server {self.address} asks to wait {failure.retry_after:.0f} s ({failure.reason})")
+                raise RunError(f"server {self.address} asks to wait {failure.retry_after:g} s ({failure.reason})")
         raise RunError(f"server {self.address} failed {self._options.retries + 1} times: {failure.reason}")
 
-    def close(self) -> None:
-        """Give back the connections."""
-        self._client.close()
-
-    def hidden(self, text: str) -> str:
-        """A text on one line, without the key and not too long."""
-        line = " ".join(text.split())
-        return (line if self._key is None else line.replace(self._key, "***"))[:SHOWN]
-
-    def _attempt(self, url: str, body: Mapping[str, Any], read: Callable[[Any], Answer]) -> "Answer | _Failure":
-        import httpx2
-
+    def _attempt(self, url: str, body: Mapping[str, Any], kind: type[Kind]) -> "Kind | _Failure":
         try:
-            status, wait, text = self._post(url, body)
-        except (httpx2.TimeoutException, TimeoutError):
-            return _Failure(f"no answer within {self._options.timeout:g} s")
-        except httpx2.RequestError as error:
-            return _Failure(f"cannot be reached ({self.hidden(str(error) or type(error).__name__)})")
-        if status in RETRIED or status >= 500:
-            return _Failure(f"HTTP {status}", _retry_after(wait))
-        if not 200 <= status < 300:
-            raise RefusedError(status, self.hidden(text) or "no message", text)
-        try:
-            return read(json.loads(self._without_key(text)))
-        except (ValueError, MalformedError) as error:
-            return _Failure(f"malformed answer ({self.hidden(str(error))})")
-
-    def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, str | None, str]:
-        """Status, Retry-After and text of one answer, given up where it has not come whole in time.
-
-        Raises:
-            TimeoutError: it trickles in: the client's own limit is on each piece of it.
-        """
-        deadline = time.monotonic() + self._options.timeout
-        pieces = []
-        with self._client.stream("POST", url, json=dict(body)) as response:
-            for piece in response.iter_bytes():
-                pieces.append(piece)
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-        text = b"".join(pieces).decode("utf-8", errors="replace")
-        return response.status_code, response.headers.get("Retry-After"), text
-
-    def _without_key(self, text: str) -> str:
-        """An answer as it may be kept: a server that repeats the key does not bring it into a record."""
-        return text if self._key is None or len(self._key) < SECRET else text.replace(self._key, "***")
+            answer = self._connection.post(url, body)
+            if answer.fulfilled:
+                return read_answer(answer.body, kind, self.mask.answer)
+        except FailedError as error:
+            return _Failure(self.mask.line(str(error)))
+        except TooLargeError:
+            limit = self._options.max_answer_bytes
+            raise RunError(
+                f"server {self.address}: its answer is larger than {limit:,} bytes; max_answer_bytes=... of the "
+                "server's options allows more"
+            ) from None
+        if answer.status in RETRIED or answer.status >= 500:
+            return _Failure(f"HTTP {answer.status}", _retry_after(answer.retry_after))
+        text = answer.body.decode("utf-8", errors="replace")
+        raise RefusedError(answer.status, self.mask.line(text) or "no message", text)
 
     def _delay(self, attempt: int, failure: _Failure) -> float:
         """Seconds before an attempt (1 = the first retry): exponential with jitter, or what the server asks for."""
         with self._lock:
             self.retried += 1
             shortened = 1.0 - 0.5 * self._jitter.random()
-        delay = min(self._options.longest_delay, self._options.first_delay * 2.0 ** (attempt - 1)) * shortened
+        doubled = self._options.first_delay * 2.0 ** min(attempt - 1, DOUBLINGS)
+        delay = min(self._options.longest_delay, doubled) * shortened
         if failure.retry_after is not None:
             self._pace.hold(failure.retry_after)
             delay = max(delay, failure.retry_after)
         return delay
 
     def _wait(self, seconds: float) -> None:
-        if self.stop.wait(seconds) if seconds > 0 else self.stop.is_set():
+        if self.stop.wait(min(seconds, threading.TIMEOUT_MAX)) if seconds > 0 else self.stop.is_set():
             raise StoppedError
 
 
@@ -198,6 +165,6 @@ def _retry_after(value: str | None) -> float | None:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
     return max(0.0, seconds) if seconds < float("inf") else None

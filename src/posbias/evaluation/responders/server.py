@@ -18,7 +18,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.answer_cache import AnswerCache, answer_key
 from posbias.evaluation.responders.asking import Asker, RefusedError, StoppedError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.server_answers import read_echo, read_text, score_of
+from posbias.evaluation.responders.server_answers import Echo, Generated, Kind, Message, score_of
 from posbias.evaluation.responders.server_options import KINDS, ServerOptions, check_address
 
 LISTED = 5
@@ -50,7 +50,7 @@ class ServerResponder(Responder):
             is counted as it is, a conversation as the tokenizer's chat template renders it.
 
     Raises:
-        UsageError: the address is none, or holds what could be a key; no model; an option out of range.
+        UsageError: the address is none, or holds what could be a key; no model; the key stands in what is recorded.
     """
 
     def __init__(
@@ -63,7 +63,12 @@ class ServerResponder(Responder):
         self.tokenizer = tokenizer
         self.usage = Usage()
         self._asker = Asker(check_address(base_url), self.options)
-        self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse)
+        recorded = json.dumps([self._asker.address, model, dict(self.options.body)])
+        if self._asker.mask.answer(recorded) != recorded:
+            raise UsageError(
+                f"the key in {self.options.key_variable} stands in the address, model or body, too; these are recorded"
+            )
+        self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse, hide=self._asker.mask.answer)
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Lock] = {}
         self._scores: bool | None = None if self.options.kind == "text" else False
@@ -96,10 +101,13 @@ class ServerResponder(Responder):
         # Threads are not joined before the others have been told to stop, should the user interrupt.
         pool = ThreadPoolExecutor(self.options.concurrency)
         try:
-            futures = [pool.submit(self._reply, request, generate, score) for request in requests]
-            return self._gather(futures)
+            with self._asker.connected():
+                try:
+                    futures = [pool.submit(self._reply, request, generate, score) for request in requests]
+                    return self._gather(futures)
+                finally:
+                    self._asker.stop.set()  # before the connection closes: whoever is cut off does not ask again
         finally:
-            self._asker.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def describe(self) -> dict[str, Any]:
@@ -119,10 +127,6 @@ class ServerResponder(Responder):
             "scores": self._scores,
             "no_scores_because": self._no_scores,
         }
-
-    def close(self) -> None:
-        """Give back the connections."""
-        self._asker.close()
 
     def _gather(self, futures: Sequence["Future[Reply]"]) -> list[Reply]:
         _, pending = wait(futures, return_when=FIRST_EXCEPTION)
@@ -160,7 +164,8 @@ class ServerResponder(Responder):
         body: dict[str, Any] = {**self._prompt(request), "max_tokens": request.max_tokens, "temperature": 0}
         if request.stop:
             body["stop"] = list(request.stop)
-        return Response(**self._answer(body, read_text(self.options.kind)))
+        found = self._answer(body, Message if self.options.kind == "chat" else Generated)
+        return Response(found.text, found.finish, prompt_tokens=found.prompt_tokens, tokens=found.tokens)
 
     def _scored(self, request: Request) -> AnswerScore | None:
         if self._scores is False or request.answer is None or not isinstance(request.prompt, str):
@@ -169,13 +174,13 @@ class ServerResponder(Responder):
         # One token more than nothing: not every server accepts 0.
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": LISTED}
         try:
-            echo = self._answer({"model": self.model, **body}, read_echo)
+            echo = self._answer({"model": self.model, **body}, Echo)
         except RefusedError as refusal:
             if refusal.too_long or refusal.status not in (400, 404, 422):
                 raise
             self._note_scores(str(refusal))
             return None
-        if echo["tokens"] is None:
+        if not echo.tokens:
             self._note_scores("the server repeats no log-probabilities")
             return None
         self._note_scores(None)
@@ -194,7 +199,7 @@ class ServerResponder(Responder):
             return {"model": self.model, "messages": [{"role": "user", "content": request.prompt}]}
         return {"model": self.model, "messages": [dict(message) for message in request.prompt]}
 
-    def _answer(self, body: dict[str, Any], read: Any) -> dict[str, Any]:
+    def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
         """The answer to a body, from the cache or the server."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         path = KINDS[self.options.kind]
@@ -202,17 +207,16 @@ class ServerResponder(Responder):
         with self._lock:
             turn = self._asking.setdefault(key, threading.Lock())
         with turn:  # the same request twice at once is asked once
-            found = self._cache.find(key)
+            found = self._cache.find(key, kind)
             if found is not None:
                 self._count(reused=1)
                 return found
-            answer: dict[str, Any] = self._asker.ask(path, whole, read)
+            answer = self._asker.ask(path, whole, kind)
             self._cache.keep(key, answer)
-        prompt, generated = answer.get("prompt_tokens"), answer.get("tokens_generated", answer.get("tokens"))
-        if isinstance(prompt, int) and isinstance(generated, int):
-            self._count(requests=1, prompt_tokens=prompt, generated_tokens=generated)
-        else:
+        if answer.prompt_tokens is None or answer.generated is None:
             self._count(requests=1, uncounted=1)
+        else:
+            self._count(requests=1, prompt_tokens=answer.prompt_tokens, generated_tokens=answer.generated)
         return answer
 
     def _count(self, **added: int) -> None:

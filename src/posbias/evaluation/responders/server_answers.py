@@ -1,100 +1,173 @@
-"""What is read out of a server's JSON: a generated text, or the log-probabilities of a repeated prompt."""
+"""What is read out of a server's JSON: a generated text, or the log-probabilities of a repeated prompt.
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+The models below are all that is believed of an answer: types, ranges and lengths are checked, what is not named is left
+out, and no text keeps the key. What the cache holds is read by the same models.
+"""
 
-from posbias.evaluation.responders.asking import MalformedError
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
 from posbias.evaluation.responders.base import AnswerScore
+from posbias.evaluation.responders.connection import MalformedError
+
+MOST_LISTED = 1000
+"""Far more tokens than are asked for at one place."""
+
+Hide = Callable[[str], str]
+"""Takes the key out of a text."""
 
 
-def read_text(kind: str) -> Callable[[Any], dict[str, Any]]:
-    """The reader of a generated text, as the fields of a `Response`; raises `MalformedError`."""
-
-    def read(document: Any) -> dict[str, Any]:
-        choice = _choice(document)
-        if kind == "chat":
-            message = choice.get("message")
-            if not isinstance(message, dict) or "content" not in message:
-                raise MalformedError("no message with content")
-            text = "" if message["content"] is None else message["content"]
-        else:
-            text = choice.get("text")
-        if not isinstance(text, str):
-            raise MalformedError("the generated text is no text")
-        prompt_tokens, tokens = _usage(document)
-        finish = choice.get("finish_reason")
-        return {
-            "text": text,
-            "finish": finish if isinstance(finish, str) else "unknown",
-            "prompt_tokens": prompt_tokens,
-            "tokens": tokens,
-        }
-
-    return read
+def _few(listed: object) -> object:
+    """Refuses before the entries are looked at, for each could be an error of its own."""
+    if isinstance(listed, dict) and len(listed) > MOST_LISTED:
+        raise ValueError(f"{len(listed)} tokens listed at one place; allowed: {MOST_LISTED}")
+    return listed
 
 
-def read_echo(document: Any) -> dict[str, Any]:
-    """Tokens of the prompt with their log-probabilities; `tokens` is None where the server gives none.
+def _hidden(text: str, hide: Hide | None) -> str:
+    return text if hide is None else hide(text)
+
+
+def _not_split(tokens: list[str], hide: Hide | None) -> list[str]:
+    """Refuses tokens over which the key is spread."""
+    joined = "".join(tokens)
+    if _hidden(joined, hide) != joined:
+        raise ValueError("the repeated prompt holds the key")
+    return tokens
+
+
+# pydantic's context is what takes the key out; its type cannot be checked while tests run, so it is not annotated.
+Text = Annotated[str, AfterValidator(lambda text, info: _hidden(text, info.context))]
+Tokens = Annotated[
+    list[Text], Field(fail_fast=True), AfterValidator(lambda tokens, info: _not_split(tokens, info.context))
+]
+TextOrNone = Annotated[Text, BeforeValidator(lambda value: "" if value is None else value)]
+"""Servers say null for an empty message."""
+Finish = Annotated[Text, BeforeValidator(lambda value: "unknown" if value is None else value)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+LogProbability = Annotated[float, Field(ge=-1e9, le=1e-2)]
+"""Natural; rounding may lift it above 0 (it is taken for 0 then), nothing else does."""
+Listed = Annotated[dict[Text, LogProbability | None], BeforeValidator(_few)]
+"""The most probable tokens at one place."""
+
+FIRST = ("choices", 0)
+PROMPT_TOKENS = AliasPath("usage", "prompt_tokens")
+GENERATED_TOKENS = AliasPath("usage", "completion_tokens")
+
+
+class ServerAnswer(BaseModel):
+    """What is kept of an answer. Fields have aliases for where a server puts them, and names for the cache."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    prompt_tokens: Count | None = Field(None, validation_alias=PROMPT_TOKENS)
+
+    @property
+    @abstractmethod
+    def generated(self) -> int | None:
+        """Generated tokens, as the server counts them."""
+
+
+class Generated(ServerAnswer):
+    """A prompt's continuation."""
+
+    text: Text = Field(validation_alias=AliasPath(*FIRST, "text"))
+    finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"))
+    tokens: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
+
+    @property
+    def generated(self) -> int | None:
+        """Generated tokens, as the server counts them."""
+        return self.tokens
+
+
+class Message(Generated):
+    """An answer in a conversation."""
+
+    text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "message", "content"))
+
+
+class Echo(ServerAnswer):
+    """Tokens of a repeated prompt with their log-probabilities; `tokens` is None where the server gives none."""
+
+    text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "text"))
+    tokens_generated: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
+    tokens: Tokens | None = Field(None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens"))
+    logprobs: Annotated[list[LogProbability | None], Field(fail_fast=True)] | None = Field(
+        None, validation_alias=AliasPath(*FIRST, "logprobs", "token_logprobs")
+    )
+    listed: Annotated[list[Listed | None], Field(fail_fast=True)] | None = Field(
+        None, validation_alias=AliasPath(*FIRST, "logprobs", "top_logprobs")
+    )
+
+    @property
+    def generated(self) -> int | None:
+        """Generated tokens, as the server counts them."""
+        return self.tokens_generated
+
+    @model_validator(mode="after")
+    def _same_length(self) -> "Echo":
+        parts = (self.logprobs or [], self.listed or self.tokens or [])
+        if self.tokens and any(len(part) != len(self.tokens) for part in parts):
+            raise ValueError("lists of log-probabilities have different lengths")
+        return self
+
+
+Kind = TypeVar("Kind", bound=ServerAnswer)
+
+
+def read_answer(body: bytes, kind: type[Kind], hide: Hide) -> Kind:
+    """An answer from a server's JSON.
 
     Raises:
-        MalformedError: lists of different lengths, or none of texts and numbers.
+        MalformedError: it is no JSON, or not of this kind; the message says where, not what stands there.
     """
-    choice = _choice(document)
-    prompt_tokens, generated = _usage(document)
-    found = {"prompt_tokens": prompt_tokens, "tokens_generated": generated}
-    logprobs = choice.get("logprobs")
-    if not isinstance(logprobs, dict) or not logprobs.get("tokens"):
-        return {**found, "tokens": None}
-    tokens, values = logprobs["tokens"], logprobs.get("token_logprobs")
-    listed = logprobs.get("top_logprobs") or [None] * len(tokens)
-    if not all(isinstance(part, list) and len(part) == len(tokens) for part in (tokens, values, listed)):
-        raise MalformedError("lists of log-probabilities have different lengths")
-    if not all(isinstance(token, str) for token in tokens):
-        raise MalformedError("tokens are no texts")
-    return {**found, "tokens": tokens, "logprobs": values, "listed": listed}
+    try:
+        return kind.model_validate_json(body, context=hide)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "json_invalid":
+            raise MalformedError(f"no JSON from {first['msg'].rpartition(' at ')[2]}") from None
+        raise MalformedError(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
-def score_of(echo: Mapping[str, Any], answer: str, n_listed: int) -> AnswerScore | None:
+def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
     """The score of the answer at the end of a repeated prompt, before what was generated after it.
 
     Returns:
         None where the answer does not begin with a token of its own, or a log-probability is missing.
     """
-    generated = echo["tokens_generated"]
-    end = len(echo["tokens"]) - (1 if generated is None else generated)
+    tokens, logprobs = echo.tokens or [], echo.logprobs or []
+    end = max(0, len(tokens) - (1 if echo.tokens_generated is None else echo.tokens_generated))
     start = end
-    while start > 0 and sum(len(token) for token in echo["tokens"][start:end]) < len(answer):
+    while start > 0 and sum(len(token) for token in tokens[start:end]) < len(answer):
         start -= 1
-    values = echo["logprobs"][start:end]
-    if "".join(echo["tokens"][start:end]) != answer or start == 0:
+    if "".join(tokens[start:end]) != answer or start == 0:
         return None
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+    values = [value for value in logprobs[start:end] if value is not None]
+    if len(values) < end - start:
         return None
-    listed = echo["listed"][start:end]
+    listed = echo.listed[start:end] if echo.listed else [None] * len(values)
     ranks = tuple(_rank(value, others, n_listed) for value, others in zip(values, listed, strict=True))
-    return AnswerScore(tuple(min(0.0, float(value)) for value in values), ranks)
+    return AnswerScore(tuple(min(0.0, value) for value in values), ranks)
 
 
-def _rank(value: float, others: Any, n_listed: int) -> int | None:
+def _rank(value: float, others: dict[str, float | None] | None, n_listed: int) -> int | None:
     """1 + the listed tokens that are more probable; None where all that were asked for are."""
-    if not isinstance(others, dict):
+    if others is None:
         return None
-    better = sum(isinstance(other, int | float) and other > value for other in others.values())
+    better = sum(other is not None and other > value for other in others.values())
     return None if better >= n_listed else 1 + better
-
-
-def _choice(document: Any) -> dict[str, Any]:
-    choices = document.get("choices") if isinstance(document, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise MalformedError("no choices")
-    choice: dict[str, Any] = choices[0]
-    return choice
-
-
-def _usage(document: Any) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer, as the server counts them."""
-    usage = document.get("usage")
-    counts = [usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")]
-    prompt, generated = (count if isinstance(count, int) and count >= 0 else None for count in counts)
-    return prompt, generated

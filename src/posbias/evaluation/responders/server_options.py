@@ -1,5 +1,6 @@
 """How a server is asked: its kind, pace, patience, prices, and the name of the variable that holds the key."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ class ServerOptions:
     requests_per_minute: float | None = None
     """Attempts begun per minute at most, evenly spaced; None: unlimited."""
     timeout: float = 120.0
-    """For one answer, from its request to its last byte (seconds, > 0); ten at most go to the connection."""
+    """For one answer, from the connection to its last byte (seconds, > 0); ten at most go to the connection."""
+    max_answer_bytes: int = 2**24
+    """A larger answer, as it comes or decompressed, ends the run (bytes, >= 1)."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; unset: no key is sent."""
     cache: Path | None = None
@@ -55,11 +58,10 @@ class ServerOptions:
         if not isinstance(self.key_variable, str) or not self.key_variable.isidentifier():
             # Not repeated: it may be a key, put here by mistake.
             raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
-        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
-            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        self._check_body()
         if not isinstance(self.reuse, bool):
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
-        for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0)):
+        for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):
             check_whole(f"server: {name}", getattr(self, name), least=least)
         for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout"):
             self._check_number(name, getattr(self, name), above=True)
@@ -68,6 +70,14 @@ class ServerOptions:
         for name in ("price_in", "price_out"):
             if getattr(self, name) is not None:
                 self._check_number(name, getattr(self, name), above=False)
+
+    def _check_body(self) -> None:
+        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
+            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        try:
+            json.dumps(dict(self.body), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"server: body must be what JSON can say: {error}") from None
 
     @staticmethod
     def _check_number(name: str, value: object, *, above: bool) -> None:

@@ -1,0 +1,375 @@
+"""Answers no server should give: one table of what is sent and of the line that a user then reads."""
+
+import base64
+import contextlib
+import gzip
+import html
+import itertools
+import json
+import re
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+MALFORMED = r"malformed answer \("
+NO_HTTP = r"no whole answer arrived \("
+LATE = r"no answer within 0\.3 s"
+TOO_LARGE = r"larger than [\d,]+ bytes.*max_answer_bytes"
+WAIT = r"asks to wait"
+ANSWERED = ""
+"""Odd, but an answer all the same."""
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """What is sent after the request has come."""
+
+    name: str
+    sent: bytes | Callable[[], Iterable[bytes]]
+    """Bytes, or pieces that may never end."""
+    expected: str
+    """The error must match; empty: there must be none."""
+    kind: str = "chat"
+    """"text": a repeated prompt is asked for, and scored."""
+    tls: bool = False
+    stays: bool = False
+    """The connection is left open after the last piece."""
+
+
+def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}"]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def raw(*lines: str) -> bytes:
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+
+def spoken(
+    content: str = '"to all"', usage: str = '{"prompt_tokens": 9, "completion_tokens": 1}', extra: str = ""
+) -> bytes:
+    """A chat answer with parts given as JSON, so that they may be none."""
+    text = f'{{"choices": [{{"message": {{"content": {content}}}, "finish_reason": "stop"{extra}}}], "usage": {usage}}}'
+    return text.encode()
+
+
+def repeated(tokens: Any = '["q", " x"]', values: Any = "[null, -0.5]", listed: str = "[null, null]") -> bytes:
+    inner = f'{{"tokens": {tokens}, "token_logprobs": {values}, "top_logprobs": {listed}}}'
+    text = f'{{"choices": [{{"text": "q x", "logprobs": {inner}}}], "usage": {{"completion_tokens": 0}}}}'
+    return text.encode()
+
+
+def dripped(whole: bytes, seconds: float = 0.02) -> Callable[[], Iterator[bytes]]:
+    def pieces() -> Iterator[bytes]:
+        for value in whole:
+            yield bytes([value])
+            time.sleep(seconds)
+
+    return pieces
+
+
+def endless(head: bytes, piece: bytes, seconds: float = 0.0) -> Callable[[], Iterator[bytes]]:
+    def pieces() -> Iterator[bytes]:
+        yield head
+        for _ in itertools.count():
+            yield piece
+            if seconds:
+                time.sleep(seconds)
+
+    return pieces
+
+
+def chunk(piece: bytes) -> bytes:
+    return f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
+
+
+def bomb(megabytes: int) -> bytes:
+    """A good answer behind so many megabytes of spaces, compressed."""
+    packer = zlib.compressobj(9, wbits=31)
+    parts = [packer.compress(b" " * 2**20) for _ in range(megabytes)]
+    return b"".join([*parts, packer.compress(spoken()), packer.flush()])
+
+
+GOOD = answer(spoken())
+CHUNKED = raw("HTTP/1.1 200 OK", "Transfer-Encoding: chunked")
+ZIPPED_CHUNKS = raw("HTTP/1.1 200 OK", "Content-Encoding: gzip", "Transfer-Encoding: chunked")
+EMPTY_BLOCK = b"\x00\x00\x00\xff\xff"
+"""Of deflate: stored, not the last, no bytes."""
+GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+GZIP_NAMED = b"\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\xff"
+DIGITS = "1" + "0" * 400
+
+STATUS_LINES = {
+    "nothing": b"",
+    "no HTTP": b"hello\r\n\r\n",
+    "letters for a status": raw("HTTP/1.1 abc OK"),
+    "two digits of status": raw("HTTP/1.1 42 OK"),
+    "five digits of status": raw("HTTP/1.1 99999 OK"),
+    "a version in letters": raw("HTTP/a.b 200 OK"),
+    "a line of 200 KB": b"HTTP/1.1 200 " + b"x" * 200_000,
+}
+HEADERS = {
+    "a header without colon": raw("HTTP/1.1 200 OK", "nothing"),
+    "a header name with spaces": raw("HTTP/1.1 200 OK", "a b: c"),
+    "a header with NUL": raw("HTTP/1.1 200 OK", "a: \x00"),
+    "a header of 200 KB": raw("HTTP/1.1 200 OK", "a: " + "x" * 200_000),
+    "30,000 headers": raw("HTTP/1.1 200 OK", *["a: b"] * 30_000),
+    "a negative length": raw("HTTP/1.1 200 OK", "Content-Length: -1"),
+    "two lengths": raw("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2"),
+    "a length of 400 digits": raw("HTTP/1.1 200 OK", f"Content-Length: {DIGITS}"),
+    "a length in letters": raw("HTTP/1.1 200 OK", "Content-Length: abc"),
+    "an unknown transfer": raw("HTTP/1.1 200 OK", "Transfer-Encoding: gzip, chunked"),
+    "a body that breaks off": raw("HTTP/1.1 200 OK", "Content-Length: 1000") + spoken(),
+    "a chunk size in letters": CHUNKED + b"xyz\r\n",
+    "a chunk size of 30 digits": CHUNKED + b"f" * 30 + b"\r\n",
+    "chunks that break off": CHUNKED + b"64\r\n{}",
+}
+ENCODINGS = {
+    "gzip that is none": answer(spoken(), "Content-Encoding: gzip"),
+    "gzip that breaks off": answer(gzip.compress(spoken())[:-12], "Content-Encoding: gzip"),
+    "gzip with a wrong checksum": answer(gzip.compress(spoken())[:-8] + b"\x00" * 8, "Content-Encoding: gzip"),
+    "brotli": answer(b"\x0b\x02\x80hello\x03", "Content-Encoding: br"),
+    "zstandard": answer(b"\x28\xb5\x2f\xfd\x00", "Content-Encoding: zstd"),
+    "gzip twice": answer(gzip.compress(gzip.compress(spoken())), "Content-Encoding: gzip, gzip"),
+    "an encoding nobody knows": answer(spoken(), "Content-Encoding: \x1b[31m"),
+}
+DOCUMENTS = {
+    "an empty body": b"",
+    "a page": b"<html>",
+    "half a document": spoken()[:40],
+    "a list": b"[]",
+    "null": b"null",
+    "NaN": b"NaN",
+    "a number": b"1",
+    "a number of 400 digits": DIGITS.encode(),
+    "a number of 10,000 digits": b"1" * 10_000,
+    "a text": b'"hello"',
+    "an empty object": b"{}",
+    "an error with status 200": b'{"error": {"message": "no"}}',
+    "a stream of events": b"data: " + spoken() + b"\n\ndata: [DONE]\n\n",
+    "choices null": b'{"choices": null}',
+    "choices empty": b'{"choices": []}',
+    "choices an object": b'{"choices": {"0": {"message": {"content": "x"}}}}',
+    "a choice that is null": b'{"choices": [null]}',
+    "a choice that is a list": b'{"choices": [[1, 2]]}',
+    "a message that is a text": b'{"choices": [{"message": "x"}]}',
+    "a message without content": b'{"choices": [{"message": {}}]}',
+    "content a number": spoken("1"),
+    "content true": spoken("true"),
+    "content a list": spoken('["x"]'),
+    "content an object": spoken('{"text": "x"}'),
+    "half a surrogate pair": spoken('"\\ud83d"'),
+    "the other half": spoken('"\\udc00 x"'),
+    "half a pair in a field of no interest": spoken(extra=', "\\ud800": 1'),
+    "bytes that are no UTF-8": spoken('"\xff"').decode("utf-8").encode("latin-1"),
+    "UTF-16": spoken().decode().encode("utf-16"),
+    "NUL between": spoken().replace(b",", b"\x00,"),
+    "100,000 lists in each other": b"[" * 100_000 + b"]" * 100_000,
+    "100,000 objects in each other": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep in a field of no interest": spoken(extra=', "x": ' + "[" * 50_000 + "]" * 50_000),
+    "a finish that is a number": spoken(extra=', "finish_reason": 3'),
+    "a count of 400 digits": spoken(usage=f'{{"prompt_tokens": {DIGITS}}}'),
+    "a count of 10,000 digits": spoken(usage=f'{{"prompt_tokens": {"1" * 10_000}}}'),
+    "a count below 0": spoken(usage='{"prompt_tokens": -1}'),
+    "a count that is NaN": spoken(usage='{"prompt_tokens": NaN}'),
+    "a count that is infinite": spoken(usage='{"completion_tokens": Infinity}'),
+    "a count of 1e400": spoken(usage='{"completion_tokens": 1e400}'),
+    "a count that is a text": spoken(usage='{"completion_tokens": "2"}'),
+    "a count that is true": spoken(usage='{"completion_tokens": true}'),
+    "a count that is a list": spoken(usage='{"completion_tokens": [2]}'),
+}
+REPEATED = {
+    "fewer values than tokens": repeated(values="[null]"),
+    "more lists than tokens": repeated(listed="[null, null, null]"),
+    "tokens that are numbers": repeated(tokens="[1, 2]"),
+    "tokens that are an object": repeated(tokens='{"0": "q"}'),
+    "half a pair in a token": repeated(tokens='["q", "\\ud800"]'),
+    "values that are texts": repeated(values='[null, "-0.5"]'),
+    "a value that is NaN": repeated(values="[null, NaN]"),
+    "a value that is infinite": repeated(values="[null, -Infinity]"),
+    "a value of 400 digits": repeated(values=f"[null, -{DIGITS}]"),
+    "a probability above 1": repeated(values="[null, 5.0]"),
+    "a logarithm of -1e308": repeated(values="[null, -1e308]"),
+    "a list that is a number": repeated(listed="[null, 3]"),
+    "listed values that are texts": repeated(listed='[null, {"a": "b"}]'),
+    "a listed value of 400 digits": repeated(listed=f'[null, {{"a": -{DIGITS}}}]'),
+    "no choices": b"{}",
+}
+LATE_ANSWERS = {
+    "silence": lambda: iter(()),
+    "a dripped status line": dripped(GOOD),
+    "dripped headers": endless(b"HTTP/1.1 200 OK\r\n", b"a", 0.02),
+    "header lines without end": endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n", 0.01),
+    "a flood of 100": endless(b"", raw("HTTP/1.1 100 Continue") * 100),
+    "a flood of 103": endless(b"", raw("HTTP/1.1 103 Early Hints", "Link: </a>") * 100),
+    "one 102 after another": endless(b"", raw("HTTP/1.1 102 Processing"), 0.02),
+    "a dripped body": endless(raw("HTTP/1.1 200 OK", "Content-Length: 100000"), b" ", 0.02),
+    "dripped chunks": endless(CHUNKED, chunk(b" "), 0.02),
+    "a dripped chunk size": endless(CHUNKED, b"0", 0.02),
+    "a chunk extension without end": endless(CHUNKED + b"1;", b"x", 0.02),
+    "trailers without end": endless(CHUNKED + b"0\r\n", b"a: b\r\n", 0.02),
+    "gzip that decodes to nothing, dripped": endless(ZIPPED_CHUNKS + chunk(GZIP_HEAD), chunk(EMPTY_BLOCK), 0.02),
+    "a body without length on a line that stays": endless(raw("HTTP/1.1 200 OK") + spoken(), b"", 0.02),
+    "a dripped refusal": endless(raw("HTTP/1.1 400 Bad Request", "Content-Length: 100000"), b"x", 0.02),
+}
+LARGE_ANSWERS = {
+    "spaces without end": endless(raw("HTTP/1.1 200 OK"), b" " * 2**16),
+    "chunks without end": endless(CHUNKED, chunk(b" " * 2**16)),
+    "a length of 10^15": endless(raw("HTTP/1.1 200 OK", f"Content-Length: {10**15}"), b" " * 2**16),
+    "gzip without end that decodes to nothing": endless(ZIPPED_CHUNKS + chunk(GZIP_HEAD), chunk(EMPTY_BLOCK * 10_000)),
+    "a gzip name without end": endless(ZIPPED_CHUNKS + chunk(GZIP_NAMED), chunk(b"n" * 2**16)),
+    "a gzip bomb": answer(bomb(64), "Content-Encoding: gzip"),
+}
+STATUSES = {
+    "101": (raw("HTTP/1.1 101 Switching Protocols", "Upgrade: x", "Connection: Upgrade"), NO_HTTP),
+    "204": (raw("HTTP/1.1 204 No Content"), MALFORMED),
+    "304": (raw("HTTP/1.1 304 Not Modified"), "refuses: HTTP 304"),
+    "a way elsewhere": (answer(b"", "Location: http://127.0.0.1:1/", status="302 Found"), "refuses: HTTP 302"),
+    "a way to nowhere": (answer(b"", "Location: http://[::1:\xff/", status="307 Found"), "refuses: HTTP 307"),
+    "a way to a port of 10^9": (answer(b"", "Location: //a:1000000000", status="308 Found"), "refuses: HTTP 308"),
+    "999": (answer(b"", status="999 What"), "HTTP 999"),
+    "a refusal that draws": (
+        answer(b"\x1b[2J\x07no\xff\x00", status="403 No"),
+        r"refuses: HTTP 403: [^\x1b\x07\x00]*no",
+    ),
+    "a refusal without end": (endless(raw("HTTP/1.1 400 No"), b"no " * 2**14), "refuses: HTTP 400: no no"),
+    "a refusal in broken gzip": (answer(b"no", "Content-Encoding: gzip", status="400 No"), "refuses: HTTP 400"),
+    "cookies": (
+        answer(spoken(), *["Set-Cookie: a=b; Expires=Mon, 99-Jan-99999 99:99:99 GMT; Path=\xff"] * 9),
+        ANSWERED,
+    ),
+    "a length and chunks": (
+        raw("HTTP/1.1 200 OK", "Content-Length: 3", "Transfer-Encoding: chunked") + chunk(spoken()) + chunk(b""),
+        ANSWERED,
+    ),
+    "headers over two lines": (b"HTTP/1.1 200 \xff\xfe\r\nA: b\r\n c\r\n" + GOOD.partition(b"\r\n")[2], ANSWERED),
+    "fields nobody knows": (answer(spoken(extra=', "x": [NaN, {"y": null}]')), ANSWERED),
+    "some hints first": (raw("HTTP/1.1 103 Early Hints") * 5 + GOOD, ANSWERED),
+    "wait 10^9 s": (answer(b"", "Retry-After: 1000000000", status="429 Slow"), r"asks to wait 1e\+09 s"),
+    "wait 1e300 s": (answer(b"", "Retry-After: 1e300", status="503 Slow"), r"asks to wait 1e\+300 s"),
+    "wait until 9999": (answer(b"", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT", status="429 Slow"), WAIT),
+    "wait for ages": (answer(b"", f"Retry-After: Fri, 31 Dec {10**30} 23:59:59 GMT", status="429 No"), "HTTP 429"),
+    "wait 10,000 digits": (answer(b"", "Retry-After: " + "9" * 10_000, status="429 Slow"), "HTTP 429"),
+    "wait NaN": (answer(b"", "Retry-After: nan", status="429 Slow"), "HTTP 429"),
+    "wait in a zone of 10^9": (
+        answer(b"", "Retry-After: Fri, 31 Dec 2030 23:59:59 +999999999", status="429 Slow"),
+        "HTTP 429|asks to wait",
+    ),
+}
+
+HOSTILE = [
+    *(Hostile(name, sent, NO_HTTP) for name, sent in {**STATUS_LINES, **HEADERS}.items()),
+    *(Hostile(name, sent, MALFORMED) for name, sent in ENCODINGS.items()),
+    *(Hostile(name, answer(body), MALFORMED) for name, body in DOCUMENTS.items()),
+    *(Hostile(name, answer(body), MALFORMED, kind="text") for name, body in REPEATED.items()),
+    *(Hostile(name, sent, LATE, stays=True) for name, sent in LATE_ANSWERS.items()),
+    Hostile("no handshake", lambda: iter(()), LATE, tls=True, stays=True),
+    Hostile("a dripped handshake", endless(b"\x16\x03\x03\x40\x00", b"\x02", 0.02), LATE, tls=True),
+    Hostile("a handshake that is none", b"HTTP/1.1 400 plain\r\n\r\n", "cannot be reached", tls=True),
+    *(Hostile(name, sent, TOO_LARGE) for name, sent in LARGE_ANSWERS.items()),
+    *(Hostile(name, sent, expected) for name, (sent, expected) in STATUSES.items()),
+]
+
+
+def asked(connection: socket.socket) -> bool:
+    """Waits for one whole request; False where there is no more."""
+    request = b""
+    while b"\r\n\r\n" not in request or len(request.partition(b"\r\n\r\n")[2]) < length_of(request):
+        received = connection.recv(65536)
+        if not received:
+            return False
+        request += received
+    return True
+
+
+def length_of(request: bytes) -> int:
+    found = re.search(rb"content-length: (\d+)", request, re.IGNORECASE)
+    return int(found[1]) if found else 0
+
+
+@contextmanager
+def hostile_server(first: Hostile) -> Iterator[str]:
+    """The address of a server that gives the hostile answer to the first request and a good one to all others."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+    connections: list[threading.Thread] = []
+    waiting = [first]
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while not ended.is_set():
+                if not first.tls and not asked(connection):
+                    return
+                if not waiting:
+                    connection.sendall(GOOD)
+                    continue
+                hostile = waiting.pop()
+                for piece in [hostile.sent] if isinstance(hostile.sent, bytes) else hostile.sent():
+                    connection.sendall(piece)
+                    if ended.is_set():
+                        return
+                if hostile.stays:
+                    ended.wait(10)
+                return
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                connections.append(threading.Thread(target=serve, args=(connection,), daemon=True))
+                connections[-1].start()
+
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
+    try:
+        yield f"http{'s' if first.tls else ''}://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        ended.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for thread in [accepting, *connections]:
+            thread.join()
+
+
+def said(text: str) -> str:
+    """A text with every escape undone, so that a key in it can be found by its plain characters."""
+    seen = text
+    for _ in range(4):
+        text = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
+        text = unquote(html.unescape(text))
+        seen += "\n" + re.sub(r"\\+[nrt]|[\s\\\u00ad\u200b]", "", text)
+    for encoded in re.findall(r"[A-Za-z0-9+/_-]{16,}", text):
+        for offset in range(4):
+            whole = encoded[offset:].translate(str.maketrans("-_", "+/"))
+            seen += "\n" + base64.b64decode(f"{whole[: len(whole) - (len(whole) % 4 == 1)]}==").decode("latin-1")
+    return seen.lower()
+
+
+def variants(key: str) -> dict[str, str]:
+    """A key as a server may spell it inside a JSON text."""
+    hexadecimal = "".join(f"\\u{ord(character):04x}" for character in key)
+    return {
+        "plain": json.dumps(key)[1:-1],
+        "slash": json.dumps(key)[1:-1].replace("/", "\\/"),
+        "escaped": hexadecimal,
+        "upper": hexadecimal.upper().replace("\\U", "\\u"),
+        "mixed": "".join(part if index % 2 else f"\\u{ord(part):04X}" for index, part in enumerate(key)),
+        "twice": hexadecimal.replace("\\", "\\\\"),
+        "four times": hexadecimal.replace("\\", "\\\\\\\\"),
+        "percent": "".join(f"%{ord(character):02X}" for character in key),
+        "percent twice": "".join(f"%25{ord(character):02x}" for character in key),
+        "entities": "".join(f"&#{ord(character)};" for character in key),
+        "hex entities": "".join(f"&#x{ord(character):X};" for character in key),
+        "named": key.replace("+", "&plus;").replace("/", "&sol;").replace("_", "&lowbar;"),
+        "wrapped": f"{key[:9]}\\n{key[9:]}",
+        "soft": f"{key[:9]}&shy;{key[9:]}\\u200b",
+        "shouted": key.upper(),
+        "a header": f"Basic {base64.b64encode(f'user:{key}'.encode()).decode()}",
+        "a header for URLs": f"Bearer {base64.urlsafe_b64encode(f'{key}, it is'.encode()).decode()}",
+    }

@@ -1,0 +1,214 @@
+"""Whatever a server answers: one line within the time allowed, in bounded memory, and the next answer is read."""
+
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluation.hostile import HOSTILE, LARGE_ANSWERS, LATE, Hostile, answer, hostile_server, repeated, spoken
+from evaluation.serving import chat, stand_in
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
+from posbias.evaluation.responders.asking import Asker, StoppedError, _Failure
+
+OPTIONS = ServerOptions(retries=0, first_delay=0.01, timeout=30.0, concurrency=1)
+SHORT = 0.3
+"""Time-out of what never ends (seconds)."""
+PATIENCE = 10.0
+"""Far beyond that time-out (seconds), for a busy machine."""
+LONGEST_LINE = 500
+PEAK = 200 * 2**20
+"""Bytes that an answer beyond the limit of 16 MB may take: as it comes, decoded, and what the client holds."""
+PARSED_PEAK = 2**30
+"""Bytes for an answer of 16 MB made of the smallest objects."""
+MUTATED = 1000
+"""Answers with random bytes changed, in the slow test."""
+
+
+def outcome(responder: ServerResponder, *, kind: str) -> RunError | None:
+    try:
+        responder.respond([Request("q", answer=" x")], generate=kind == "chat", score=kind == "text")
+    except RunError as error:
+        line = str(error)
+        assert line.isprintable()
+        assert len(line) <= LONGEST_LINE
+        assert "unexpected" not in line
+        return error
+    return None
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
+def test_a_hostile_answer_is_one_line_and_the_next_one_is_read(hostile: Hostile) -> None:
+    late = hostile.expected == LATE
+    before = threading.active_count()
+    with hostile_server(hostile) as address:
+        options = replace(OPTIONS, timeout=SHORT if late else OPTIONS.timeout, kind=hostile.kind)
+        responder = ServerResponder(address, "m", options)
+        begin = time.monotonic()
+        error = outcome(responder, kind=hostile.kind)
+        assert not late or time.monotonic() - begin < PATIENCE
+        assert bool(error) == bool(hostile.expected), error
+        assert error is None or re.search(hostile.expected, str(error)), error
+        if hostile.kind == "chat" and not hostile.tls:  # several times: the time-out is short for a busy machine
+            assert any(outcome(responder, kind="chat") is None for _ in range(5))
+    assert threading.active_count() <= before
+
+
+def test_every_hostile_answer_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {hostile.name for hostile in HOSTILE}
+    assert len(names) == len(HOSTILE)
+    with capsys.disabled():
+        print(f"\n{len(names)} hostile answers of a server")
+
+
+@contextmanager
+def peak_memory(most: int) -> Iterator[None]:
+    """Asserts how far the process grows meanwhile (bytes)."""
+    status = Path("/proc/self/status")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    except OSError:
+        pytest.skip("this system does not tell the peak memory of a while")
+    before = int(re.findall(r"VmRSS:\s+(\d+)", status.read_text())[0])
+    yield
+    assert (int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0]) - before) * 1024 < most
+
+
+@pytest.mark.parametrize("name", LARGE_ANSWERS)
+def test_a_large_answer_takes_little_memory(name: str) -> None:
+    with hostile_server(Hostile(name, LARGE_ANSWERS[name], "")) as address, peak_memory(PEAK):
+        assert "larger than 16,777,216 bytes" in str(outcome(ServerResponder(address, "m", OPTIONS), kind="chat"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [b'{"a":1},', b"[],", b'"",', b"1,", b'{"a":{}},'])
+def test_an_answer_of_small_parts_takes_little_memory(unit: bytes) -> None:
+    many = unit * (2**24 // len(unit) - 20) + b"0"
+    texts = [
+        spoken(extra=f', "x": [{many.decode()}]'),
+        repeated(tokens=f"[{many.decode()}]"),
+        repeated(listed=f"[{many.decode()}]"),
+    ]
+    for text, kind in zip(texts, ("chat", "text", "text"), strict=True):
+        with hostile_server(Hostile("", answer(text), "", kind=kind)) as address, peak_memory(PARSED_PEAK):
+            outcome(ServerResponder(address, "m", replace(OPTIONS, kind=kind)), kind=kind)
+
+
+def test_the_limit_of_an_answer_can_be_raised() -> None:
+    def long(*_: object) -> tuple[int, dict[str, str], object]:
+        return chat("long " * 1000)
+
+    with stand_in(long) as server:
+        small = ServerResponder(server.address, "m", replace(OPTIONS, max_answer_bytes=5000))
+        with pytest.raises(RunError, match=r"larger than 5,000 bytes; max_answer_bytes=\.\.\. .*allows more; 0 of 1"):
+            small.generate([Request("q")])
+        raised = ServerResponder(server.address, "m", replace(OPTIONS, max_answer_bytes=6000))
+        assert raised.generate([Request("q")])[0].text == "long " * 1000
+    with pytest.raises(UsageError, match="max_answer_bytes"):
+        ServerOptions(max_answer_bytes=0)
+
+
+def test_a_connection_that_is_never_accepted_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, ExitStack() as filling:
+        for _ in range(4):  # the queue is full then, and the system answers no further attempt
+            waiting = filling.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        responder = ServerResponder(
+            f"http://127.0.0.1:{listening.getsockname()[1]}", "m", replace(OPTIONS, timeout=SHORT)
+        )
+        assert "no answer within 0.3 s" in str(outcome(responder, kind="chat"))
+
+
+def test_an_interruption_cuts_off_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    silent = Hostile("", lambda: iter(()), "", stays=True)
+    with hostile_server(silent) as address:
+        responder = ServerResponder(address, "m", replace(OPTIONS, timeout=600.0))
+        monkeypatch.setattr(responder, "_gather", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            responder.generate([Request("q")])
+    assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[" * 10_000,
+        b"\xff",
+        b"null",
+        b'{"format": 2}',
+        b'{"format": 2, "key": "KEY", "answer": {"text": 1}}',
+        b'{"format": 2, "key": "KEY", "answer": {"text": "\\ud800", "finish": "stop"}}',
+        b'{"format": 2, "key": "KEY", "answer": {"text": "x", "prompt_tokens": -1}}',
+        b'{"format": 2, "key": "KEY", "answer": {"choices": [{"message": {"content": "x"}}]}}',
+    ],
+)
+def test_a_damaged_cached_answer_is_asked_again(damage: bytes, tmp_path: Path) -> None:
+    with stand_in(lambda *_: chat("fresh")) as server:
+        for asked in (1, 2):
+            responder = ServerResponder(server.address, "m", replace(OPTIONS, cache=tmp_path))
+            assert responder.generate([Request("q")])[0].text == "fresh"
+            assert len(server.asked) == asked
+            (kept,) = tmp_path.rglob("*.json")
+            kept.write_bytes(damage.replace(b"KEY", kept.stem.encode()))
+
+
+@pytest.mark.parametrize("wrong", [{"seed": float("nan")}, {"x": {1, 2}}, {"x": b"x"}])
+def test_a_body_that_json_cannot_say_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="what JSON can say"):
+        ServerOptions(body=wrong)
+
+
+@pytest.mark.parametrize("proxy", ["h:x", "socks9://user:word@h:1", "socks5://h:1"])
+def test_a_proxy_that_is_none_is_one_line(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(UsageError, match="a proxy that the environment names") as caught:
+        ServerResponder("http://h", "m", OPTIONS).generate([Request("q")])
+    assert "word" not in str(caught.value)
+
+
+def test_delays_stay_numbers_however_many_retries() -> None:
+    asker = Asker("http://h", replace(OPTIONS, retries=10**6, longest_delay=60.0))
+    assert 30.0 <= asker._delay(10**6, _Failure("no answer")) <= 60.0
+    asker.stop.set()
+    with pytest.raises(StoppedError):
+        asker._wait(1e300)
+
+
+@pytest.mark.slow
+def test_mutated_answers_are_read_or_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = random.Random(0)
+    read = 0
+    for index in range(MUTATED):
+        body, kind = ((spoken(), "chat"), (repeated(), "text"))[index % 2]
+        wholes = [
+            answer(mutated(body, generator)),
+            mutated(answer(body, "X: y"), generator),
+        ]  # the length right, or not
+        with hostile_server(Hostile("", wholes[index // 2 % 2], "", kind=kind)) as address:
+            read += outcome(ServerResponder(address, "m", replace(OPTIONS, kind=kind)), kind=kind) is None
+    assert 0 < read < MUTATED
+    with capsys.disabled():
+        print(f"\n{MUTATED} mutated answers of a server: {read} read, {MUTATED - read} refused in one line")
+
+
+def mutated(text: bytes, generator: random.Random) -> bytes:
+    changed = bytearray(text)
+    for _ in range(generator.choice((1, 1, 2, 8))):
+        at = generator.randrange(len(changed))
+        changed[at : at + generator.choice((0, 1, 1, 9))] = generator.randbytes(generator.choice((0, 1, 1, 4)))
+    return bytes(changed)

@@ -1,0 +1,100 @@
+"""A server repeats the key in every field and header, spelled in every way; it reaches no file, log or message."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluation.hostile import Hostile, answer, hostile_server, repeated, said, spoken, variants
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
+from posbias.evaluation.responders.masking import Mask
+
+KEY = "sk-very/secret+key_1234567890"
+VARIANTS = variants(KEY)
+OPTIONS = ServerOptions(retries=0, timeout=5.0, concurrency=1, key_variable="TEST_KEY")
+
+
+def listed(variant: str) -> bytes:
+    return repeated(f'["{variant}", " x"]', listed=f'[null, {{"{variant}": -1.0}}]')
+
+
+PLACES = {
+    "content": lambda v, h: Hostile("", answer(spoken(f'"it is {v} to all"')), ""),
+    "finish": lambda v, h: Hostile("", answer(spoken().replace(b'"stop"', f'"{v}"'.encode())), ""),
+    "token": lambda v, h: Hostile("", answer(listed(v)), "", kind="text"),
+    "refusal": lambda v, h: Hostile("", answer(f'{{"error": "wrong {v}"}}'.encode(), status="401 No"), "401"),
+    "too long": lambda v, h: Hostile("", answer(f"context length {v}".encode(), status="400 No"), "400"),
+    "wrong type": lambda v, h: Hostile("", answer(spoken(f'["{v}"]')), "malformed"),
+    "name of a wrong field": lambda v, h: Hostile(
+        "", answer(repeated(listed=f'[null, {{"{v}": "a"}}]')), "malformed", kind="text"
+    ),
+    "headers": lambda v, h: Hostile(
+        "", answer(spoken(), f"Set-Cookie: a={h}", f"X-{h}: {h}", f"Location: {h}", status=f"200 {h}"), ""
+    ),
+    "way elsewhere": lambda v, h: Hostile("", answer(b"", f"Location: http://h/{h}", status=f"302 {h}"), "302"),
+    "status line": lambda v, h: Hostile("", f"HTTP/1.1 {h}\r\n\r\n".encode(), "no whole"),
+    "wrong header": lambda v, h: Hostile("", f"HTTP/1.1 200 OK\r\n{h}\r\n\r\n".encode(), "no whole"),
+    "encoding": lambda v, h: Hostile("", answer(spoken(), f"Content-Encoding: {h}"), "malformed"),
+}
+"""Where a variant is put; in headers without what no header may hold."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_repeated_key_is_masked(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    for name, variant in VARIANTS.items():
+        hostile = PLACES[place](variant, variant.replace("/", "%2F") if place == "headers" else variant)
+        options = replace(OPTIONS, kind=hostile.kind, cache=tmp_path / name)
+        with hostile_server(hostile) as address:
+            responder = ServerResponder(address, "m", options)
+            shown = [outcome(responder, hostile), json.dumps(responder.describe())]
+        shown += [path.read_text() for path in (tmp_path / name).rglob("*.json")]
+        assert KEY not in said("\n".join([*shown, caplog.text])), (name, shown)
+
+
+def outcome(responder: ServerResponder, hostile: Hostile) -> str:
+    try:
+        return repr(responder.respond([Request("q", answer=" x")], generate=hostile.kind == "chat", score=True))
+    except RunError as error:
+        return str(error)
+
+
+def test_the_test_sees_every_variant() -> None:
+    for name, variant in VARIANTS.items():
+        assert KEY in said(f'"{variant}"'), name
+        assert KEY not in said(Mask(KEY).answer(f'"{variant}"')), name
+        assert KEY not in said(Mask(KEY).answer(json.loads(f'"{variant}"'))), name
+
+
+@pytest.mark.parametrize("text", ["", "nothing & more", "100 % of \\ it", "sk-very", "a key_1234567890", "İ\u200b \n"])
+def test_what_holds_no_key_stays_as_it_is(text: str) -> None:
+    assert Mask(KEY).answer(text) == text
+    assert Mask(None).message(text) == text
+    assert Mask(KEY).answer(f"{text} {KEY} {text}") == f"{text} *** {text}"
+
+
+def test_a_key_spread_over_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    tokens = json.dumps([KEY[:10], KEY[10:]])
+    with hostile_server(Hostile("", answer(repeated(tokens)), "", kind="text")) as address:
+        responder = ServerResponder(address, "m", replace(OPTIONS, kind="text"))
+        with pytest.raises(RunError, match="the repeated prompt holds the key"):
+            responder.score([Request("q", answer=" x")])
+
+
+def test_a_key_is_refused_where_it_would_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    for address, model, body in (
+        (f"http://h/{KEY}/v1", "m", {}),
+        ("http://h", KEY, {}),
+        ("http://h", "m", {"auth": {"key": KEY}}),
+    ):
+        with pytest.raises(UsageError, match="TEST_KEY") as caught:
+            ServerResponder(address, model, replace(OPTIONS, body=body))
+        assert KEY not in str(caught.value)
