@@ -160,7 +160,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 
 def test_a_broken_configuration(llama: Path) -> None:
     (llama / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"has no readable config\.json"):
+    with pytest.raises(UsageError, match=r"config\.json is not JSON"):
         load_model(llama)
 
 
