@@ -139,7 +139,9 @@ def _tokenizer(source: Source) -> Any:
             return None
         check_tokenizer_files(source)
     try:
-        return AutoTokenizer.from_pretrained(source.location, **source.arguments)
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
+        tokenizer.decode(tokenizer("A trial.")["input_ids"])
+        return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
