@@ -12,7 +12,7 @@ import shutil
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,57 @@ MAX_MEMORY = 200 * 10**6
 ADDRESS_SPACE = 12 * 10**9
 """Of the process that runs them, so that a finding does not take the machine with it."""
 FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_neo", "gptj", "falcon-alibi", "opt", "qwen2-window")
-HOSTILE: list[Any] = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 10**6, 10**9, 2**31, 2**32 - 1, 2**63, 10**18]
-HOSTILE += [10**39, -(10**30), 10**400, 1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), "", "x", "é"]
-HOSTILE += ["\ud800", "\x00", "../..", "/dev/zero", "a" * 5000, [], [0], [None], ["x"], [-1, 10**9], [[]], {}]
-HOSTILE += [{"a": 1}, {"": None}, "w.bin", "float8_e4m3fn", "auto", "sdpa", "cuda", "2", "None", "llama", "full_attention"]
+HOSTILE: list[Any] = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    1.5,
+    -0.5,
+    0.0,
+    10**6,
+    10**9,
+    2**31,
+    2**32 - 1,
+    2**63,
+    10**18,
+]
+HOSTILE += [10**39, -(10**30), 10**400, 1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), ""]
+HOSTILE += ["x", "é", "\ud800", "\x00", "../..", "/dev/zero", "a" * 5000, [], [0], [None], ["x"], [-1, 10**9], [[]], {}]
+HOSTILE += [
+    {"a": 1},
+    {"": None},
+    "w.bin",
+    "float8_e4m3fn",
+    "auto",
+    "sdpa",
+    "cuda",
+    "2",
+    "None",
+    "llama",
+    "full_attention",
+]
 WORDS = [0, 1, 3, 255, 256, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 
 
-def save_bases(directory: Path) -> None:
+def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
     """Valid models of every format: families of transformers, one in shards, a GGUF file, a reference model."""
     import torch
     import transformers
-    from conftest import save_byte_tokenizer
-    from tiny_families import CONFIGS, MIXTURES
 
+    from conftest import save_byte_tokenizer
     from posbias.architecture import Architecture
     from posbias.models import save_reference
     from posbias.models.reference import copy_network, draw_parameters
+    from tiny_families import CONFIGS, MIXTURES
 
     torch.manual_seed(0)
-    for name in FAMILIES:
+    for name in families:
         config = (CONFIGS | MIXTURES)[name]()
         config.vocab_size = 300
         network = transformers.AutoModelForCausalLM.from_config(config)
@@ -103,7 +134,7 @@ def damaged(base: Path, target: Path, draw: random.Random) -> tuple[Path, str]:
 
 
 def outcome(source: str | Path) -> str:
-    """"ran" or "refused"; otherwise what was found, which is a finding."""
+    """ "ran" or "refused"; otherwise what was found, which is a finding."""
     from posbias.errors import RunError, UsageError
 
     try:
@@ -145,7 +176,11 @@ def _another_value(path: Path, draw: random.Random) -> str:
 
 
 def _change(document: Any, draw: random.Random) -> str:
-    places = [(holder, key) for holder in _holders(document) for key in (holder if isinstance(holder, dict) else range(len(holder)))]
+    places = [
+        (holder, key)
+        for holder in _holders(document)
+        for key in (holder if isinstance(holder, dict) else range(len(holder)))
+    ]
     if not places:
         return "nothing"
     holder, key = draw.choice(places[:400])
@@ -154,6 +189,10 @@ def _change(document: Any, draw: random.Random) -> str:
         return f"without {key}"
     holder[key] = copy.deepcopy(draw.choice(HOSTILE))
     return f"{key} is {str(holder[key])[:40]!r}"
+
+
+def _keys(holder: Any) -> list[Any]:
+    return list(holder if isinstance(holder, dict) else range(len(holder)))
 
 
 def _holders(value: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from model_inputs import outcome
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.models import load_model, load_reference, save_reference
@@ -59,20 +60,22 @@ def configured(directory: Path, whole: Path, **entries: Any) -> Path:
 @pytest.mark.parametrize(
     ("model_type", "entry", "most"),
     [
-        ("llama", "num_hidden_layers", "2,000"),
-        ("gpt2", "n_layer", "2,000"),
-        ("mpt", "n_layers", "2,000"),
+        ("llama", "num_hidden_layers", "1,000"),
+        ("gpt2", "n_layer", "1,000"),
+        ("mpt", "n_layers", "1,000"),
         ("llama", "num_attention_heads", "100,000"),
         ("mixtral", "num_local_experts", "100,000"),
         ("llama", "num_labels", "100,000"),
-        ("xlstm", "num_blocks", "2,000"),
+        ("xlstm", "num_blocks", "1,000"),
+        ("gpt_neo", "attention_types", "1,000"),
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "config:"])
 def test_numbers_beyond_every_model(
     tmp_path: Path, whole: Path, model_type: str, entry: str, most: str, prefix: str
 ) -> None:
-    path = configured(tmp_path, whole, model_type=model_type, **{entry: BEYOND})
+    value: Any = [[["global"], BEYOND]] if entry == "attention_types" else BEYOND
+    path = configured(tmp_path, whole, model_type=model_type, **{entry: value})
     message = refused(f"{prefix}{path}")
     assert f"configuration has {entry} 1,000,000,000; at most {most} are allowed" in message
 
@@ -103,7 +106,7 @@ def test_a_network_too_large_is_counted_and_not_made(
 ) -> None:
     path = configured(tmp_path, whole, **entries)
     drawn = refused(path, init_seed=0, max_memory=10**9)
-    assert "has weights of" in drawn or "no network runs by it" in drawn
+    assert any(word in drawn for word in ("has weights of", "describes tables of", "no network runs by it")), drawn
     for device in ("cpu", "auto"):
         message = refused(path, device=device, max_memory=10**9)
         assert any(word in message for word in words.split("|")), message
@@ -141,12 +144,8 @@ def test_a_network_too_large_is_counted_and_not_made(
 )
 def test_impossible_configurations_run_or_are_one_line(tmp_path: Path, whole: Path, entries: dict[str, Any]) -> None:
     path = configured(tmp_path, whole, **entries)
-    for source in (path, f"config:{path}"):
-        try:
-            load_model(source)
-        except (UsageError, RunError) as error:
-            assert "\n" not in str(error)
-            assert len(str(error)) <= 500
+    assert outcome(path) in ("ran", "refused")
+    assert outcome(f"config:{path}") in ("ran", "refused")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
@@ -213,7 +212,7 @@ GGUF_FILES = {
     "a key twice": (gguf(LLAMA, LLAMA), "holds the key 'general.architecture' twice"),
     "layers without end": (
         gguf(LLAMA, entry("llama.block_count", 4, struct.pack("<I", 2**32 - 1))),
-        "block_count 4,294,967,295; at most 2,000",
+        "block_count 4,294,967,295; at most 1,000",
     ),
     "no architecture": (gguf(), "configuration refused"),
     "nothing but an architecture": (gguf(LLAMA), ""),
@@ -248,7 +247,7 @@ def test_the_metadata_of_a_file_as_the_library_writes_it(tmp_path: Path) -> None
     [
         ({"width": 10**9}, "has shape"),
         ({"mlp_width": 10**9, "mlp": True}, "not part of this model|is missing|has shape"),
-        ({"architecture": {"depth": BEYOND}}, "configuration has depth 1,000,000,000; at most 2,000"),
+        ({"architecture": {"depth": BEYOND}}, "configuration has depth 1,000,000,000; at most 1,000"),
         ({"architecture": {"depth": 1, "heads": BEYOND}}, "configuration has heads"),
         ({"architecture": [1]}, "reference configuration is refused"),
         ({"architecture": {"depth": 1, "mask": f"causal({'x' * 5000})"}}, ""),

@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def model(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def closed(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def closed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No way to a pickled file, once the files are made; and no word of torch's how to open one."""
 
     def opened(*_arguments: Any, **_named: Any) -> Any:
@@ -51,7 +51,6 @@ def closed(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(owner, name, opened)
     for name in ("_load", "_legacy_load"):
         monkeypatch.setattr(torch.serialization, name, opened)
-    yield
 
 
 def indexed(model: Path, place: Any) -> None:
@@ -258,7 +257,7 @@ def test_a_pickled_reference_model(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"])
 def test_pickled_tokenizers(model: Path, name: str) -> None:
     (model / name).write_bytes(pickle.dumps({"a": 0}))
-    with pytest.raises(UsageError, match="is not UTF-8|no readable tokenizer"):
+    with pytest.raises(UsageError, match=r"is not UTF-8|no readable tokenizer"):
         load_tokenizer(model)
 
 

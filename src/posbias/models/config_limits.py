@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posbias.errors import UsageError
+from posbias.errors import UsageError, one_line
 
-LAYERS, COUNT, SIZE = 2_000, 100_000, 10**12
+LAYERS, COUNT, SIZE = 1_000, 100_000, 10**12
 """The most layers; heads, experts and other things of which there are many in a layer; anything else."""
 LIMITS = (
     (re.compile(r"(size|dim|width|length|position|ctx|embd|inner|param)"), SIZE),
-    (re.compile(r"(layers?|depth|blocks?|block_count|stacks?|cycles)$"), LAYERS),
+    (re.compile(r"(layers?|depth|blocks?|block_count|stacks?|cycles|types|pattern|replace)$"), LAYERS),
     (re.compile(r"^(num|n|number)_|(heads?|head_count(_kv)?|experts?|expert_count|groups)$"), COUNT),
 )
 """By what the last part of an entry's name holds, the first that fits: the largest number it may have."""
@@ -38,11 +38,14 @@ def check_numbers(plain: Mapping[str, Any], name: str) -> None:
     for key, value in _entries(plain):
         if key in FOREIGN_FILES and value is not None:
             raise UsageError(f"model {name!r}: configuration names {FOREIGN_FILES[key]} ({key}), which is not allowed")
+        if isinstance(value, str) and key.endswith("pattern"):
+            value = len(value)  # a letter for each layer
         if isinstance(value, bool) or not isinstance(value, int):
             continue
         most = next((limit for pattern, limit in LIMITS if pattern.search(key)), SIZE)
         if abs(value) > most:
-            raise UsageError(f"model {name!r}: configuration has {key[:80]} {value:,}; at most {most:,} are allowed")
+            said = one_line(f"configuration has {key} {value:,}")
+            raise UsageError(f"model {name!r}: {said}; at most {most:,} are allowed")
 
 
 def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

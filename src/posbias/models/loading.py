@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, one_line
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.placement import AUTO, check_device
 from posbias.models.pretrained import Wanted, drawn_network, pretrained_network, refused_configuration
 from posbias.models.quiet import quiet
 from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
 from posbias.models.request import ModelRequest, absolute_source
-from posbias.models.sources import Source, check_tokenizer_files, one_line, read_config, resolve_source
+from posbias.models.sources import Source, check_tokenizer_files, read_config, resolve_source
 from posbias.models.weights import first_not_finite, quantised
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}

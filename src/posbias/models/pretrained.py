@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import available_bytes, show_bytes
 from posbias.models.initialise import attention_of, network_size, random_network
 from posbias.models.placement import AUTO, Placement
 from posbias.models.precision import cast_weights
-from posbias.models.sources import Source, one_line
+from posbias.models.sources import Source
 from posbias.models.weight_files import (
     Tensors,
     check_room,

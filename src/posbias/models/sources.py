@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from posbias.errors import UsageError
+from posbias.errors import UsageError, one_line
 from posbias.json_files import read_json
 from posbias.models.config_limits import check_numbers
 from posbias.models.demo import fetch_demo
@@ -26,8 +26,6 @@ TOKENIZER_BYTES = 100_000_000
 """The largest file of a tokenizer read; those of 262,144 tokens have 40 MB."""
 TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
 """What the files of tokenizers are called."""
-LINE = 240
-"""Characters of another library's message that one of ours repeats."""
 
 
 @dataclass(frozen=True)
@@ -224,10 +222,3 @@ def check_tokenizer_files(source: Source) -> None:
                 read_json(path, most_bytes=TOKENIZER_BYTES)
             except (OSError, ValueError) as error:
                 raise UsageError(f"model {source.name!r}: {path.name} {one_line(error)}") from None
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's message, or its name; no longer than `LINE` characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = lines[0] if lines else type(error).__name__
-    return line if len(line) <= LINE else f"{line[: LINE - 4]} ..."

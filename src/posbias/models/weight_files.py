@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, one_line
 from posbias.json_files import read_json
 from posbias.memory import available_bytes, show_bytes
-from posbias.models.sources import Source, one_line
+from posbias.models.sources import Source
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Names that transformers looks for: all weights in one file, or the list of the files that hold them."""

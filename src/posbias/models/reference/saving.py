@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.architecture import Architecture
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, one_line
 from posbias.json_files import read_json
 from posbias.models.config_limits import check_numbers
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import draw_parameters
-from posbias.models.sources import CONFIG_BYTES, one_line
+from posbias.models.sources import CONFIG_BYTES
 from posbias.models.weight_files import stored_tensors
 from posbias.records import plain, write_atomically
 
