@@ -124,6 +124,13 @@ def test_sources_that_cannot_be(source: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("source", ["a" * 5000, "config:" + "b" * 300, "a/" + "b" * 3000, "~no-such-user/x", "x\0y"])
+def test_names_that_cannot_be(source: str) -> None:
+    with pytest.raises(UsageError, match="does not exist") as refusal:
+        load_model(source)
+    assert len(str(refusal.value)) <= 500
+
+
 def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources_room, "hub_in_sight", lambda: False)
     with pytest.raises(UsageError, match=r"model 'nobody/nothing' is no existing path, .* allowed: a hub id"):

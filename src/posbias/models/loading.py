@@ -3,7 +3,7 @@
 A directory may hold a transformers checkpoint or one of our own trained reference models.
 
 Only weights that cannot carry code are read (safetensors, GGUF), no repository's own code is run, and nothing local is
-looked up on the network. Every refusal is one line.
+looked up on the network. Files are held to stated limits before they are used. Every refusal is one line.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from posbias.models.pretrained import Wanted, drawn_network, pretrained_network,
 from posbias.models.quiet import quiet
 from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
 from posbias.models.request import ModelRequest, absolute_source
-from posbias.models.sources import Source, check_tokenizer_files, read_config, resolve_source
+from posbias.models.sources import Source, check_tokenizer_files, named_path, read_config, resolve_source
 from posbias.models.weights import first_not_finite, quantised
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -44,16 +44,17 @@ def load_model(
         dtype: `float32`, `float64`, `bfloat16` or `float16`; of a quantised model, that of what is not packed.
         device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, where these
             are full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
-        max_memory: Bytes that the weights of a checkpoint may take on one device; with `auto`, bytes on each device,
-            half of them for weights; None: what is free.
+        max_memory: Bytes that the weights may take on one device, counted before any is read or drawn; with `auto`,
+            bytes on each device, half of them for weights; None: what is free.
 
     Returns:
         The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
         `ReferenceTransformer` (float32 or float64).
 
     Raises:
-        UsageError: no such model, not a decoder, pickled weights, remote code, an unknown dtype or device, weights
-            quantised in a way that gradients do not pass, or more than fits.
+        UsageError: no such model, not a decoder, pickled weights, remote code, a configuration that no network runs by
+            or that is beyond every model, an unknown dtype or device, weights quantised in a way that gradients do not
+            pass, or more than fits.
         RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
     """
     chosen_dtype, chosen_device = _dtype(dtype), check_device(device)
@@ -102,8 +103,7 @@ def load_tokenizer(source: str | Path) -> Any:
 def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
     """A saved reference model, or None where the source is none."""
     named = str(source).removeprefix("config:") if isinstance(source, str | Path) else ""
-    path = Path(named).expanduser()
-    if not named or named == "demo" or not is_reference(path):
+    if not named or named == "demo" or not is_reference(path := named_path(named)):
         return None
     if device == AUTO:
         raise UsageError(f"device {AUTO!r} spreads large models; name a device for {path.name!r}, e.g. cpu")

@@ -55,7 +55,10 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
     packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
     if wanted.device is None and source.gguf is not None:
         raise UsageError(f"device {AUTO!r} needs safetensors weights, and {source.name!r} is a GGUF file")
-    local = fetch_weights(source)
+    try:
+        local = fetch_weights(source)
+    except OSError as error:
+        raise RunError(f"model {source.name!r}: the hub did not provide its weights: {one_line(error)}") from None
     tensors = None if source.gguf is not None else stored_tensors(loaded_files(local), source.name)
     _check_size(config, wanted, tensors, packed=packed)
     wanted = replace(wanted, source=local)

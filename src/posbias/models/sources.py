@@ -98,7 +98,7 @@ def resolve_source(source: str | Path) -> Source:
     prefix = "config:" if config_only else ""
     if wanted == "demo":
         return Source(f"{prefix}demo", str(fetch_demo()), local=True, config_only=config_only)
-    path = Path(wanted).expanduser()
+    path = named_path(wanted)
     if wanted and path.is_dir():
         return Source(prefix + path.resolve().name, str(path), local=True, config_only=config_only)
     if path.is_file() and path.suffix == ".gguf":
@@ -107,9 +107,24 @@ def resolve_source(source: str | Path) -> Source:
         return Source(prefix + path.name, str(path), local=True, config_only=True)
     if wanted and path.exists():
         raise UsageError(f"model {text!r} is a file that is not a model; allowed: {ALLOWED}")
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", wanted) or path.suffix in {".gguf", ".json"}:
-        raise UsageError(f"model {text!r} does not exist; allowed: {ALLOWED}")
+    if not re.fullmatch(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", wanted) or path.suffix in {".gguf", ".json"}:
+        raise UsageError(f"model {text[:240]!r} does not exist; allowed: {ALLOWED}")
     return Source(text, wanted, local=False, config_only=config_only)
+
+
+def named_path(text: str) -> Path:
+    """The path that a text means; whether anything lies there is another question.
+
+    Raises:
+        UsageError: nothing can, by the rules of this machine.
+    """
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a null in it
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise UsageError(f"model {text[:120]!r} does not exist ({reason}); allowed: {ALLOWED}") from None
+    return path
 
 
 def hub_in_sight() -> bool:
