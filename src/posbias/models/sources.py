@@ -106,9 +106,9 @@ def resolve_source(source: str | Path) -> Source:
     if config_only and path.is_file() and path.suffix == ".json":
         return Source(prefix + path.name, str(path), local=True, config_only=True)
     if wanted and path.exists():
-        raise UsageError(f"model {text!r} is a file that is not a model; allowed: {ALLOWED}")
+        raise UsageError(f"model {text[:120]!r} is a file that is not a model; allowed: {ALLOWED}")
     if not re.fullmatch(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", wanted) or path.suffix in {".gguf", ".json"}:
-        raise UsageError(f"model {text[:240]!r} does not exist; allowed: {ALLOWED}")
+        raise UsageError(f"model {text[:120]!r} does not exist; allowed: {ALLOWED}")
     return Source(text, wanted, local=False, config_only=config_only)
 
 
