@@ -26,7 +26,8 @@ def check_whole(
         if (least is None or number >= least) and (below is None or number < below):
             return
     bounds = "" if least is None else f" >= {least}" if below is None else f" in [{least}, {_power(below)})"
-    raise UsageError(f"{name} must be a whole number{bounds}, got {value!r}")
+    shown = repr(value)[:120]
+    raise UsageError(f"{name} must be a whole number{bounds}, got {shown}")
 
 
 def check_seed(seed: object) -> None:

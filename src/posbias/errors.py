@@ -11,3 +11,18 @@ class UsageError(ValueError):
 
 class RunError(RuntimeError):
     """The request was fine, but the run could not be finished (NaN gradients, a full disk ...)."""
+
+
+MOST_REPEATED = 240
+"""Characters of another library's message, or of a value, that one of ours repeats."""
+
+
+def one_line(error: BaseException | str) -> str:
+    """The first line of an error's message (its name where there is none) or of a text: short, and printable.
+
+    Other libraries repeat what they read; it may be of any length, and hold characters that steer a terminal.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    line = line if len(line) <= MOST_REPEATED else f"{line[: MOST_REPEATED - 4]} ..."
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)

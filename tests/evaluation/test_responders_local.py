@@ -185,3 +185,12 @@ def test_requests_that_cannot_be_put_are_one_line() -> None:
     for wrong in ({"max_tokens": 0}, {"answer": ""}, {"stop": ("",)}, {"prompt": ""}):
         with pytest.raises(UsageError):
             Request(**{"prompt": "t5", **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", ["x" * 5000, [[1]], 1e300, {"a": 1}, -1, True])
+def test_a_model_whose_end_of_text_is_no_token(ids: Any) -> None:
+    model = tiny("llama")
+    model.network.generation_config.eos_token_id = ids
+    with pytest.raises(UsageError, match="eos_token_id of the model must be a whole number") as refusal:
+        LocalResponder(model, LocalOptions())
+    assert len(str(refusal.value)) <= 500

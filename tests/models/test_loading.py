@@ -124,6 +124,13 @@ def test_sources_that_cannot_be(source: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("source", ["a" * 5000, "config:" + "b" * 300, "a/" + "b" * 3000, "~no-such-user/x", "x\0y"])
+def test_names_that_cannot_be(source: str) -> None:
+    with pytest.raises(UsageError, match="does not exist") as refusal:
+        load_model(source)
+    assert len(str(refusal.value)) <= 500
+
+
 def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources_room, "hub_in_sight", lambda: False)
     with pytest.raises(UsageError, match=r"model 'nobody/nothing' is no existing path, .* allowed: a hub id"):
@@ -160,7 +167,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 
 def test_a_broken_configuration(llama: Path) -> None:
     (llama / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"has no readable config\.json"):
+    with pytest.raises(UsageError, match=r"config\.json is not JSON"):
         load_model(llama)
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
-from posbias.errors import UsageError
-from posbias.models import load_model, loading, weight_files
+from posbias.errors import RunError, UsageError
+from posbias.models import load_model, pretrained, weight_files
 from posbias.models.sources import Source
-from posbias.models.weight_files import weight_bytes
+from posbias.models.weight_files import loaded_files, stored_tensors, weight_bytes
 
 
 @pytest.fixture
@@ -22,26 +22,26 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def source(directory: Path) -> Source:
-    return Source("tiny", str(directory), local=True)
+def bytes_of(directory: Path, dtype: torch.dtype | None) -> int:
+    files = loaded_files(Source("tiny", str(directory), local=True))
+    return weight_bytes(stored_tensors(files, "tiny"), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_the_headers_give_the_bytes_of_the_loaded_weights(llama: Path, dtype: str) -> None:
     network = load_model(llama, dtype=dtype).network
     found = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
-    assert weight_bytes(source(llama), getattr(torch, dtype)) == found
-    assert weight_bytes(source(llama), None) == found // getattr(torch, dtype).itemsize * 2
+    assert bytes_of(llama, getattr(torch, dtype)) == found
+    assert bytes_of(llama, None) == found // getattr(torch, dtype).itemsize * 2
     network.save_pretrained(llama.parent / "shards", max_shard_size="5KB")
     assert not (llama.parent / "shards" / "model.safetensors").exists()
-    assert weight_bytes(source(llama.parent / "shards"), getattr(torch, dtype)) == found
+    assert bytes_of(llama.parent / "shards", getattr(torch, dtype)) == found
 
 
 def test_too_large_is_one_line_and_loads_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = weight_bytes(source(llama), torch.float32)
-    assert needed is not None
+    needed = bytes_of(llama, torch.float32)
     assert load_model(llama, max_memory=needed).dtype == torch.float32
-    monkeypatch.setattr(loading, "_pretrained_network", None)
+    monkeypatch.setattr(pretrained, "_loaded", None)
     told = r"'tiny' has weights of 22\.8 KB in float32; 1 KB are allowed; try --dtype bfloat16 or --device auto$"
     with pytest.raises(UsageError, match=told):
         load_model(llama, max_memory=1000)
@@ -55,14 +55,52 @@ def test_auto_spreads_what_one_device_would_not_hold(llama: Path, monkeypatch: p
     assert load_model(llama, device="auto", max_memory=1000).width == 16
 
 
-def test_what_cannot_be_read_is_left_to_the_loader(llama: Path) -> None:
-    hub = Source("nobody/nothing", "nobody/nothing", local=False)
-    assert weight_bytes(hub, torch.float32) is None
-    assert weight_bytes(Source("a.gguf", str(llama), local=True, gguf="a.gguf"), torch.float32) is None
-    path = llama / "model.safetensors"
-    for content in (b"", b"\xff" * 9, (2).to_bytes(8, "little") + b"[]", (3).to_bytes(8, "little") + b"{]}"):
-        path.write_bytes(content)
-        assert weight_bytes(source(llama), torch.float32) is None
-    path.unlink()
-    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "missing.safetensors"}}))
-    assert weight_bytes(source(llama), torch.float32) is None
+HEADERS = {
+    "nothing": b"",
+    "no header": b"\xff" * 9,
+    "a list": b"[]",
+    "no JSON": b"{]}",
+    "400 digits": b'{"a":{"dtype":"F32","shape":[1' + b"0" * 400 + b'],"data_offsets":[0,4]}}',
+    "a shape beyond 64 bits": b'{"a":{"dtype":"F32","shape":[4294967296,4294967296,9],"data_offsets":[0,4]}}',
+    "half a character": b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+    "deep": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    "unknown type": b'{"a":{"dtype":"F33","shape":[1],"data_offsets":[0,4]}}',
+    "offsets backwards": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}',
+    "offsets beyond the end": b'{"a":{"dtype":"F32","shape":[1000000],"data_offsets":[0,4000000]}}',
+    "text for offsets": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":["0","4"]}}',
+    "a long name": b'{"' + b"a" * 100_000 + b'":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}',
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_damaged_headers_are_one_line(llama: Path, case: str) -> None:
+    header = HEADERS[case]
+    length = len(header).to_bytes(8, "little") if header[:1] in b"[{" and header else b""
+    (llama / "model.safetensors").write_bytes(length + header + b"\0" * 4)
+    with pytest.raises(RunError, match=r"^model 'tiny': model\.safetensors is damaged: ") as refusal:
+        load_model(llama)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) <= 500
+
+
+def test_a_header_that_says_it_is_endless(llama: Path) -> None:
+    with open(llama / "model.safetensors", "wb") as file:
+        file.write((1 << 33).to_bytes(8, "little"))
+        file.truncate(1 << 34)  # sparse
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged: .*too large"):
+        load_model(llama)
+
+
+def test_files_that_are_not_here(llama: Path) -> None:
+    (llama / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(RunError, match="is a pointer of Git LFS"):
+        load_model(llama)
+    (llama / "model.safetensors").unlink()
+    index = llama / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "missing.safetensors"}}))
+    with pytest.raises(RunError, match=r"'tiny': missing\.safetensors is missing"):
+        load_model(llama)
+    for text in ("", "[]", "{", "{}", '{"metadata": {}, "weight_map": {}}', '{"a": "\\ud800"}', "[" * 10_000):
+        index.write_text(text)
+        with pytest.raises(UsageError, match=r"'tiny': model\.safetensors\.index\.json (is|has|holds) "):
+            load_model(llama)

@@ -22,18 +22,30 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     Raises:
         UsageError: the seed is not a whole number in [0, 2^63).
     """
-    from transformers import AutoModelForCausalLM
-
     check_whole("init_seed", seed, least=0, below=2**63, numpy=True)
-    fresh = copy.deepcopy(config)
-    if hasattr(fresh, "quantization_config"):
-        del fresh.quantization_config
     # All initialisers draw on the CPU; only its generator is borrowed, and given back as it was.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(seed))
-        network: nn.Module = AutoModelForCausalLM.from_config(
-            fresh, dtype=torch.float32, attn_implementation=attention_of(fresh), trust_remote_code=False
-        )
+        return _unquantised_network(config)
+
+
+def network_size(config: Any) -> tuple[int, int]:
+    """How many numbers a network of this configuration has, and bytes of the tables beside them; none is allocated."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        network = _unquantised_network(config)
+    tables = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    return sum(parameter.numel() for parameter in network.parameters()), tables
+
+
+def _unquantised_network(config: Any) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    fresh = copy.deepcopy(config)
+    if hasattr(fresh, "quantization_config"):
+        del fresh.quantization_config
+    network: nn.Module = AutoModelForCausalLM.from_config(
+        fresh, dtype=torch.float32, attn_implementation=attention_of(fresh), trust_remote_code=False
+    )
     return network
 
 

@@ -3,27 +3,24 @@
 A directory may hold a transformers checkpoint or one of our own trained reference models.
 
 Only weights that cannot carry code are read (safetensors, GGUF), no repository's own code is run, and nothing local is
-looked up on the network. Every refusal is one line.
+looked up on the network. Files are held to stated limits before they are used. Every refusal is one line.
 """
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, one_line
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.initialise import attention_of, random_network
-from posbias.models.placement import AUTO, Placement, check_device
-from posbias.models.precision import cast_weights
+from posbias.models.placement import AUTO, check_device
+from posbias.models.pretrained import Wanted, drawn_network, pretrained_network, refused_configuration
 from posbias.models.quiet import quiet
 from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
 from posbias.models.request import ModelRequest, absolute_source
-from posbias.models.sources import Source, one_line, read_config, resolve_source
-from posbias.models.weight_files import check_room
+from posbias.models.sources import Source, check_tokenizer_files, named_path, read_config, resolve_source
 from posbias.models.weights import first_not_finite, quantised
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -47,16 +44,17 @@ def load_model(
         dtype: `float32`, `float64`, `bfloat16` or `float16`; of a quantised model, that of what is not packed.
         device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, where these
             are full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
-        max_memory: Bytes that the weights of a checkpoint may take on one device; with `auto`, bytes on each device,
-            half of them for weights; None: what is free.
+        max_memory: Bytes that the weights may take on one device, counted before any is read or drawn; with `auto`,
+            bytes on each device, half of them for weights; None: what is free.
 
     Returns:
         The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
         `ReferenceTransformer` (float32 or float64).
 
     Raises:
-        UsageError: no such model, not a decoder, pickled weights, remote code, an unknown dtype or device, weights
-            quantised in a way that gradients do not pass, or more than fits.
+        UsageError: no such model, not a decoder, pickled weights, remote code, a configuration that no network runs by
+            or that is beyond every model, an unknown dtype or device, weights quantised in a way that gradients do not
+            pass, or more than fits.
         RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
     """
     chosen_dtype, chosen_device = _dtype(dtype), check_device(device)
@@ -68,21 +66,19 @@ def load_model(
         init_seed = 0
     with quiet(resolved.local):
         config = read_config(resolved)
-        if init_seed is None:
-            network = _placed_network(resolved, config, chosen_dtype, chosen_device, max_memory)
-        elif chosen_device is None:
-            raise UsageError(f"device {AUTO!r} spreads the weights of a file; name a device for random ones, e.g. cpu")
-        else:
-            network = cast_weights(random_network(config, seed=init_seed), chosen_dtype).to(chosen_device)
+        wanted = Wanted(resolved, chosen_dtype, chosen_device, max_memory)
+        network = pretrained_network(config, wanted) if init_seed is None else drawn_network(config, wanted, init_seed)
         tokenizer = _tokenizer(resolved)
     drawn_from = None if init_seed is None else int(init_seed)
-    origin = Origin(resolved.name, drawn_from, getattr(config, "_commit_hash", None))
-    model = HuggingFaceModel(network, tokenizer, origin=origin)
-    if quantised(network):
-        _check_gradients(model, resolved.name)
+    with refused_configuration(resolved.name):
+        model = HuggingFaceModel(network, tokenizer, origin=Origin(resolved.name, drawn_from, resolved.revision))
     bad = first_not_finite(network)
     if bad is not None:
-        raise RunError(f"model {resolved.name!r}: weight {bad!r} holds NaN or infinite values; allowed: finite")
+        raise RunError(f"model {resolved.name!r}: weight {bad[:80]!r} holds NaN or infinite values; allowed: finite")
+    if quantised(network):
+        _check_gradients(model, resolved.name)
+    else:
+        _check_pass(model, resolved.name)
     model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory)
     return model
 
@@ -107,8 +103,7 @@ def load_tokenizer(source: str | Path) -> Any:
 def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
     """A saved reference model, or None where the source is none."""
     named = str(source).removeprefix("config:") if isinstance(source, str | Path) else ""
-    path = Path(named).expanduser()
-    if not named or named == "demo" or not is_reference(path):
+    if not named or named == "demo" or not is_reference(path := named_path(named)):
         return None
     if device == AUTO:
         raise UsageError(f"device {AUTO!r} spreads large models; name a device for {path.name!r}, e.g. cpu")
@@ -128,101 +123,41 @@ def read_gguf(path: Path) -> tuple[Any, Any]:
     """
     source = Source(path.name, str(path.parent), local=True, gguf=path.name)
     with quiet(local=True):
-        network = _pretrained_network(source, read_config(source), dtype=torch.float32)
-        return network, _tokenizer(source)
-
-
-def _placed_network(
-    source: Source, config: Any, dtype: torch.dtype, device: torch.device | None, max_memory: int | None
-) -> nn.Module:
-    """The pretrained network where it will run: on one device, or spread."""
-    packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
-    if device is not None:
-        check_room(source, dtype, packed=packed, max_memory=max_memory)
-        # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
-        network = _pretrained_network(source, config, dtype=dtype, placement={"device_map": device} if packed else {})
-        return network if packed else network.to(device)
-    if source.gguf is not None:
-        raise UsageError(f"device {AUTO!r} needs safetensors weights, and {source.name!r} is a GGUF file")
-    placement = Placement(max_memory)
-    network = _pretrained_network(source, config, dtype=dtype, placement=placement.arguments)
-    placement.belongs_to(network)
-    return network
-
-
-def _pretrained_network(
-    source: Source, config: Any, *, dtype: torch.dtype, placement: dict[str, Any] | None = None
-) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    if source.local and source.gguf is None:
-        _check_weight_files(Path(source.location), source.name)
-    try:
-        network, info = AutoModelForCausalLM.from_pretrained(
-            source.location,
-            config=copy.deepcopy(config),
-            dtype=dtype,
-            attn_implementation=attention_of(config),
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **(placement or {}),
-            **source.arguments,
-        )
-    except ImportError as error:
-        raise UsageError(f"model {source.name!r} needs a package that is not there: {one_line(error)}") from None
-    except OSError as error:
-        raise UsageError(
-            f"model {source.name!r} has no readable safetensors weights (pickled weights are refused; allowed: "
-            f"safetensors or gguf): {one_line(error)}"
-        ) from None
-    except Exception as error:
-        raise RunError(f"model {source.name!r} cannot be loaded: {one_line(error)}") from None
-    if info["mismatched_keys"]:
-        name, found, wanted = sorted(info["mismatched_keys"])[0]
-        raise RunError(
-            f"model {source.name!r}: weight {name!r} has shape {list(found)} in its files, {list(wanted)} by its"
-            " configuration"
-        )
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise RunError(f"model {source.name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
-    if source.gguf is not None:
-        _forget_quantisation(network)
-        cast_weights(network, dtype)
-    return network  # type: ignore[no-any-return]
-
-
-def _forget_quantisation(network: Any) -> None:
-    """GGUF weights were expanded while loading; what is left is a plain model and must be saved as one."""
-    if hasattr(network.config, "quantization_config"):
-        del network.config.quantization_config
-    for name in ("is_quantized", "hf_quantizer", "quantization_method"):
-        if name in vars(network):
-            delattr(network, name)
-
-
-def _check_weight_files(directory: Path, name: str) -> None:
-    if any(directory.glob("*.safetensors")):
-        return
-    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
-    if pickled:
-        raise UsageError(f"model {name!r} has pickled weights ({pickled[0]}), which can run code; allowed: safetensors")
-    gguf = sorted(file.name for file in directory.glob("*.gguf"))
-    advice = f"; name the file itself, e.g. {gguf[0]}" if gguf else ""
-    raise UsageError(f"model {name!r} has no weights; allowed: *.safetensors in the directory{advice}")
+        return pretrained_network(read_config(source), Wanted(source)), _tokenizer(source)
 
 
 def _tokenizer(source: Source) -> Any:
-    """The tokenizer, or None: models are usable with token ids alone, and the prompts room asks for one when needed."""
+    """The tokenizer, or None: models are usable with token ids alone, and the prompts room asks for one when needed.
+
+    Raises:
+        UsageError: its files are beyond every tokenizer, or not JSON.
+    """
     from transformers import AutoTokenizer
 
-    if source.local and Path(source.location).is_file():
-        return None
+    if source.local:
+        if Path(source.location).is_file():
+            return None
+        check_tokenizer_files(source)
     try:
-        return AutoTokenizer.from_pretrained(source.location, **source.arguments)
-    except Exception:  # anything a damaged or absent tokenizer may raise; a model without one is still a model
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
+        tokenizer.decode(tokenizer("A trial.")["input_ids"])
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
         return None
+
+
+def _check_pass(model: HuggingFaceModel, name: str) -> None:
+    """Refuse a network that can be built and cannot be run: numbers of a configuration that do not fit each other.
+
+    Raises:
+        UsageError: one token does not pass, or the description of the family cannot be read off the configuration.
+    """
+    with refused_configuration(name), torch.no_grad():
+        model.last(model.embed(model.token_tensor([[0]])))
+        if model.described:
+            model.architecture_traits()
 
 
 def _check_gradients(model: HuggingFaceModel, name: str) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from posbias.errors import UsageError
-from posbias.models.sources import one_line
+from posbias.errors import UsageError, one_line
 
 AUTO = "auto"
 WEIGHTS_SHARE = 0.5

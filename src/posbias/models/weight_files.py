@@ -1,33 +1,110 @@
-"""How much memory a checkpoint's weights will take, from the headers of its safetensors files, before any is loaded.
+"""Which files hold a checkpoint's weights, decided from what transformers will open; each is looked into before it is.
 
-Only files that are here are asked: a directory's, or what the hub's client has already fetched.
+Weights come from safetensors files (and GGUF) only, which cannot carry code. What transformers opens follows from
+`config.json`, the index and the names of files beside them, so that is what is checked: not what else lies there.
 """
 
-import json
 import math
-import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError, one_line
+from posbias.json_files import read_json
 from posbias.memory import available_bytes, show_bytes
 from posbias.models.sources import Source
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Names that transformers looks for: all weights in one file, or the list of the files that hold them."""
-LENGTH_BYTES = 8
-"""At the beginning of a safetensors file: the length of its header, little-endian."""
-UNSCALED = ("F8", "I", "U", "BOOL")
+INDEX_BYTES = 100_000_000
+"""The largest index read; those of the largest models have a tenth of that."""
+SHARD = re.compile(r"[^/\\\0]{1,240}\.safetensors")
+"""The name of a file in the checkpoint's own directory."""
+OF_ONE_PROCESS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+"""What transformers takes for a checkpoint of a distributed run, in which case it reads all that lies there."""
+ADAPTER = "adapter_config.json"
+PICKLED = (b"PK\x03\x04", b"\x80")
+"""First bytes of what `torch.save` and `pickle` write."""
+POINTER = b"version https://git-lfs"
+UNSCALED = ("F8", "F4", "F6", "I", "U", "BOOL")
 """Beginnings of the names of stored types that are packed numbers or indices, and stay what they are."""
+Tensors = dict[str, tuple[str, list[int]]]
+"""By name: stored type and shape."""
 
 
-def check_room(source: Source, dtype: torch.dtype, *, packed: bool = False, max_memory: int | None = None) -> None:
-    """Refuse weights that one device's memory would not hold; nothing is checked where no header can be read.
+def fetch_weights(source: Source) -> Source:
+    """The source as a directory of this machine that holds the files to load; what the hub has of them is fetched."""
+    if source.local:
+        return source
+    first = source.file(WHOLE)
+    if first is None:
+        first = source.file(INDEX) or _converted(source)
+    if first is None:
+        raise UsageError(f"model {source.name!r} has no {WHOLE} and no {INDEX}; {_allowed()}")
+    revision = first.parent.name
+    if first.name == INDEX:
+        for name in _names(first, source.name):
+            source.file(name, revision)
+    return replace(source, location=str(first.parent), local=True)
+
+
+def loaded_files(source: Source) -> list[Path]:
+    """The files of a directory that transformers will load weights from.
+
+    Raises:
+        UsageError: there are none, one could carry code, or one lies elsewhere.
+        RunError: one is missing or damaged.
+    """
+    directory = Path(source.location)
+    for path in directory.iterdir():
+        if path.name == ADAPTER:
+            raise UsageError(f"model {source.name!r} has an adapter ({ADAPTER}); allowed: one merged into the weights")
+        if OF_ONE_PROCESS.match(path.name):
+            raise UsageError(f"model {source.name!r} is in the parts of a distributed run ({path.name}); merge them")
+    if (directory / WHOLE).is_file():
+        return [directory / WHOLE]
+    if (directory / INDEX).is_file():
+        return [directory / name for name in _names(directory / INDEX, source.name)]
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
+    if pickled:
+        raise UsageError(f"model {source.name!r} has pickled weights ({pickled[0]}), which can run code; {_allowed()}")
+    gguf = sorted(file.name for file in directory.glob("*.gguf"))
+    advice = f"; name the file itself, e.g. {gguf[0]}" if gguf else ""
+    raise UsageError(f"model {source.name!r} has no weights ({WHOLE} or {INDEX}){advice}")
+
+
+def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
+    """What the headers of safetensors files say, checked by the format's own reader; no weight is read.
+
+    Raises:
+        UsageError: a file is a pickled one under this name.
+        RunError: one is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found: Tensors = {}
+    for path in files:
+        if not path.is_file():
+            raise RunError(f"model {name!r}: {path.name} is missing")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for key in file.keys():  # noqa: SIM118 (not a mapping)
+                    part = file.get_slice(key)
+                    found[key] = (str(part.get_dtype()), part.get_shape())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise _damage(path, name, error) from None
+    return found
+
+
+def check_room(source: Source, needed: int, *, dtype: torch.dtype, packed: bool, max_memory: int | None) -> None:
+    """Refuse weights that one device's memory would not hold.
 
     Args:
         source: What will be loaded.
+        needed: Bytes.
         dtype: What the weights will be in.
         packed: Whether they stay as they are stored (quantised).
         max_memory: Bytes allowed; None: what is free.
@@ -35,9 +112,8 @@ def check_room(source: Source, dtype: torch.dtype, *, packed: bool = False, max_
     Raises:
         UsageError: they need more; the message says what would take less.
     """
-    needed = weight_bytes(source, None if packed else dtype)
     limits = [(size, word) for size, word in ((max_memory, "allowed"), (available_bytes(), "free")) if size is not None]
-    if needed is None or not limits or needed <= min(limits)[0]:
+    if not limits or needed <= min(limits)[0]:
         return
     ways = ["--device auto"] if packed or dtype.itemsize <= 2 else ["--dtype bfloat16", "--device auto"]
     size, word = min(limits)
@@ -47,62 +123,59 @@ def check_room(source: Source, dtype: torch.dtype, *, packed: bool = False, max_
     )
 
 
-def weight_bytes(source: Source, dtype: torch.dtype | None) -> int | None:
-    """Bytes of all tensors in a dtype (None: as stored); None where the headers are not all here, or damaged."""
-    if source.gguf is not None:
+def weight_bytes(tensors: Tensors, dtype: torch.dtype | None) -> int:
+    """Bytes of all tensors in a dtype (None: as stored)."""
+    return sum(_bytes_of(stored, shape, dtype) for stored, shape in tensors.values())
+
+
+def _converted(source: Source) -> Path | None:
+    """The copy in safetensors that the hub's own converter offers of pickled weights; None where there is none."""
+    from transformers.safetensors_conversion import auto_conversion
+
+    if source.offline:
         return None
     try:
-        headers = [_header(path) for path in _files(source)]
-        tensors = [tensor for header in headers for name, tensor in header.items() if name != "__metadata__"]
-        return sum(_bytes_of(tensor, dtype) for tensor in tensors) if tensors else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # the loader says what is wrong with it
+        found = auto_conversion(source.location)[0]
+    except Exception:  # it asks another service, which may fail in any way
+        return None
+    return None if found is None else Path(found)
 
 
-def _files(source: Source) -> list[Path]:
-    """The checkpoint's files.
-
-    Raises:
-        OSError: one of them is not here.
-    """
-    if (whole := _place(source, WHOLE)) is not None:
-        return [whole]
-    if (index := _place(source, INDEX)) is None:
-        return []
-    found = [_place(source, name) for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    if None in found:
-        raise FileNotFoundError
-    return [path for path in found if path is not None]
-
-
-def _place(source: Source, name: str) -> Path | None:
-    """Where a file of the checkpoint lies on this machine."""
-    if source.local:
-        path = Path(source.location) / name
-        return path if path.is_file() else None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(source.location, name)
-    return Path(cached) if isinstance(cached, str) else None
+def _names(index: Path, name: str) -> list[str]:
+    """The files that an index names."""
+    try:
+        document = read_json(index, most_bytes=INDEX_BYTES)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model {name!r}: {INDEX} {one_line(error)}") from None
+    places = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(places, dict) or not places or not isinstance(document.get("metadata"), dict):
+        raise UsageError(f"model {name!r}: {INDEX} has no weight_map and metadata, each an object")
+    for place in places.values():
+        if not isinstance(place, str) or not SHARD.fullmatch(place):
+            raise UsageError(
+                f"model {name!r}: {INDEX} names {str(place)[:80]!r}; allowed: *.safetensors in the same directory, as "
+                "other files can run code"
+            )
+    return sorted(set(places.values()))
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """The table of a file's tensors.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no safetensors file.
-    """
+def _damage(path: Path, name: str, error: Exception) -> Exception:
+    """What is wrong with a file that is not whole."""
     with open(path, "rb") as file:
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        if length > os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{path.name} has a header of {length} bytes")
-        header: dict[str, Any] = json.loads(file.read(length))
-        return header
+        begin = file.read(len(POINTER))
+    if begin.startswith(PICKLED):
+        return UsageError(f"model {name!r}: {path.name} is pickled, which can run code; {_allowed()}")
+    if begin == POINTER:
+        return RunError(f"model {name!r}: {path.name} is a pointer of Git LFS, not the file; fetch it (git lfs pull)")
+    return RunError(f"model {name!r}: {path.name} is damaged: {one_line(error)}")
 
 
-def _bytes_of(tensor: dict[str, Any], dtype: torch.dtype | None) -> int:
-    start, end = tensor["data_offsets"]
-    if dtype is None or str(tensor["dtype"]).startswith(UNSCALED):
-        return int(end - start)
-    return int(math.prod(tensor["shape"])) * dtype.itemsize
+def _allowed() -> str:
+    return "allowed: safetensors or gguf"
+
+
+def _bytes_of(stored: str, shape: Sequence[int], dtype: torch.dtype | None) -> int:
+    if dtype is None or stored.startswith(UNSCALED):
+        bits = int("".join(re.findall(r"\d+", stored)[:1]) or 8)
+        return math.prod(shape) * bits // 8
+    return math.prod(shape) * dtype.itemsize

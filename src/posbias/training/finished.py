@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from posbias.errors import RunError, UsageError
-from posbias.models.reference.saving import ITEMS, WEIGHTS_FILE, check_parameters, config_from
+from posbias.models.reference.saving import ITEMS, config_from, load_parameters
 from posbias.parts import below
 from posbias.records import Record, load_record, plain
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
@@ -96,19 +96,12 @@ def _parameters(member: Member, entry: Mapping[str, Any], directory: Path) -> di
     Raises:
         UsageError: there are none, or those of another model.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if entry["status"] in ("diverged", "failed"):
         return None
     if entry["model"] is None:
         raise UsageError(f"member {member.name!r} was not saved")
-    try:
-        tensors: dict[str, Tensor] = load_file(directory / entry["model"] / WEIGHTS_FILE)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"model {entry['model']!r} cannot be read ({error})") from None
+    tensors = load_parameters(directory / entry["model"], member.config)
     tensors.pop(ITEMS, None)
-    check_parameters(member.config, tensors)
     return tensors
 
 

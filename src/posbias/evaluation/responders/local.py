@@ -6,7 +6,7 @@ exactly. The answer to score runs in the same pass as the end of its prompt; gen
 values. Memory: the cache of one prompt, and those of the prompts that are decoded together (`LocalOptions`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,13 @@ def _end_tokens(model: Model) -> frozenset[int]:
     return frozenset([*_as_ids(getattr(settings, "eos_token_id", None)), *_as_ids(model.tokenizer.eos_token_id)])
 
 
-def _as_ids(value: Any) -> Iterable[int]:
-    if value is None:
-        return ()
-    return (int(value),) if isinstance(value, int) else tuple(int(token) for token in value)
+def _as_ids(value: Any) -> list[int]:
+    """Token ids as a configuration of generation gives them; whoever wrote the file, nothing else has checked it.
+
+    Raises:
+        UsageError: neither a whole number nor a list of them.
+    """
+    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    for token in ids:
+        check_whole("eos_token_id of the model", token, least=0, below=2**63)
+    return list(ids)

@@ -14,12 +14,12 @@ from torch import Tensor
 from posbias.models.reference.config import ReferenceConfig
 
 
-def draw_parameters(config: ReferenceConfig, generator: torch.Generator) -> dict[str, Float[Tensor, "..."]]:
+def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) -> dict[str, Float[Tensor, "..."]]:
     """Weights at initialisation.
 
     Args:
         config: The model; its own `seed` plays no part here.
-        generator: The only source of randomness.
+        generator: The only source of randomness; None: shapes alone, on the meta device, which takes no memory.
 
     Returns:
         `embedding` [vocabulary, d], `blocks.L.query` [head, d, head_dim], `blocks.L.up` [d, hidden], ...,
@@ -45,11 +45,12 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator) -> dict
 class _Draw:
     """The configured initialisation."""
 
-    def __init__(self, config: ReferenceConfig, generator: torch.Generator) -> None:
+    def __init__(self, config: ReferenceConfig, generator: torch.Generator | None) -> None:
         self.config, self.generator = config, generator
+        self.device = torch.device("meta") if generator is None else generator.device
 
     def normal(self, *shape: int, deviation: float = 1.0) -> Tensor:
-        values = torch.randn(shape, generator=self.generator, dtype=torch.float64, device=self.generator.device)
+        values = torch.randn(shape, generator=self.generator, dtype=torch.float64, device=self.device)
         return values * deviation
 
     def table(self, rows: int) -> Tensor:
@@ -65,17 +66,23 @@ class _Draw:
         return self.normal(*shape) / math.sqrt(inputs)
 
     def uniform(self, *shape: int, inputs: int) -> Tensor:
-        values = torch.rand(shape, generator=self.generator, dtype=torch.float64, device=self.generator.device)
+        values = torch.rand(shape, generator=self.generator, dtype=torch.float64, device=self.device)
         return (2 * values - 1) / math.sqrt(inputs)
 
     def bias(self, *shape: int, inputs: int) -> Tensor:
         if self.config.initialisation == "linear":
             return self.uniform(*shape, inputs=inputs)
-        return torch.zeros(shape, dtype=torch.float64, device=self.generator.device)
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+    def orthogonal(self) -> Tensor:
+        width = self.config.width
+        if self.generator is None:
+            return torch.empty((width, width), device=self.device)
+        return random_orthogonal(width, self.generator)
 
     def norm(self, name: str) -> dict[str, Tensor]:
         """Gain 1, and shift 0 where there is one."""
-        width, device = self.config.width, self.generator.device
+        width, device = self.config.width, self.device
         gain = {f"{name}_gain": torch.ones(width, dtype=torch.float64, device=device)}
         if self.config.normalisation == "rms":
             return gain
@@ -91,7 +98,7 @@ def _block(config: ReferenceConfig, draw: _Draw) -> dict[str, Tensor]:
             drawn |= draw.norm("mlp")
         drawn |= _mlp(config, draw)
     if config.rotate_stream:
-        drawn["rotation"] = random_orthogonal(config.width, draw.generator)
+        drawn["rotation"] = draw.orthogonal()
     return drawn
 
 
@@ -110,7 +117,7 @@ def _attention(config: ReferenceConfig, draw: _Draw) -> dict[str, Tensor]:
             drawn["query_bias"] = draw.bias(heads, head_dim, inputs=width)
             drawn["key_bias"] = draw.bias(shared, head_dim, inputs=width)
     if config.values == "orthogonal":
-        drawn["value"] = random_orthogonal(width, draw.generator)
+        drawn["value"] = draw.orthogonal()
     if config.values == "gaussian":
         drawn["value"] = draw.weight(shared, width, head_dim, inputs=width)
         if config.biases:

@@ -4,7 +4,7 @@ Nothing that could run code is read. The JSON file is written last, so that a di
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.architecture import Architecture
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, one_line
+from posbias.json_files import read_json
+from posbias.models.config_limits import check_numbers
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import draw_parameters
+from posbias.models.sources import CONFIG_BYTES
+from posbias.models.weight_files import stored_tensors
 from posbias.records import plain, write_atomically
 
 CONFIG_FILE = "reference.json"
@@ -55,7 +59,8 @@ def save_reference(
     """
     from safetensors.torch import save
 
-    check_parameters(config, parameters)
+    check_shapes(config, {name: value.shape for name, value in parameters.items()})
+    check_finite(parameters)
     if items is not None and config.vocabulary_size is not None:
         raise UsageError(f"items belong to models of vector inputs, this one has {config.vocabulary_size} tokens")
     tensors = dict(parameters)
@@ -94,12 +99,8 @@ def load_reference(
     path = Path(directory)
     document = _document(path)
     config = config_from(document["config"])
-    tensors = _tensors(path)
+    tensors = load_parameters(path, config)
     items = tensors.pop(ITEMS, None)
-    try:
-        check_parameters(config, tensors)
-    except UsageError as error:
-        raise RunError(f"model {path.name!r}: {error}") from None
     config = config if dtype is None else replace(config, dtype=dtype)
     if init_seed is not None:
         config = replace(config, seed=init_seed)
@@ -118,28 +119,60 @@ def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
     known = {field.name for field in fields(ReferenceConfig)}
     unknown = sorted(set(values) - known)
     if unknown or "architecture" not in values:
-        wrong = f"unknown field {unknown[0]!r}" if unknown else "no architecture"
+        wrong = f"unknown field {unknown[0][:80]!r}" if unknown else "no architecture"
         raise UsageError(f"reference configuration has {wrong}; known: {', '.join(sorted(known))}")
+    check_numbers(values, "reference")
     try:
         return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
-    except TypeError as error:
-        raise UsageError(f"reference configuration is refused: {error}") from None
+    except UsageError as error:
+        raise UsageError(one_line(error)) from None  # it may repeat a value of any length
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"reference configuration is refused: {one_line(error)}") from None
 
 
-def check_parameters(config: ReferenceConfig, parameters: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not the configuration's, or not finite.
+def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tensor]:
+    """The weights beside a configuration, and the items where there are any; read only if they are this model's.
 
     Raises:
-        UsageError: the first one that is missing, unknown, of another shape, or holds NaN or infinite values.
+        UsageError: the file is a pickled one.
+        RunError: it is missing or damaged, or holds weights of another shape or not finite.
     """
-    expected = draw_parameters(config, torch.Generator().manual_seed(0))
-    for name in sorted(set(expected) ^ set(parameters)):
-        raise UsageError(f"weight {name!r} is {'missing' if name in expected else 'not part of this model'}")
+    from safetensors.torch import load_file
+
+    name, path = directory.name, directory / WEIGHTS_FILE
+    shapes = {key: shape for key, (_, shape) in stored_tensors([path], name).items() if key != ITEMS}
+    try:
+        check_shapes(config, shapes)
+        tensors: dict[str, Tensor] = load_file(path)
+        check_finite(tensors)
+    except UsageError as error:
+        raise RunError(f"model {name!r}: {error}") from None
+    return tensors
+
+
+def check_shapes(config: ReferenceConfig, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse weights that are not the configuration's.
+
+    Raises:
+        UsageError: the first one that is missing, unknown, or of another shape.
+    """
+    expected = {name: list(value.shape) for name, value in draw_parameters(config, None).items()}
+    for name in sorted(set(expected) ^ set(shapes)):
+        raise UsageError(f"weight {name[:80]!r} is {'missing' if name in expected else 'not part of this model'}")
+    for name, shape in shapes.items():
+        if list(shape) != expected[name]:
+            raise UsageError(f"weight {name!r} has shape {list(shape)}, expected {expected[name]}")
+
+
+def check_finite(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse NaN and infinite values, and what are no such numbers at all.
+
+    Raises:
+        UsageError: the first weight that holds any.
+    """
     for name, value in parameters.items():
-        if value.shape != expected[name].shape:
-            raise UsageError(f"weight {name!r} has shape {list(value.shape)}, expected {list(expected[name].shape)}")
-        if not bool(value.isfinite().all()):
-            raise UsageError(f"weight {name!r} holds NaN or infinite values; allowed: finite")
+        if not value.is_floating_point() or not bool(value.isfinite().all()):
+            raise UsageError(f"weight {name[:80]!r} holds NaN or infinite values; allowed: finite")
 
 
 def _drawn_items(config: ReferenceConfig) -> Float[Tensor, "item feature"]:
@@ -150,23 +183,12 @@ def _drawn_items(config: ReferenceConfig) -> Float[Tensor, "item feature"]:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        document = read_json(path / CONFIG_FILE, most_bytes=CONFIG_BYTES)
     except OSError:
         raise UsageError(f"{path.name!r} holds no reference model ({CONFIG_FILE} is missing)") from None
-    except ValueError:
-        raise UsageError(f"model {path.name!r}: {CONFIG_FILE} is not JSON") from None
+    except ValueError as error:
+        raise UsageError(f"model {path.name!r}: {CONFIG_FILE} {one_line(error)}") from None
     found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT or not {"config", "provenance"} <= set(document):
-        raise UsageError(f"model {path.name!r} has format {found!r}; this version reads {FORMAT}")
+    if found != FORMAT or not isinstance(document.get("config"), dict) or "provenance" not in document:
+        raise UsageError(f"model {path.name!r} has format {str(found)[:80]}; this version reads {FORMAT}")
     return dict(document)
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors: dict[str, Tensor] = load_file(path / WEIGHTS_FILE)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"model {path.name!r}: {WEIGHTS_FILE} cannot be read ({error})") from None
-    return tensors

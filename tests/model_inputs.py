@@ -1,0 +1,277 @@
+"""Damaged models, drawn from a seed: valid files of several formats with one or two places made hostile.
+
+`damaged(base, target, random)` writes one and says what was done; `outcome(path)` loads and measures it. As a program
+it runs many in a process of its own, one JSON line each: `python model_inputs.py BASES TARGET SEED COUNT`.
+"""
+
+import copy
+import json
+import random
+import resource
+import shutil
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
+MAX_MEMORY = 200 * 10**6
+"""What a model may take; more is refused by `load_model` itself."""
+ADDRESS_SPACE = 12 * 10**9
+"""Of the process that runs them, so that a finding does not take the machine with it."""
+FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_neo", "gptj", "falcon-alibi", "opt", "qwen2-window")
+HOSTILE: list[Any] = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    1.5,
+    -0.5,
+    0.0,
+    10**6,
+    10**9,
+    2**31,
+    2**32 - 1,
+    2**63,
+    10**18,
+]
+HOSTILE += [10**39, -(10**30), 10**400, 1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), ""]
+HOSTILE += ["x", "é", "\ud800", "\x00", "../..", "/dev/zero", "a" * 5000, [], [0], [None], ["x"], [-1, 10**9], [[]], {}]
+HOSTILE += [
+    {"a": 1},
+    {"": None},
+    "w.bin",
+    "float8_e4m3fn",
+    "auto",
+    "sdpa",
+    "cuda",
+    "2",
+    "None",
+    "llama",
+    "full_attention",
+]
+WORDS = [0, 1, 3, 255, 256, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
+
+
+def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
+    """Valid models of every format: families of transformers, one in shards, a GGUF file, a reference model."""
+    import torch
+    import transformers
+
+    from conftest import save_byte_tokenizer
+    from posbias.architecture import Architecture
+    from posbias.models import save_reference
+    from posbias.models.reference import copy_network, draw_parameters
+    from tiny_families import CONFIGS, MIXTURES
+
+    torch.manual_seed(0)
+    for name in families:
+        config = (CONFIGS | MIXTURES)[name]()
+        config.vocab_size = 300
+        network = transformers.AutoModelForCausalLM.from_config(config)
+        network.save_pretrained(directory / name)
+        save_byte_tokenizer(directory / name)
+    network = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]())
+    network.save_pretrained(directory / "shards", max_shard_size="20KB")
+    save_gguf(directory / "gguf", network)
+    reference = copy_network(Architecture(2, 2, mask=["causal", "prefix(length=2)"]), residual=True, mlp=True)
+    save_reference(directory / "reference", reference, parameters=draw_parameters(reference, torch.Generator()))
+
+
+def save_gguf(directory: Path, network: Any) -> None:
+    """A Llama as llama.cpp writes it, with a small vocabulary."""
+    from gguf import GGUFWriter
+
+    directory.mkdir()
+    config = network.config
+    writer = GGUFWriter(directory / "w.gguf", "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e4)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges(["t 1", "t 2"])
+    names = {"embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "layers": "blk"}
+    names |= {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+    names |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
+    names |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    for name, weight in network.state_dict().items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        writer.add_tensor(name.removeprefix("model."), weight.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def damaged(base: Path, target: Path, draw: random.Random) -> tuple[Path, str]:
+    """A copy of a model with one file damaged once or twice; what to load, and what was done."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(base, target)
+    names = [path.name for path in sorted(target.iterdir()) if path.suffix in DAMAGE]
+    # Half of all damage goes to the file that says most.
+    first = next((name for name in names if name in ("config.json", "reference.json", "w.gguf")), names[0])
+    path = target / (first if draw.random() < 0.5 else draw.choice(names))
+    done = [draw.choice(DAMAGE[path.suffix])(path, draw) for _ in range(draw.choice((1, 1, 2)))]
+    whole = target / "w.gguf"
+    return (whole if whole.exists() else target), f"{base.name}/{path.name}: {', '.join(done)}"
+
+
+def outcome(source: str | Path) -> str:
+    """ "ran" or "refused"; otherwise what was found, which is a finding."""
+    from posbias.errors import RunError, UsageError
+
+    try:
+        _use(source)
+    except (UsageError, RunError) as error:
+        message = str(error)
+        if "\n" in message or len(message) > ALLOWED_CHARACTERS:
+            return f"a message of {len(message)} characters: {message[:200]!r}"
+        if "weights_only" in message or not message.isprintable():
+            return f"a message that says {message[:200]!r}"
+        return "refused"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]!r}"
+    return "ran"
+
+
+def _use(source: str | Path) -> None:
+    """Load, describe, and measure the last position on one prompt."""
+    from posbias.measurement import measure
+    from posbias.models import load_model
+    from posbias.prompts import load_prompts
+
+    model = load_model(source, max_memory=MAX_MEMORY)
+    json.dumps(model.describe())
+    if getattr(model, "tokenizer", None) is not None:
+        load_prompts("default", model, n_positions=6, count=1)
+    measure(model, load_prompts("synthetic", model, n_positions=6, count=1))
+
+
+def _another_value(path: Path, draw: random.Random) -> str:
+    """One entry of a JSON file, at any depth, replaced, removed or added."""
+    try:
+        document = json.loads(path.read_text())
+        said = _change(document, draw)
+    except (ValueError, RecursionError):
+        return _other_bytes(path, draw)  # damaged before
+    path.write_text(json.dumps(document))
+    return said
+
+
+def _change(document: Any, draw: random.Random) -> str:
+    places = [
+        (holder, key)
+        for holder in _holders(document)
+        for key in (holder if isinstance(holder, dict) else range(len(holder)))
+    ]
+    if not places:
+        return "nothing"
+    holder, key = draw.choice(places[:400])
+    if draw.random() < 0.1:
+        del holder[key]
+        return f"without {key}"
+    holder[key] = copy.deepcopy(draw.choice(HOSTILE))
+    return f"{key} is {str(holder[key])[:40]!r}"
+
+
+def _keys(holder: Any) -> list[Any]:
+    return list(holder if isinstance(holder, dict) else range(len(holder)))
+
+
+def _holders(value: Any) -> list[Any]:
+    if not isinstance(value, dict | list):
+        return []
+    items = value.values() if isinstance(value, dict) else value
+    return [value, *(holder for item in items for holder in _holders(item))]
+
+
+def _other_bytes(path: Path, draw: random.Random) -> str:
+    """A few bytes near the beginning changed, or the end missing."""
+    content = bytearray(path.read_bytes())
+    if not content or draw.random() < 0.2:
+        kept = draw.randrange(len(content) + 1)
+        path.write_bytes(content[:kept])
+        return f"cut to {kept} bytes"
+    place = draw.randrange(min(len(content), 4000))
+    content[place] = draw.randrange(256)
+    path.write_bytes(content)
+    return f"byte {place} is {content[place]}"
+
+
+def _another_word(path: Path, draw: random.Random) -> str:
+    """Four or eight bytes near the beginning replaced by a number that is too large somewhere."""
+    content = bytearray(path.read_bytes())
+    size = draw.choice((4, 8))
+    place, word = draw.randrange(max(min(len(content), 2000) - size, 1)), draw.choice(WORDS) % 256**size
+    content[place : place + size] = word.to_bytes(size, "little")
+    path.write_bytes(content)
+    return f"{size} bytes from {place} are {word}"
+
+
+def _another_header(path: Path, draw: random.Random) -> str:
+    """One entry of the header of a safetensors file."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8].ljust(8, b"\0"))
+    try:
+        header = json.loads(content[8 : 8 + length])
+        said = _change(header, draw)
+    except (ValueError, RecursionError):
+        return _other_bytes(path, draw)
+    written = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(written)) + written + content[8 + length :])
+    return said
+
+
+def _deep(path: Path, draw: random.Random) -> str:
+    levels = draw.choice((50, 500, 50_000))
+    path.write_text('{"a":' * levels + "1" + "}" * levels)
+    return f"{levels} levels"
+
+
+Damage = Callable[[Path, random.Random], str]
+DAMAGE: dict[str, list[Damage]] = {
+    ".json": [_another_value] * 12 + [_other_bytes, _deep],
+    ".safetensors": [_another_header] * 3 + [_other_bytes, _another_word],
+    ".gguf": [_other_bytes, _another_word, _another_word],
+}
+
+
+def run(bases: Path, target: Path, *, seed: int, count: int) -> None:
+    """Print what was tried and what came of it, before and after each."""
+    from posbias.memory import peak_bytes, reset_peak, resident_bytes
+
+    outcome(bases / "llama")  # imports are not counted
+    for number in range(seed, seed + count):
+        draw = random.Random(number)
+        path, said = damaged(draw.choice(sorted(bases.iterdir())), target, draw)
+        print(json.dumps({"number": number, "said": said}), flush=True)
+        prefix = "config:" if path.is_dir() and draw.random() < 0.3 else ""
+        before, began = resident_bytes() or 0, time.monotonic()
+        reset_peak()
+        found = outcome(f"{prefix}{path}")
+        taken, seconds = (peak_bytes() or 0) - before, time.monotonic() - began
+        if taken > ALLOWED_BYTES or seconds > ALLOWED_SECONDS:
+            found = f"{found}, but took {taken / 1e9:.2g} GB and {seconds:.2g} s"
+        print(json.dumps({"number": number, "found": found}), flush=True)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    run(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]), count=int(sys.argv[4]))

@@ -1,0 +1,275 @@
+"""Configurations beyond every model, and files that are not what they say: one line, before memory is taken."""
+
+import json
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from model_inputs import outcome
+from posbias.architecture import Architecture
+from posbias.errors import RunError, UsageError
+from posbias.models import load_model, load_reference, save_reference
+from posbias.models.config_limits import check_numbers
+from posbias.models.gguf_header import gguf_metadata
+from posbias.models.reference import copy_network, draw_parameters
+
+TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+BEYOND = 10**9
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(directory)
+    return directory
+
+
+def refused(source: Any, **arguments: Any) -> str:
+    """The one line that a source is refused with, soon and without memory."""
+    tracemalloc.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises((UsageError, RunError)) as refusal:
+            load_model(source, **arguments)
+        assert tracemalloc.get_traced_memory()[1] < 100 * MEBIBYTE
+        assert time.monotonic() - began < 20  # far above what it takes, far below what building would
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) <= 500
+    return str(refusal.value)
+
+
+def configured(directory: Path, whole: Path, **entries: Any) -> Path:
+    """A copy of the model whose configuration has other entries."""
+    directory.mkdir(exist_ok=True)
+    for path in whole.iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    plain = json.loads((whole / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**plain, **entries}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("model_type", "entry", "most"),
+    [
+        ("llama", "num_hidden_layers", "1,000"),
+        ("gpt2", "n_layer", "1,000"),
+        ("mpt", "n_layers", "1,000"),
+        ("llama", "num_attention_heads", "100,000"),
+        ("mixtral", "num_local_experts", "100,000"),
+        ("llama", "num_labels", "100,000"),
+        ("xlstm", "num_blocks", "1,000"),
+        ("gpt_neo", "attention_types", "1,000"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "config:"])
+def test_numbers_beyond_every_model(
+    tmp_path: Path, whole: Path, model_type: str, entry: str, most: str, prefix: str
+) -> None:
+    value: Any = [[["global"], BEYOND]] if entry == "attention_types" else BEYOND
+    path = configured(tmp_path, whole, model_type=model_type, **{entry: value})
+    message = refused(f"{prefix}{path}")
+    assert f"configuration has {entry} 1,000,000,000; at most {most} are allowed" in message
+
+
+def test_numbers_of_the_decoder_inside_a_larger_model() -> None:
+    with pytest.raises(UsageError, match="configuration has num_hidden_layers"):
+        check_numbers({"model_type": "gemma3", "text_config": {"num_hidden_layers": BEYOND}}, "large")
+    with pytest.raises(UsageError, match="configuration has block_count"):
+        check_numbers({"general.architecture": "llama", "llama.block_count": 2**32 - 1}, "large")
+    published = {"max_position_embeddings": 10_485_760, "rope_theta": 10**11, "vocab_size": 262_400, "seed": 2**32}
+    check_numbers({**published, "num_experts": 16_384, "num_hidden_layers": 200, "sliding_window": 10**9}, "large")
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"hidden_size": 2**24}, "its files hold"),
+        ({"vocab_size": BEYOND}, "its files hold"),
+        ({"intermediate_size": 10**12}, "its files hold"),
+        ({"hidden_size": 10**12}, "its files hold"),
+        ({"hidden_size": 10**12, "head_dim": 10**12}, "no network runs by it"),
+        ({"model_type": "gptj", "max_position_embeddings": BEYOND * 9, "rotary_dim": 8, "n_layer": 1}, "are free"),
+    ],
+    ids=str,
+)
+def test_a_network_too_large_is_counted_and_not_made(
+    tmp_path: Path, whole: Path, entries: dict[str, Any], words: str
+) -> None:
+    path = configured(tmp_path, whole, **entries)
+    drawn = refused(path, init_seed=0, max_memory=10**9)
+    assert any(word in drawn for word in ("has weights of", "describes tables of", "no network runs by it")), drawn
+    for device in ("cpu", "auto"):
+        message = refused(path, device=device, max_memory=10**9)
+        assert any(word in message for word in words.split("|")), message
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 3},
+        {"num_key_value_heads": 5},
+        {"num_hidden_layers": -1},
+        {"num_hidden_layers": 1.5},
+        {"num_hidden_layers": "two"},
+        {"hidden_size": -16},
+        {"hidden_size": None},
+        {"head_dim": 7},
+        {"vocab_size": 0},
+        {"hidden_act": "sorcery"},
+        {"rope_parameters": {"rope_type": "sorcery", "rope_theta": 1e4}},
+        {"rope_parameters": [1]},
+        {"layer_types": ["sorcery"]},
+        {"quantization_config": {"quant_method": "sorcery"}},
+        {"quantization_config": 7},
+        {"architectures": 7},
+        {"dtype": "sorcery"},
+        {"model_type": ["llama"]},
+        {"model_type": {}},
+        {"auto_map": "own.py"},
+        {"configuration_files": ["config.9.json"]},
+        {"torch_dtype": {"a": 1}},
+        {"attention_bias": 10**400},
+    ],
+    ids=str,
+)
+def test_impossible_configurations_run_or_are_one_line(tmp_path: Path, whole: Path, entries: dict[str, Any]) -> None:
+    path = configured(tmp_path, whole, **entries)
+    assert outcome(path) in ("ran", "refused")
+    assert outcome(f"config:{path}") in ("ran", "refused")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"{", "is not JSON"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"[" * 100_000, "is nested deeper than 64"),
+        (b'{"a": ' * 100 + b"1" + b"}" * 100, "is nested deeper than 64"),
+        (b'{"a": 1' + b"0" * 400 + b"}", "a whole number of 401 digits"),
+        (b'{"a": 1e400}', "beyond floating point"),
+        (b'{"a": "\\ud800"}', "half a character"),
+        (b'{"\\udfff": 1}', "half a character"),
+        (b'{"a": 1, "a": 2}', "holds the key 'a' twice"),
+    ],
+)
+def test_documents_that_are_no_documents(tmp_path: Path, whole: Path, name: str, text: bytes, words: str) -> None:
+    path = configured(tmp_path, whole)
+    (path / name).write_bytes(text)
+    message = refused(path)
+    assert name in message
+    assert words in message
+
+
+def test_a_document_that_is_too_large_or_never_ends(tmp_path: Path, whole: Path) -> None:
+    path = configured(tmp_path, whole)
+    with open(path / "tokenizer.json", "wb") as file:
+        file.truncate(1 << 32)
+    assert "tokenizer.json is larger than 100,000,000 bytes" in refused(path)
+    with open(path / "config.json", "wb") as file:
+        file.truncate(1 << 32)
+    assert "config.json is larger than 10,000,000 bytes" in refused(path)
+    (path / "config.json").unlink()
+    (path / "config.json").symlink_to("/dev/zero")
+    assert "has no readable config.json" in refused(path)
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def gguf(*entries: bytes, tensors: int = 0, count: int | None = None, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, len(entries) if count is None else count) + b"".join(entries)
+
+
+LLAMA = entry("general.architecture", 8, text("llama"))
+GGUF_FILES = {
+    "no magic": (b"GGML", "does not begin with GGUF"),
+    "no version": (b"GGUF", "ends in the middle"),
+    "version 99": (gguf(version=99), "version 99"),
+    "tensors without end": (gguf(tensors=2**63), "at most 100,000"),
+    "entries without end": (gguf(count=2**63), "at most 100,000"),
+    "a key without end": (gguf(struct.pack("<Q", 2**60)), "a text of 1,152,921,504,606,846,976 bytes"),
+    "a list without end": (gguf(entry("a", 9, struct.pack("<IQ", 0, 2**60))), "at most 5,000,000"),
+    "texts without end": (gguf(entry("a", 9, struct.pack("<IQ", 8, 2**60))), "at most 5,000,000"),
+    "a list of lists": (gguf(entry("a", 9, struct.pack("<IQ", 9, 1))), "a list of type 9"),
+    "an unknown type": (gguf(entry("a", 77, b"")), "a value of type 77"),
+    "half a character": (gguf(entry("a", 8, struct.pack("<Q", 3) + b"\xed\xa0\x80")), "not UTF-8"),
+    "a key twice": (gguf(LLAMA, LLAMA), "holds the key 'general.architecture' twice"),
+    "layers without end": (
+        gguf(LLAMA, entry("llama.block_count", 4, struct.pack("<I", 2**32 - 1))),
+        "block_count 4,294,967,295; at most 1,000",
+    ),
+    "no architecture": (gguf(), "configuration refused"),
+    "nothing but an architecture": (gguf(LLAMA), ""),
+}
+
+
+@pytest.mark.parametrize("case", GGUF_FILES)
+def test_damaged_gguf_files(tmp_path: Path, case: str) -> None:
+    content, words = GGUF_FILES[case]
+    (tmp_path / "w.gguf").write_bytes(content)
+    assert words in refused(tmp_path / "w.gguf", max_memory=10**8)
+
+
+def test_the_metadata_of_a_file_as_the_library_writes_it(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "w.gguf", "llama")
+    writer.add_block_count(7)
+    writer.add_token_list(["a", "bc", "d"])
+    writer.add_rope_freq_base(1e4)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = gguf_metadata(tmp_path / "w.gguf")
+    told = {"general.architecture": "llama", "llama.block_count": 7, "tokenizer.ggml.tokens": 3}
+    assert {key: found[key] for key in told} == told
+    assert found["llama.rope.freq_base"] == pytest.approx(1e4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"width": 10**9}, "has shape"),
+        ({"mlp_width": 10**9, "mlp": True}, "not part of this model|is missing|has shape"),
+        ({"architecture": {"depth": BEYOND}}, "configuration has depth 1,000,000,000; at most 1,000"),
+        ({"architecture": {"depth": 1, "heads": BEYOND}}, "configuration has heads"),
+        ({"architecture": [1]}, "reference configuration is refused"),
+        ({"architecture": {"depth": 1, "mask": f"causal({'x' * 5000})"}}, ""),
+        ({"residual_scale": "x"}, "reference configuration is refused"),
+        ({"readout": "mlp", "readout_layers": BEYOND}, "configuration has readout_layers"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_reference_models_are_held_to_the_same(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    config = copy_network(Architecture(1))
+    path = save_reference(tmp_path / "saved", config, parameters=draw_parameters(config, torch.Generator()))
+    document = json.loads((path / "reference.json").read_text())
+    document["config"] |= changes
+    (path / "reference.json").write_text(json.dumps(document))
+    message = refused(path)
+    assert any(word in message for word in words.split("|")), message
+
+
+def test_shapes_are_known_without_drawing() -> None:
+    config = copy_network(Architecture(2, 2), residual=True, mlp=True)
+    drawn, shapes = draw_parameters(config, torch.Generator()), draw_parameters(config, None)
+    assert {name: value.shape for name, value in drawn.items()} == {name: value.shape for name, value in shapes.items()}
+    assert all(value.is_meta for value in shapes.values())
+    with pytest.raises(UsageError, match="holds no reference model"):
+        load_reference("nowhere")
