@@ -72,7 +72,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
         with open_file(path) as raw:
             packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
-            file = cast(BinaryIO, gzip.open(raw)) if packed else raw
+            file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
             number = 0
             while line := read_line(file, name, number + 1):
                 number += 1

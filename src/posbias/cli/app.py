@@ -28,7 +28,7 @@ from posbias.cli import (
     train,
     verify,
 )
-from posbias.cli.ending import fail, flush, prepare
+from posbias.cli.ending import fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
 
@@ -81,7 +81,7 @@ def main() -> None:
     prepare()
     try:
         code = app(standalone_mode=False)
-        flush()
+        sys.stdout.flush()
     except WrongUse as error:
         _refuse(error)
     except UsageError as error:

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import NoReturn
 
 LONGEST = 500
@@ -25,31 +26,23 @@ def prepare() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8"))
     if not os.environ.get("POSBIAS_DEBUG"):
         warnings.showwarning = lambda *_, **__: None
-        logging.lastResort = None
+        logging.lastResort = logging.NullHandler()
         for library in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
             os.environ.setdefault(library, "critical")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def flush() -> None:
-    """Write out what is still held of stdout; where that fails, nothing is tried again when Python ends.
-
-    Raises:
-        OSError: the disk is full, or nobody reads.
-    """
-    try:
-        sys.stdout.flush()
-    except OSError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
-        raise
-
-
 def fail(message: str, code: int) -> NoReturn:
     """Print one line on stderr and exit."""
-    print(error_line(message), file=sys.stderr)
+    with suppress(OSError):
+        print(error_line(message), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, or nobody reads: what is held would be tried again, with a traceback, as Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 

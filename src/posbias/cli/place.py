@@ -1,7 +1,7 @@
 """`posbias place`: the order of retrieved passages that a measured model is expected to use best."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 

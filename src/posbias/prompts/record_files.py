@@ -11,7 +11,7 @@ from typing import Any
 
 from posbias.errors import UsageError
 from posbias.files import check_text, json_object, open_file, read_line
-from posbias.limits import BLANK_LINES, READ_BYTES
+from posbias.limits import BLANK_LINES
 from posbias.prompts.sources import (
     WHOLE_BYTES,
     Document,
