@@ -69,8 +69,16 @@ MASK_BYTES = Limit("POSBIAS_MAX_MASK_BYTES", 1_000_000, "bytes")
 """Of a mask file; 256 x 256 positions as text take about 130,000."""
 ITEMS = Limit("POSBIAS_MAX_ITEMS", 100_000, "items")
 """In one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
-CELLS = Limit("POSBIAS_MAX_CELLS", 10**9, "cells")
-"""Numbers held at once (8 bytes each), or layers times heads times positions of an architecture."""
+EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")
+"""Of a task: contents times positions."""
+REPEATS = Limit("POSBIAS_MAX_REPEATS", 100_000, "repeats")
+"""Probes, draws, re-initialisations and steps of a path."""
+HEADS = Limit("POSBIAS_MAX_HEADS", 100_000, "heads")
+"""Of all layers of an architecture; each is resolved by itself."""
+CELLS = Limit("POSBIAS_MAX_CELLS", 10**8, "cells")
+"""Numbers that one array holds, 0.8 GB in double precision."""
+STEPS = Limit("POSBIAS_MAX_STEPS", 10**10, "steps")
+"""Of a theory: layers times heads times positions, at 10^8 to 10^9 a second."""
 TEMPLATE_SECONDS = Limit("POSBIAS_MAX_TEMPLATE_SECONDS", 2, "seconds")
 """Processor time that a chat template may take for one conversation."""
 TEMPLATE_BYTES = Limit("POSBIAS_MAX_TEMPLATE_BYTES", 1 << 28, "bytes")

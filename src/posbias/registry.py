@@ -66,7 +66,9 @@ class Registry(Generic[Variant]):
         variant = self[name]
         try:
             return variant(*positional, **keywords)  # type: ignore[no-any-return]
-        except TypeError as error:
+        except UsageError:
+            raise
+        except (TypeError, ValueError, ArithmeticError) as error:
             fields = ", ".join(field.name for field in dataclasses.fields(variant)) or "none"
             raise UsageError(f"{self.sort} {text!r}: {error}; parameters of {name}: {fields}") from None
 

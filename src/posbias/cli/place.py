@@ -38,13 +38,14 @@ def place(
     from posbias.evaluation import measured_use
     from posbias.evaluation import place as find_order
     from posbias.evaluation.record import load_behaviour
-    from posbias.records import Record, run_directory
+    from posbias.records import Record, reading, run_directory
 
     relevance = scores_of(scores)
     arguments = passed_arguments(context)
     with run_directory(out, verb="place", arguments=arguments) as directory:
         measured = load_behaviour(run)
-        found = find_order(relevance, measured_use(measured, measure=by), seed=seed)
+        with reading(measured):
+            found = find_order(relevance, measured_use(measured, measure=by), seed=seed)
         record = Record(
             verb="place",
             arguments=arguments,
