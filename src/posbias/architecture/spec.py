@@ -187,7 +187,7 @@ def _per_layer_and_head(name: str, value: Any, shape: tuple[int, int]) -> Float6
     depth, heads = shape
     try:
         values = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{name} must be a number, a list per layer or [layer][head], got {value!r}") from None
     if values.shape not in {(), (depth,), (depth, heads)}:
         raise UsageError(

@@ -189,12 +189,7 @@ def _variant(registry: Registry[Any], settings: Settings) -> Any:
     for key in parameters:
         if key not in known:
             raise UsageError(f"{registry.sort} {settings['name']} has no {key!r}; parameters: {', '.join(known)}")
-    try:
-        return variant(**parameters)
-    except UsageError:
-        raise
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise UsageError(f"{registry.sort} {settings['name']}: {error}") from None
+    return registry.build(settings["name"], **parameters)
 
 
 def _settings(registry: Registry[Any], value: Any, section: str) -> Settings:
