@@ -59,7 +59,7 @@ def _short(number: int) -> str:
 
 READ_BYTES = Limit("POSBIAS_MAX_READ_BYTES", 1 << 25, "bytes")
 """Of a line, or of a file that is read whole: as Python objects it can take twenty times as much memory."""
-BLANK_LINES = Limit("POSBIAS_MAX_BLANK_LINES", 1_000_000, "blank lines")
+BLANK_LINES = Limit("POSBIAS_MAX_BLANK_LINES", 100_000, "blank lines")
 """Before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
 YAML_BYTES = Limit("POSBIAS_MAX_YAML_BYTES", 1_000_000, "bytes")
 """Of a YAML document; it is read at about 2 MB a second."""
@@ -73,8 +73,8 @@ EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")
 """Of a task: contents times positions."""
 REPEATS = Limit("POSBIAS_MAX_REPEATS", 100_000, "repeats")
 """Probes, draws, re-initialisations and steps of a path."""
-HEADS = Limit("POSBIAS_MAX_HEADS", 100_000, "heads")
-"""Of all layers of an architecture; each is resolved by itself."""
+HEADS = Limit("POSBIAS_MAX_HEADS", 30_000, "heads")
+"""Of all layers of an architecture, each resolved by itself; the largest models have 16,000."""
 CELLS = Limit("POSBIAS_MAX_CELLS", 10**8, "cells")
 """Numbers that one array holds, 0.8 GB in double precision."""
 STEPS = Limit("POSBIAS_MAX_STEPS", 10**10, "steps")
