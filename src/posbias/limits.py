@@ -75,8 +75,8 @@ REPEATS = Limit("POSBIAS_MAX_REPEATS", 100_000, "repeats")
 """Probes, draws, re-initialisations and steps of a path."""
 HEADS = Limit("POSBIAS_MAX_HEADS", 30_000, "heads")
 """Of all layers of an architecture, each resolved by itself; the largest models have 16,000."""
-CELLS = Limit("POSBIAS_MAX_CELLS", 10**8, "cells")
-"""Numbers that one array holds, 0.8 GB in double precision."""
+CELLS = Limit("POSBIAS_MAX_CELLS", 5 * 10**7, "cells")
+"""Numbers that one array holds, 0.4 GB in double precision; several stand beside each other."""
 STEPS = Limit("POSBIAS_MAX_STEPS", 10**10, "steps")
 """Of a theory: layers times heads times positions, at 10^8 to 10^9 a second."""
 TEMPLATE_SECONDS = Limit("POSBIAS_MAX_TEMPLATE_SECONDS", 2, "seconds")
