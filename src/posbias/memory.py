@@ -49,7 +49,9 @@ def parse_bytes(text: str) -> int:
     factor = UNITS.get(match[2].upper()) if match else None
     amount = float(match[1]) * factor if match and factor else 0.0
     if not 1 <= amount < MACHINE_INTEGERS:
-        raise UsageError(f"{text!r} is no amount of memory; allowed: a number in [1 B, 2^63 B) with B, KB, MB, GB, TB, KiB ... TiB")
+        raise UsageError(
+            f"{text!r} is no amount of memory; allowed: a number in [1 B, 2^63 B) with B, KB, MB, GB, TB, KiB ... TiB"
+        )
     return int(amount)
 
 
