@@ -9,7 +9,6 @@ follows at the end.
 import contextlib
 import dataclasses
 import faulthandler
-import gzip
 import io
 import json
 import os
@@ -22,18 +21,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import typer
-from pyarrow import parquet
-from safetensors import safe_open
-from safetensors.numpy import save
 
+from fuzz_files import FILES, HUGE, NO_FILES, SUFFIXES, TEMPLATE, bytes_changed, record_changed, value_changed
 from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
 from posbias.cli import main
 from posbias.cli.app import app
@@ -43,6 +38,7 @@ from posbias.memory import peak_bytes, reset_peak, resident_bytes
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.theory import THEORIES
+from tied_runs import saved
 
 INPUTS = 1000
 SECONDS = 10
@@ -50,48 +46,27 @@ SECONDS = 10
 MEMORY = 2 * 10**9
 LONGEST = 500
 
-HUGE = 10**12
+LARGE = (str(HUGE), str(-HUGE), str(2**63), "9" * 400, "9" * 5000)
 TEXTS = (
-    *("", " ", "-", "--", "nan", "inf", "-1", "0", "1.5", "1e400", "true", "None", "all", "x" * 5000, "9" * 400),
-    *(
-        "9" * 5000,
-        str(HUGE),
-        str(-HUGE),
-        str(2**63),
-        "0x10",
-        "１２",
-        "1,2,,3",
-        "[" * 3000,
-        "[[]]",
-        "[1e999]",
-        "{'a': 1}",
-    ),
-    *("a(b=c)", "f(*x)", "spread(1000000000)", "\udcff", "é\n\x1b[31m", "/dev/zero", "..", "/", "no/such", "demo#x"),
+    *("", " ", "x" * 5000, "[" * 3000, "{'a': 1}", "é\n\x1b[31m", "\udcff", *LARGE),
+    *"- -- nan inf -1 0 1.5 1e400 true None all 0x10 １２ 1,2,,3 [[]] [1e999] a(b=c) f(*x) spread(1000000000)".split(),  # noqa: SIM905
+    *"/dev/zero .. / no/such demo#x".split(),  # noqa: SIM905
 )
 """What an option is given."""
 LITERALS = (
-    *("0", "-1", "1.5", "1e999", "-1e999", "True", "None", "''", "'x'", "'\\ud800'", "b'x'", "1j", "[]", "[1]"),
-    *(
-        "[[1], 2]",
-        "{}",
-        "{1: 2}",
-        "{1}",
-        "()",
-        "9" * 400,
-        "9" * 5000,
-        str(HUGE),
-        str(10**9),
-        str(2**63),
-        "-" * 999 + "1",
-    ),
+    *"0 -1 1.5 1e999 -1e999 1000000000 True None '' 'x' '\\ud800' b'x' 1j [] [1] [[1],2] {} {1:2} {1} ()".split(),  # noqa: SIM905
+    *("-" * 999 + "1", *LARGE),
 )
 """What a parameter of a literal call is given."""
-VALUES: tuple[Any, ...] = (
-    *(None, True, 0, -1, 1.5, float("nan"), float("inf"), HUGE, 10**9, 2**63, 10**400, "", "x", "\ud800", "nan"),
-    *([], [[]], {}, {"a": 1}, [None], "x" * 3000),
-)
-"""What stands in place of a value in a file."""
-
+RUNS = {
+    "predicted": "predict --depth 2 --length 8",
+    "measured": "measure {model} --length 8 --count 6 --kinds probability",
+    "evaluated": "evaluate {model} --task example_order(shots=4) --count 7 --max-tokens 1",
+    "trained": "train {study}",
+    "verified": "verify wu2025/theorem-4.5",
+    "attended": "attention {model} --length 8 --count 2",
+    "decomposed": "decompose {model} --length 8 --count 2 --interventions no_rope --kinds probability",
+}
 COMMANDS = (
     "predict --depth 2 --heads 2 --length 12 --mask prefix(length=3) --encoding alibi --mixing 0.5 --content 1 "
     "--theory rollout_content",
@@ -113,17 +88,13 @@ COMMANDS = (
     "train {study}",
     "place --run {evaluated} --scores {scores}",
     "place --run {evaluated} --scores 0.9,0.4,0.1 --by probability",
-    "report {predicted} --out {new}",
-    "report {measured} --out {new}",
-    "report {evaluated} --out {new}",
-    "report {trained} --out {new}",
-    "report {verified} --out {new}",
-    "report {attended} --out {new}",
-    "report {decomposed} --out {new}",
+    *(f"report {{{run}}} --out {{new}}" for run in RUNS),
     "compare {predicted} {measured}",
     "compare {measured} {measured} --kind probability",
     "tie {tied}",
     "list masks",
+    "models get other",
+    "reproduce birth-2603.10123 --size tiny --length 20 --births 2 --probes 1",
 )
 """Valid commands; what stands in braces is a file of `Ground`, or a directory that does not exist yet."""
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -136,34 +107,6 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "--task": LANGUAGE_TASKS,
     "--interventions": INTERVENTIONS,
 }
-RUNS = {
-    "predicted": "predict --depth 2 --length 8",
-    "measured": "measure {model} --length 8 --count 6 --kinds probability",
-    "evaluated": "evaluate {model} --task example_order(shots=4) --count 7 --max-tokens 1",
-    "trained": "train {study}",
-    "verified": "verify wu2025/theorem-4.5",
-    "attended": "attention {model} --length 8 --count 2",
-    "decomposed": "decompose {model} --length 8 --count 2 --interventions no_rope --kinds probability",
-}
-STUDY: dict[str, Any] = {
-    "task": {"name": "position_copy", "target": 0, "context": 6, "vocabulary": 5},
-    "model": {"depth": 1, "width": 8, "residual": "none", "mask": "causal", "mixing": 1.0},
-    "optimiser": {"name": "adam", "learning_rate": 0.01},
-    "train": {"steps": 4, "batch": 8, "window": 2, "evaluate_every": 2, "examples": 4, "stopping": "below(loss=0.1)"},
-    "grid": {"task.target": [0, 5]},
-    "seeds": 1,
-}
-PAIRS = {"ordered_kv_records": [["k1", "v1"], ["k2", "v2"], ["k3", "v3"]], "key": "k2", "value": "v2"}
-DOCUMENTS = {
-    "question": "who",
-    "answers": ["Ada"],
-    "ctxs": [{"title": "A", "text": "Ada did.", "isgold": True}, {"title": "B", "text": "Bob.", "isgold": False}],
-}
-CHAT = {"messages": [{"role": "user", "content": "hello you"}]}
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
-PROSE = "It was a bright cold day in April, and the clocks were striking thirteen. Winston walked home; it rained. "
-
-
 # --- what happens ---
 
 
@@ -274,59 +217,11 @@ class Ground:
             if kind in FILES:
                 path.write_bytes(FILES[kind]())
             elif kind == "tied":
-                self._tied(path)
+                saved().save(path)
             else:
                 found = ended([*words(RUNS[kind], self), "--out", str(path)])
                 assert found.code == 0, found
         return path
-
-    def _tied(self, path: Path) -> None:
-        sys.path.append(str(Path(__file__).parents[1]))
-        from tied_runs import saved
-
-        saved().save(path)
-
-
-def json_lines(*values: Any) -> bytes:
-    return b"".join(json.dumps(value).encode() + b"\n" for value in values)
-
-
-def table() -> bytes:
-    buffer = io.BytesIO()
-    parquet.write_table(pa.table({"text": [PROSE, PROSE.upper()], "number": [1, 2]}), buffer)
-    return buffer.getvalue()
-
-
-def mask(write: Callable[..., None], **options: Any) -> Callable[[], bytes]:
-    def written() -> bytes:
-        buffer = io.BytesIO()
-        write(buffer, np.tri(6, dtype=int), **options)
-        return buffer.getvalue()
-
-    return written
-
-
-FILES: dict[str, Callable[[], bytes]] = {
-    "text": lambda: (PROSE * 40).encode(),
-    "records": lambda: json_lines({"text": PROSE, "id": 1}, {"text": PROSE.upper(), "id": 2}),
-    "token_ids": lambda: json_lines({"token_ids": list(range(40))}, {"token_ids": list(range(50, 90))}),
-    "table": table,
-    "chat": lambda: json_lines(CHAT, {"messages": [{"role": "user", "content": "hello us!"}]}),
-    "pairs": lambda: gzip.compress(json_lines(PAIRS, PAIRS)),
-    "documents": lambda: json_lines(DOCUMENTS, DOCUMENTS),
-    "scores": lambda: json_lines({"score": 0.5}, 0.25, {"score": 1}),
-    "study": lambda: json.dumps(STUDY).encode(),
-    "mask_npy": mask(np.save),
-    "mask_txt": mask(np.savetxt, fmt="%d"),
-}
-SUFFIXES = {
-    **dict.fromkeys(("records", "token_ids", "chat", "documents", "scores"), ".jsonl"),
-    **dict.fromkeys(("text", "mask_txt"), ".txt"),
-    "table": ".parquet",
-    "pairs": ".jsonl.gz",
-    "study": ".yaml",
-    "mask_npy": ".npy",
-}
 
 
 def words(command: str, ground: Ground, **instead: Path) -> list[str]:
@@ -345,11 +240,10 @@ def words(command: str, ground: Ground, **instead: Path) -> list[str]:
 def option(command: str, ground: Ground, source: random.Random) -> list[str]:
     """One option of the verb gets a hostile value."""
     given = words(command, ground)
-    known = [
-        parameter.opts[0]
-        for parameter in typer.main.get_command(app).commands[given[0]].params  # type: ignore[attr-defined]
-        if parameter.param_type_name == "option" and not getattr(parameter, "is_flag", False)
-    ]
+    verb: Any = typer.main.get_command(app)
+    for word in given[:2]:
+        verb = getattr(verb, "commands", {}).get(word, verb)
+    known = [each.opts[0] for each in verb.params if each.param_type_name == "option" and not each.is_flag]
     known = [name for name in known if name not in {"--engine", "--server", "--ray-address"}]
     here = [name for name in given if name in known]
     name = source.choice(here if here and source.random() < 0.5 else known)
@@ -406,126 +300,6 @@ def file(command: str, ground: Ground, source: random.Random) -> list[str]:
     return words(command, ground, **{kind: after})
 
 
-def bytes_changed(path: Path, source: random.Random) -> bytes:
-    """Cut, bits turned, a part repeated or replaced by what does not belong there."""
-    content = path.read_bytes()
-    place = source.randrange(len(content))
-    odd = source.choice(
-        [b"", b"\0" * 50, b"\xff\xfe", b"\xed\xa0\x80", b"\n" * 3, b"[" * 3000, b'"', b"\x1f\x8b", b"9" * 5000]
-    )
-    return source.choice(
-        [
-            content[:place],
-            content[:place] + bytes([content[place] ^ 1 << source.randrange(8)]) + content[place + 1 :],
-            content[:place] + odd + content[place:],
-            odd + content,
-            odd,
-            content[place:] + content[:place],
-        ]
-    )
-
-
-def value_changed(kind: str, path: Path, source: random.Random) -> bytes:
-    """A valid file of its kind, with one value of another sort."""
-    content = path.read_bytes()
-    if kind == "table":
-        return table_changed(source)
-    if kind == "mask_npy":
-        buffer = io.BytesIO()
-        odd = (
-            np.zeros((0, 0)),
-            np.ones(6),
-            np.full((6, 6), np.nan),
-            np.eye(6) * 1j,
-            np.array([["a"]]),
-            np.ones((300, 300)),
-        )
-        np.save(buffer, source.choice([*odd, np.zeros((2, 2, 2)), np.zeros(3, dtype="i4,f4"), np.array("2020", "M8")]))
-        return buffer.getvalue()
-    if kind in ("text", "mask_txt"):
-        return bytes_changed(path, source)
-    packed = kind == "pairs"
-    lines = (gzip.decompress(content) if packed else content).splitlines()
-    place = source.randrange(len(lines))
-    lines[place] = json.dumps(node_changed(json.loads(lines[place]), source)).encode()
-    text = b"\n".join(lines) + b"\n"
-    return gzip.compress(text) if packed else text
-
-
-def table_changed(source: random.Random) -> bytes:
-    """A Parquet file whose column holds something else."""
-    columns = (
-        *([None, "a"], [], [b"\xff"], [1.5], [[1, 2]] * 3, [[1, None]], [[2**63 - 1] * 9], [{"a": 1}], [[["x"]]], [""]),
-        *([PROSE * 3], ["\0" * 500], [[]], [[-1] * 20], [True], [None]),
-    )
-    buffer = io.BytesIO()
-    name = source.choice(["text", "token_ids", "other"])
-    parquet.write_table(pa.table({name: source.choice(columns)}), buffer, compression=source.choice(["gzip", "none"]))
-    return buffer.getvalue()
-
-
-def node_changed(value: Any, source: random.Random) -> Any:
-    """A nested value with one node replaced, removed or wrapped."""
-    if not isinstance(value, dict | list) or not value or source.random() < 0.15:
-        return source.choice([source.choice(VALUES), [value], {"a": value}, deep()])
-    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    key = source.choice(keys)
-    changed = dict(value) if isinstance(value, dict) else list(value)
-    if source.random() < 0.15:
-        del changed[key]
-    else:
-        changed[key] = node_changed(value[key], source)
-    return changed
-
-
-def deep() -> Any:
-    """A list in a list, 200 times: JSON reads it, recursive programs may not."""
-    value: Any = 1
-    for _ in range(200):
-        value = [value]
-    return value
-
-
-def record_changed(path: Path, source: random.Random) -> bytes:
-    """A run's file with another value in its record, an array less, or one of another shape or sort."""
-    with safe_open(path, framework="numpy") as opened:
-        document = json.loads(opened.metadata()["record"])
-        metadata = dict(opened.metadata())
-        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    if source.random() < 0.5:
-        metadata.pop("sha256", None)  # as posbias wrote them before it sealed its records
-    if source.random() < 0.6 or not arrays:
-        document = node_changed(document, source)
-    else:
-        name = source.choice(list(arrays))
-        array = arrays.pop(name)
-        flat, strange = array.reshape(-1), np.array([float("nan")])
-        odd = (flat, flat[:1], strange, array.astype(complex).real[..., None], array > 0, -array.astype(float) - 1)
-        if source.random() < 0.8:
-            arrays[name] = np.ascontiguousarray(source.choice(odd))
-    metadata["record"] = json.dumps(document)
-    return save(arrays, metadata=metadata)
-
-
-NO_FILES: tuple[Callable[[Path], object], ...] = (
-    lambda path: os.mkfifo(path),
-    lambda path: path.symlink_to("/dev/zero"),
-    lambda path: path.symlink_to(path),
-    lambda path: path.mkdir(),
-    lambda path: path.write_bytes(b""),
-    lambda path: path.write_bytes(gzip.compress(b"\n" * 10**8)),
-    lambda path: path.write_bytes(gzip.compress(b" " * 10**8)),
-    lambda path: path.write_bytes(b'{"text": "' + b"a" * 10**8),
-    lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 3 * 10**9),
-    lambda path: path.write_text(
-        "a: &a [1, 1]\n"
-        + "".join(
-            f"{b}: &{b} [*{a}, *{a}]\n"
-            for a, b in zip("abcdefghijklmnopqrstuvwx", "bcdefghijklmnopqrstuvwxy", strict=True)
-        )
-    ),
-)
-"""What stands where a file is expected."""
 MUTATIONS = (option, option, argument, literal, literal, file, file, file, file)
 
 
@@ -552,7 +326,8 @@ def run(ground: Ground, commands: Sequence[str], count: int, *, seed: int) -> li
 
 def alone(tmp_path: Path, model: Path, *arguments: object) -> str:
     """Run this file as a program: without the type checks of the tests, which would refuse what users can pass."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, __file__, str(tmp_path), str(model), *map(str, arguments)]
     ending = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ending.returncode == 0, f"{ending.stdout}\n{ending.stderr}"
@@ -576,11 +351,7 @@ def program(directory: str, model: str, count: str, seed: str, which: str) -> in
     return bool(run(Ground(Path(directory), Path(model)), commands, int(count), seed=int(seed)))
 
 
-QUICK = [
-    command
-    for command in COMMANDS
-    if command.startswith(("predict --depth", "verify", "evaluate --lm-eval {new} --task"))
-]
+QUICK = [one for one in COMMANDS if one.startswith(("predict --depth", "verify", "evaluate --lm-eval {new} --task"))]
 
 if __name__ == "__main__":
     sys.exit(program(*sys.argv[1:]))
