@@ -10,8 +10,9 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 from posbias.errors import UsageError
 from posbias.limits import BLANK_LINES, READ_BYTES, Limit
@@ -19,7 +20,7 @@ from posbias.limits import BLANK_LINES, READ_BYTES, Limit
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-def open_file(path: str | Path) -> BinaryIO:
+def open_file(path: str | Path) -> BufferedReader:
     """A regular file, open for reading bytes; pipes and devices, which may block or never end, are refused.
 
     Raises:
@@ -72,7 +73,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
         with open_file(path) as raw:
             packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
-            file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
             number = 0
             while line := read_line(file, name, number + 1):
                 number += 1
@@ -87,7 +88,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
         raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
 
 
-def read_line(file: BinaryIO, name: str, number: int | None = None) -> bytes:
+def read_line(file: IO[bytes], name: str, number: int | None = None) -> bytes:
     """The next line of an open file, empty at its end.
 
     Raises:
