@@ -7,7 +7,7 @@ from posbias.checks import check_seed, check_whole
 from posbias.errors import UsageError
 
 
-@pytest.mark.parametrize("value", [2, 2**70])
+@pytest.mark.parametrize("value", [2, 2**63 - 1])
 def test_whole_numbers_pass(value: int) -> None:
     check_whole("count", value, least=2)
 
@@ -23,6 +23,10 @@ def test_bounds_above() -> None:
     check_whole("seed", 2**62 - 1, least=0, below=2**62)
     with pytest.raises(UsageError, match=r"seed must be a whole number in \[0, 2\^62\), got 4611686018427387904"):
         check_whole("seed", 2**62, least=0, below=2**62)
+    with pytest.raises(UsageError, match=r"count must be a whole number in \[1, 2\^63\), got a number of 64 bits"):
+        check_whole("count", 2**63, least=1)
+    with pytest.raises(UsageError, match=r"position must be a whole number in \[-2\^63, 2\^63\), got a number of 1329"):
+        check_whole("position", -(10**400))
     with pytest.raises(UsageError, match=r"place must be a whole number in \[0, 8\), got 8"):
         check_whole("place", 8, least=0, below=8)
 

@@ -3,6 +3,10 @@
 import numpy as np
 
 from posbias.errors import UsageError
+from posbias.limits import Limit
+
+MACHINE_INTEGERS = 2**63
+"""Whole numbers lie below it, on either side of 0: arrays and records hold no larger ones."""
 
 
 def check_whole(
@@ -21,13 +25,27 @@ def check_whole(
         UsageError: it is not.
     """
     allowed = (int, np.integer) if numpy else (int,)
+    above = MACHINE_INTEGERS if below is None else below
+    bounds, shown = "" if least is None else f" >= {least}", repr(value)[:120]
     if isinstance(value, allowed) and not isinstance(value, bool):
         number = int(value)
-        if (least is None or number >= least) and (below is None or number < below):
+        if (-above if least is None else least) <= number < above:
             return
-    bounds = "" if least is None else f" >= {least}" if below is None else f" in [{least}, {_power(below)})"
-    shown = repr(value)[:120]
+        large = abs(number) >= MACHINE_INTEGERS
+        if large or below is not None:
+            bounds = f" in [{'-2^63' if least is None else least}, {_power(above)})"
+            shown = f"a number of {number.bit_length()} bits" if large else shown
     raise UsageError(f"{name} must be a whole number{bounds}, got {shown}")
+
+
+def check_size(name: str, value: object, limit: Limit, *, least: int = 1) -> None:
+    """Refuse what is no whole number >= `least`, or more than a limit allows.
+
+    Raises:
+        UsageError: it is not, or it is more.
+    """
+    check_whole(name, value, least=least, numpy=True)
+    limit.check(name, int(value))  # type: ignore[call-overload]
 
 
 def check_seed(seed: object) -> None:

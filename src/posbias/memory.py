@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from posbias.checks import MACHINE_INTEGERS
 from posbias.errors import UsageError
 
 UNITS = {"": 1, "B": 1} | {
@@ -46,9 +47,12 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     factor = UNITS.get(match[2].upper()) if match else None
-    if match is None or factor is None or float(match[1]) * factor < 1:
-        raise UsageError(f"{text!r} is no amount of memory; allowed: a number > 0 with B, KB, MB, GB, TB, KiB ... TiB")
-    return int(float(match[1]) * factor)
+    amount = float(match[1]) * factor if match and factor else 0.0
+    if not 1 <= amount < MACHINE_INTEGERS:
+        raise UsageError(
+            f"{text!r} is no amount of memory; allowed: a number in [1 B, 2^63 B) with B, KB, MB, GB, TB, KiB ... TiB"
+        )
+    return int(amount)
 
 
 def show_bytes(count: float) -> str:

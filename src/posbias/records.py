@@ -6,6 +6,7 @@ load, so a directory always holds either the old or the new run. No pickle anywh
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -45,6 +46,8 @@ QUOTED_PATH = re.compile(
 """The same in quotation marks, between which spaces belong to it."""
 
 Status = Literal["done", "failed"]
+UNWRITTEN = ("arrays", "sealed")
+"""What of a record is not in its JSON document."""
 
 
 @dataclass(eq=False)
@@ -69,6 +72,8 @@ class Record:
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
+    sealed: bool = field(default=True, init=False)
+    """Whether it is known to be as posbias made it; files of the first version carry no checksum."""
 
     def __post_init__(self) -> None:
         self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
@@ -79,7 +84,7 @@ class Record:
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document."""
         told = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
-        document = {name: plain(value) for name, value in {**vars(self), **told}.items() if name != "arrays"}
+        document = {name: plain(value) for name, value in {**vars(self), **told}.items() if name not in UNWRITTEN}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
         return document
 
@@ -96,7 +101,8 @@ class Record:
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / ARRAYS_FILE, save(arrays, metadata={"record": text}))
+            metadata = {"record": text, "sha256": _checksum(text, arrays)}
+            write_atomically(directory / ARRAYS_FILE, save(arrays, metadata=metadata))
             _remove_report(directory)
             write_atomically(directory / RECORD_FILE, text.encode())
         except OSError as error:
@@ -118,9 +124,12 @@ def load_record(directory: str | Path) -> Record:
         raise UsageError(f"{str(directory)!r} holds no posbias run (no {ARRAYS_FILE} in it)")
     try:
         with safe_open(path, framework="numpy") as file:
-            document = json.loads(file.metadata()["record"])
+            metadata = dict(file.metadata())
+            document = json.loads(metadata["record"], parse_constant=_no_number)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        if metadata.get("sha256") not in (None, _checksum(metadata["record"], arrays)):
+            raise ValueError("its content is not what posbias wrote")
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
@@ -129,10 +138,64 @@ def load_record(directory: str | Path) -> Record:
         )
     try:
         record = Record(**{**document, "arrays": arrays})
-    except TypeError as error:
+        _check_types(record)
+        record.sealed = "sha256" in metadata
+    except (TypeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
     _complete(directory / RECORD_FILE, document)
     return record
+
+
+def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash of a record's document and of its arrays with their names, types and shapes."""
+    found = hashlib.sha256(text.encode(errors="surrogatepass"))
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data if array.size else b"")
+    return found.hexdigest()
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _check_types(record: Record) -> None:
+    """Refuse a document whose fields are of another sort.
+
+    Raises:
+        TypeError: one is.
+    """
+    sorts: dict[type, tuple[str, ...]] = {
+        str: ("verb", "created", "run_id"),
+        dict: ("arguments", "resolved", "scalars", "seeds", "environment"),
+    }
+    for sort, names in sorts.items():
+        for name in names:
+            if not isinstance(getattr(record, name), sort):
+                raise TypeError(f"field {name!r} is {getattr(record, name)!r:.80}")
+    if record.status not in get_args(Status) or not isinstance(record.error, str | None):
+        raise TypeError(f"status is {record.status!r:.80}, error {record.error!r:.80}")
+
+
+@contextmanager
+def reading(*records: Record) -> Iterator[None]:
+    """While open, what cannot be made sense of is the fault of a record that was changed, not of this program.
+
+    Raises:
+        RunError: anything failed, and not all of the records are sealed.
+    """
+    try:
+        yield
+    except (UsageError, RunError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        changed = [record for record in records if not record.sealed]
+        if not changed:
+            raise
+        raise RunError(
+            f"the run {changed[0].run_id!r:.80} of {changed[0].verb!r:.80} is not as posbias writes them "
+            f"({type(error).__name__}); make it again"
+        ) from None
 
 
 def finished_record(directory: str | Path) -> Record | None:

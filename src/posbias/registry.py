@@ -7,13 +7,21 @@ and found by name ever after. On the command line it is spelled as a literal cal
 
 import ast
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from types import NoneType
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
+from posbias.checks import MACHINE_INTEGERS
 from posbias.errors import UsageError
 
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 """What `ast.literal_eval` may raise: no literal, an unhashable key, no Python, brackets nested too deep."""
+
+PLAIN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
+"""By sort of a plain parameter: what it must be."""
+PLAIN_SORTS = set(PLAIN_WORDS)
+INFINITIES = (math.inf, -math.inf)
 
 Variant = TypeVar("Variant")
 _Registered = TypeVar("_Registered")
@@ -46,7 +54,7 @@ class Registry(Generic[Variant]):
         Raises:
             UsageError: unknown name; the message lists the known ones.
         """
-        if name not in self._variants:
+        if not isinstance(name, str) or name not in self._variants:
             raise UsageError(f"unknown {self.sort} {name!r}; known: {', '.join(sorted(self._variants))}")
         return self._variants[name]
 
@@ -63,12 +71,41 @@ class Registry(Generic[Variant]):
             UsageError: not a literal call, unknown variant or parameter, or a value the variant refuses.
         """
         name, positional, keywords = parse_literal_call(text, self.sort)
+        return self.build(name, *positional, **keywords)
+
+    def build(self, name: str, /, *positional: Any, **keywords: Any) -> Variant:
+        """Build a variant from the values of its parameters.
+
+        Raises:
+            UsageError: unknown variant or parameter, or a value the variant refuses.
+        """
         variant = self[name]
         try:
-            return variant(*positional, **keywords)  # type: ignore[no-any-return]
-        except TypeError as error:
+            built: Variant = variant(*positional, **keywords)
+        except UsageError:
+            raise
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             fields = ", ".join(field.name for field in dataclasses.fields(variant)) or "none"
-            raise UsageError(f"{self.sort} {text!r}: {error}; parameters of {name}: {fields}") from None
+            raise UsageError(f"{self.sort} {name}: {error}; parameters: {fields}") from None
+        self._check_types(built)
+        return built
+
+    def _check_types(self, variant: Any) -> None:
+        """Refuse values of another sort than a plain field has, for variants that do not look themselves.
+
+        Raises:
+            UsageError: there is one, or NaN, or a number that no array holds.
+        """
+        hints = get_type_hints(type(variant))
+        for field in dataclasses.fields(variant):
+            value, sorts = getattr(variant, field.name), get_args(hints[field.name]) or (hints[field.name],)
+            if value == field.default or not set(sorts) <= PLAIN_SORTS:
+                continue
+            allowed = (*sorts, int) if float in sorts else sorts
+            large = isinstance(value, int | float) and not abs(value) < MACHINE_INTEGERS and value not in INFINITIES
+            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in sorts) or large:
+                words = " or ".join(PLAIN_WORDS[sort] for sort in sorts)
+                raise UsageError(f"{self.sort} {variant.name}: {field.name} must be {words}, got {value!r}")
 
     def spell(self, variant: object) -> str:
         """The literal spelling of a variant object, the inverse of `parse`."""

@@ -180,7 +180,10 @@ def test_wrong_prompts(posbias, tiny_llama, tmp_path):
     one_line(measure(bad, "--length", 8), "bad.jsonl", "line 2")
     bad.write_text('{"text": "half a \\ud800 character"}\n')
     one_line(measure(bad, "--length", 8), "bad.jsonl", "line 1", r"'\ud800' alone is no character")
-    one_line(measure("synthetic", "--length", 8, "--count", 10**14), "allocate", "a smaller --count", code=1)
+    one_line(
+        measure("synthetic", "--length", 8, "--count", 10**14),
+        "count x n_positions = 100000000000000 x 8 takes 800,000,000,000,000 cells",
+    )
     one_line(posbias("measure", tiny_llama, "--kinds", "telepathy"), "unknown influence kind 'telepathy'", "jacobian")
 
 
@@ -214,7 +217,11 @@ def test_runs_that_are_no_runs(posbias, tmp_path):
     assert load_record(predicted).verb == "predict"
 
 
-def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias, tmp_path):
+def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias, tmp_path, monkeypatch):
+    one_line(posbias("predict", "--length", 10**14, "--out", tmp_path / "run"), "n_positions", "POSBIAS_MAX_CELLS")
+    assert not (tmp_path / "run").exists()
+    for limit in ("CELLS", "STEPS"):
+        monkeypatch.setenv(f"POSBIAS_MAX_{limit}", "1e18")
     one_line(posbias("predict", "--length", 10**14, "--out", tmp_path / "run"), "allocate", code=1)
     assert "allocate" in load_record(tmp_path / "run").error
 

@@ -40,9 +40,9 @@ def test_pairs_keep_their_order_and_the_asked_one_moves(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{not json", "kv.jsonl, line 2 is not JSON"),
-        ('{"key": "\\ud800"}', "line 2 is not JSON"),
-        ("[1, 2]", "line 2 must be a JSON object, got list"),
+        ("{not json", "kv.jsonl, line 2: is not JSON"),
+        ('{"key": "\\ud800"}', "line 2: '\\ud800' alone is no character"),
+        ("[1, 2]", "line 2: need a JSON object, got list"),
         ({"key": "k", "value": "v"}, "line 2: field 'ordered_kv_records' must be a list with entries, got None"),
         ({**RECORD, "key": 3}, "line 2: field 'key' must be text, got 3"),
         ({**RECORD, "value": "v1"}, "line 2: no gold: the asked key 'k3'"),
@@ -113,5 +113,5 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         KeyValue(pairs=3, file=short).examples(None, count=2)
     binary = tmp_path / "binary.jsonl"
     binary.write_bytes(b"\xff\xfe\n")
-    with pytest.raises(UsageError, match="line 1 is not JSON"):
+    with pytest.raises(UsageError, match="line 1: "):
         KeyValue(pairs=3, file=str(binary)).examples(None, count=1)

@@ -164,5 +164,5 @@ def test_numbers_are_numbers(tmp_path):
     path = written(tmp_path, "{a: 1e-3, b: 1_000, c: .5, d: none, e: '1', f: true, g: null, h: -2, i: 1.5e+3, j: yes}")
     expected = {"a": 1e-3, "b": 1000, "c": 0.5, "d": "none", "e": "1", "f": True, "g": None, "h": -2, "i": 1500.0}
     assert read_yaml(path) == {**expected, "j": True}
-    with pytest.raises(UsageError, match="cannot read study"):
+    with pytest.raises(UsageError, match="cannot read"):
         read_yaml(tmp_path / "nothing.yaml")

@@ -80,7 +80,7 @@ def resolve_mixing(mixing: object, depth: int) -> tuple[float, ...]:
     else:
         try:
             values = np.asarray(mixing, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(f"mixing {mixing!r} is not a number, a list of numbers or a schedule") from None
     if values.ndim == 0:
         values = np.full(depth, float(values))

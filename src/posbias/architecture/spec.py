@@ -17,6 +17,7 @@ from posbias.architecture.masks import MASKS, Mask
 from posbias.architecture.mixing import Schedule, resolve_mixing
 from posbias.checks import check_whole
 from posbias.errors import UsageError
+from posbias.limits import HEADS
 from posbias.registry import Registry
 
 
@@ -92,6 +93,7 @@ class Architecture:
     def __post_init__(self) -> None:
         for name in ("depth", "heads"):
             check_whole(name, getattr(self, name), least=1, numpy=True)
+        HEADS.check("depth x heads", int(self.depth) * int(self.heads))
         # Resolve everything once, so that a wrong value is refused here and not in the middle of a computation.
         for layer in range(self.depth):
             for group in self.head_groups[layer]:
@@ -185,7 +187,7 @@ def _per_layer_and_head(name: str, value: Any, shape: tuple[int, int]) -> Float6
     depth, heads = shape
     try:
         values = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{name} must be a number, a list per layer or [layer][head], got {value!r}") from None
     if values.shape not in {(), (depth,), (depth, heads)}:
         raise UsageError(

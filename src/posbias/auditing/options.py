@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from posbias.checks import check_whole
+from posbias.checks import check_size, check_whole
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
+from posbias.limits import REPEATS
 from posbias.measurement import PassOptions
 from posbias.prompts import PromptSource
 
@@ -48,7 +49,7 @@ class AuditOptions:
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
         if self.births is not None:
-            check_whole("births", self.births, least=0, numpy=True)
+            check_size("births", self.births, REPEATS, least=0)
 
     def count_births(self, n_prompts: int) -> int:
         """How many re-initialisations go with that many prompts."""

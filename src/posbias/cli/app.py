@@ -28,6 +28,7 @@ from posbias.cli import (
     train,
     verify,
 )
+from posbias.cli.ending import fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
 
@@ -77,26 +78,28 @@ def main() -> None:
     """Run the command line; UsageError exits 2, RunError and anything unforeseen exit 1, each with one line."""
     # Before torch loads OpenMP: waiting threads sleep instead of spinning, two to four times faster on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    prepare()
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except WrongUse as error:
         _refuse(error)
     except UsageError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     except RunError as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
     except MemoryError as error:
-        _fail(f"{str(error) or 'out of memory'}; try a shorter --length, a smaller --count or fewer --kinds", 1)
+        fail(f"{str(error) or 'out of memory'}; try a shorter --length, a smaller --count or fewer --kinds", 1)
     except OSError as error:
-        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
     except Exception as error:
         if os.environ.get("POSBIAS_DEBUG"):
             raise
         first_line = next(iter(str(error).splitlines()), "")
-        _fail(f"unexpected {type(error).__name__}: {first_line} (POSBIAS_DEBUG=1 shows the traceback)", 1)
+        fail(f"unexpected {type(error).__name__}: {first_line} (POSBIAS_DEBUG=1 shows the traceback)", 1)
     else:
         if code == INTERRUPTED:
-            _fail("interrupted; a measurement or audit can be continued with --resume", INTERRUPTED)
+            fail("interrupted; a measurement or audit can be continued with --resume", INTERRUPTED)
         sys.exit(code or 0)
 
 
@@ -106,7 +109,7 @@ def _refuse(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         sys.exit(2)
-    _fail(f"{error.format_message().rstrip('.')}{_given(error)}; `{asked} --help` says what is allowed", 2)
+    fail(f"{error.format_message().rstrip('.')}{_given(error)}; `{asked} --help` says what is allowed", 2)
 
 
 def _given(error: Any) -> str:
@@ -114,8 +117,3 @@ def _given(error: Any) -> str:
     names = getattr(getattr(error, "param", None), "opts", ())
     values = [value for name, value in pairwise(sys.argv) if name in names]
     return f", got {values[-1]!r}" if values else ""
-
-
-def _fail(message: str, code: int) -> None:
-    print(f"posbias: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(code)

@@ -25,17 +25,12 @@ def compare(
     """Compare two runs: every distance between their profiles, beside a flat line's; prompts of both are resampled."""
     from posbias.auditing import comparison_record
     from posbias.cli.output import finish
-    from posbias.records import load_record, run_directory
+    from posbias.records import load_record, reading, run_directory
 
     options.check_apart(out, (predicted, measured), verb="compared")
     arguments = passed_arguments(context)
     with run_directory(out, verb="compare", arguments=arguments) as directory:
-        record = comparison_record(
-            load_record(predicted),
-            load_record(measured),
-            arguments,
-            command=command_line(context),
-            kind=kind,
-            seed=seed,
-        )
+        runs = load_record(predicted), load_record(measured)
+        with reading(*runs):
+            record = comparison_record(*runs, arguments, command=command_line(context), kind=kind, seed=seed)
         finish(record, out=directory, as_json=json)

@@ -1,14 +1,14 @@
 """`posbias place`: the order of retrieved passages that a measured model is expected to use best."""
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
 from posbias.errors import UsageError
+from posbias.files import decoded, file_exists, json_object, read_lines
 
 if TYPE_CHECKING:
     from posbias.records import Record
@@ -38,13 +38,14 @@ def place(
     from posbias.evaluation import measured_use
     from posbias.evaluation import place as find_order
     from posbias.evaluation.record import load_behaviour
-    from posbias.records import Record, run_directory
+    from posbias.records import Record, reading, run_directory
 
     relevance = scores_of(scores)
     arguments = passed_arguments(context)
     with run_directory(out, verb="place", arguments=arguments) as directory:
         measured = load_behaviour(run)
-        found = find_order(relevance, measured_use(measured, measure=by), seed=seed)
+        with reading(measured):
+            found = find_order(relevance, measured_use(measured, measure=by), seed=seed)
         record = Record(
             verb="place",
             arguments=arguments,
@@ -71,37 +72,26 @@ def scores_of(text: str) -> list[float]:
     Raises:
         UsageError: something else; a wrong line is named.
     """
-    path = Path(text)
-    if not os.path.isfile(path):  # unlike Path.is_file it takes a list longer than any file name
+    if not file_exists(text):
         return [_number(part, f"--scores, value {number}") for number, part in enumerate(text.split(","), start=1)]
-    try:
-        content = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {text!r}: {error}") from None
-    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
-    return [_score_in(line, f"{path.name}, line {number}") for number, line in lines]
+    return [_score_in(line, where) for where, line in read_lines(text)]
 
 
-def _score_in(line: str, where: str) -> float:
-    import json
-
-    if not line.lstrip().startswith("{"):
-        return _number(line, where)
-    try:
-        found: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON ({error.msg})") from None
-    if isinstance(found.get("score"), bool) or not isinstance(found.get("score"), int | float):
-        raise UsageError(f"{where}: needs a number 'score', got {found.get('score')!r}")
-    return float(found["score"])
+def _score_in(line: bytes, where: str) -> float:
+    if not line.lstrip().startswith(b"{"):
+        return _number(decoded(line, where), where)
+    score = json_object(line, where).get("score")
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise UsageError(f"{where}: needs a number 'score', got {score!r}")
+    return _number(score, where)
 
 
-def _number(text: str, where: str) -> float:
+def _number(text: str | float, where: str) -> float:
     try:
         return float(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UsageError(
-            f"{where}: {text.strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
+            f"{where}: {str(text).strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
         ) from None
 
 

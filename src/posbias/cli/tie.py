@@ -23,10 +23,13 @@ def tie(
     """Pool the ties of finished audits: rank and partial correlations over positions, ranks formed within each run."""
     from posbias.cli.output import finish
     from posbias.evaluation import tie_runs
-    from posbias.records import run_directory
+    from posbias.evaluation.record import load_behaviour
+    from posbias.records import reading, run_directory
     from posbias.report.ties import show_ties, write_ties_report
 
     arguments = passed_arguments(context)
     with run_directory(out, verb="tie", arguments=arguments) as directory:
-        record = tie_runs(runs, seed=seed, arguments=arguments, command=command_line(context))
+        records = [load_behaviour(run) for run in runs]
+        with reading(*records):
+            record = tie_runs(records, seed=seed, arguments=arguments, command=command_line(context))
         finish(record, out=directory, as_json=json, write=write_ties_report, show=show_ties)

@@ -1,7 +1,9 @@
 """`posbias verify`: published claims put to the test."""
 
 import textwrap
+import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +12,8 @@ import typer
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments, was_given
 from posbias.errors import UsageError
+from posbias.files import read_whole
+from posbias.limits import MASK_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +29,6 @@ EXAMPLE = (
 MODEL_FLAGS = ("prompts", "count", "init_seed")
 DEFAULT_REPORT = Path("runs/verify")
 TEXT_WIDTH = 112
-LARGEST_MASK_FILE = 1_000_000
-"""Bytes of a mask file: 256 x 256 positions as text take about 130,000."""
 
 
 def verify(
@@ -125,26 +127,24 @@ def read_mask(text: str, n_positions: int) -> "np.ndarray":
     import numpy as np
 
     from posbias.architecture import MASKS
+    from posbias.theory.claims.wu2025_graphs import LARGEST_MASK
 
     path = Path(text)
     if path.suffix not in {".npy", ".csv", ".txt"}:
+        if not 2 <= n_positions <= LARGEST_MASK:
+            raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
         return np.asarray(MASKS.parse(text).visible(n_positions))
+    content = BytesIO(read_whole(path, "mask file", MASK_BYTES))
     try:
-        if path.stat().st_size > LARGEST_MASK_FILE:
-            raise UsageError(f"mask file {text!r} is larger than {LARGEST_MASK_FILE} bytes; give at most 256 positions")
-        delimiter = "," if path.suffix == ".csv" else None
-        values = (
-            np.load(path, allow_pickle=False)
-            if path.suffix == ".npy"
-            else np.loadtxt(path, delimiter=delimiter, ndmin=2)
-        )
-    except OSError as error:
-        raise UsageError(f"cannot read mask file {text!r}: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"mask file {text!r} is not a matrix of 0 and 1: {str(error).splitlines()[0]}") from None
-    if values.ndim != 2 or not np.isin(values, (0, 1)).all():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's word on an empty file
+            if path.suffix == ".npy":
+                values = np.lib.format.read_array(content, allow_pickle=False)
+            else:
+                values = np.loadtxt(content, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+    except (ValueError, EOFError, MemoryError) as error:
+        raise UsageError(f"mask file {text!r} is not a matrix of 0 and 1: {str(error).split(chr(10))[0]}") from None
+    if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isin(values, (0, 1)).all():
         raise UsageError(f"mask file {text!r} must hold a matrix of 0 and 1, got shape {list(values.shape)}")
     return np.asarray(values, dtype=bool)
 

@@ -22,6 +22,8 @@ ENGINES: Registry["Engine"] = Registry("engine")
 
 Arrays = dict[str, np.ndarray]
 
+MOST_AT_ONCE = 1025
+"""Threads and processes are fewer: OpenMP ends the process where it cannot have as many as asked."""
 STARTS_LOST = 3
 """Workers that may die before they are prepared, one after another; then no more are started."""
 
@@ -68,7 +70,7 @@ class Engine(ABC):
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            check_whole(f"{self.name}: threads", self.threads, least=1)
+            check_whole(f"{self.name}: threads", self.threads, least=1, below=MOST_AT_ONCE)
         check_whole(f"{self.name}: retries", self.retries, least=0)
 
     @abstractmethod

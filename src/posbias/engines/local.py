@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from posbias.checks import check_whole
-from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload
+from posbias.engines.engine import ENGINES, MOST_AT_ONCE, Engine, Outcome, Queue, Starts, Workload
 from posbias.engines.threads import library_environment, pinned
 from posbias.engines.worker import unpack
 
@@ -33,7 +33,7 @@ class Local(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("local: workers", self.workers, least=1)
+        check_whole("local: workers", self.workers, least=1, below=MOST_AT_ONCE)
 
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:
         """See `Engine.run`."""

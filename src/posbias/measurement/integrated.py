@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import RunError, UsageError
+from posbias.limits import REPEATS
 from posbias.measurement.finiteness import first_in_backward, first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
 from posbias.measurement.outputs import Reading
@@ -55,7 +56,7 @@ class IntegratedGradients(Experiment):
     """What is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
 
     def __post_init__(self) -> None:
-        check_whole("integrated_gradients: steps", self.steps, least=1)
+        check_size("integrated_gradients: steps", self.steps, REPEATS)
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UsageError(f"integrated_gradients: tolerance must be a number >= 0, got {self.tolerance!r}")
         if self.baseline not in BASELINES:

@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
+from posbias.limits import REPEATS
 from posbias.measurement.outputs import Output, Reading
 from posbias.measurement.question import Influence, Question
 from posbias.models.model import Outputs
@@ -113,7 +114,7 @@ class Jacobian(Pullback):
     takes_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_whole("jacobian: probes", self.probes, least=1)
+        check_size("jacobian: probes", self.probes, REPEATS)
         if self.probe not in PROBES:
             raise UsageError(f"jacobian: probe must be one of {', '.join(PROBES)}, got {self.probe!r}")
         if not isinstance(self.exact, bool):
@@ -226,7 +227,7 @@ class Fisher(Pullback):
     takes_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_whole("fisher: probes", self.probes, least=1)
+        check_size("fisher: probes", self.probes, REPEATS)
 
     @property
     def sampled(self) -> bool:

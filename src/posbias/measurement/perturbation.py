@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import RunError, UsageError
+from posbias.limits import REPEATS
 from posbias.measurement.finiteness import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
 from posbias.measurement.question import Influence, Question
@@ -51,7 +52,7 @@ class Perturbation(Experiment):
         for name, least in (("draws", 1), ("batch", 1), ("positions", 3)):
             value = getattr(self, name)
             if value is not None or name != "positions":
-                check_whole(f"perturbation: {name}", value, least=least)
+                check_size(f"perturbation: {name}", value, REPEATS, least=least)
         if not isinstance(self.root, bool):
             raise UsageError(f"perturbation: root must be True or False, got {self.root!r}")
 

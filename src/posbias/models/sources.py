@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from posbias.errors import UsageError, one_line
-from posbias.json_files import read_json
+from posbias.files import read_json
 from posbias.models.config_limits import check_numbers
 from posbias.models.demo import fetch_demo
 from posbias.models.gguf_header import gguf_metadata

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from posbias.errors import RunError, UsageError, one_line
-from posbias.json_files import read_json
+from posbias.files import read_json
 from posbias.memory import available_bytes, show_bytes
 from posbias.models.sources import Source
 

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from posbias.errors import UsageError
+from posbias.files import check_text
+from posbias.limits import READ_BYTES
 from posbias.prompts.prompts import Prompts
+from posbias.prompts.template_bounds import bounded
 from posbias.prompts.tokens import TokenModel, check_vocabulary, tokenise
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -175,13 +178,18 @@ def render_conversation(
         raise UsageError(f"conversation {index} must be a list of messages with role and content, got {messages!r}")
     check_messages(messages, f"conversation {index}")
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
-        )
+        with bounded(f"conversation {index}"):
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
+            )
+    except UsageError:
+        raise
     except Exception as error:  # whatever a model's own template may raise, such as roles it does not know
         raise UsageError(
             f"conversation {index}: the chat template refuses it ({' '.join(str(error).split())})"
         ) from None
     if not text:
         raise UsageError(f"conversation {index} renders to an empty text")
+    READ_BYTES.check(f"conversation {index}, rendered by the chat template,", len(text))
+    check_text(str(text), f"conversation {index}")
     return str(text)

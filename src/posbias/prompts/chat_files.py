@@ -3,13 +3,14 @@
 A line is an object whose field `messages` holds the conversation, or the conversation itself; empty lines are skipped.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
+from posbias.files import parsed_json, read_lines
+from posbias.limits import READ_BYTES
 from posbias.prompts.chat import ChatPrompts, chat_prompts, check_messages
 from posbias.prompts.request import PromptSource
 from posbias.prompts.sources import file_size
@@ -58,19 +59,13 @@ def read_conversations(path: Path) -> list[Any]:
     Raises:
         UsageError: an unreadable file, or a line without a conversation (its number is named).
     """
-    file_size(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
-    return [_conversation(line, f"{path.name}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if file_size(path) > READ_BYTES.most:  # all are rendered, since their lengths are not known before
+        raise READ_BYTES.exceeded(f"conversations {str(path)!r} are too long")
+    return [_conversation(line, place) for place, line in read_lines(path)]
 
 
-def _conversation(line: str, place: str) -> Any:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        raise UsageError(f"{place} is not JSON") from None
+def _conversation(line: bytes, place: str) -> Any:
+    value = parsed_json(line, place)
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
         raise UsageError(f"{place} needs a list of messages, or a field 'messages' that holds one")

@@ -4,13 +4,14 @@ The field or column holds text or token ids: the one named after `#` in the path
 `token_ids`.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
+from posbias.files import check_text, json_object, open_file, read_line
+from posbias.limits import BLANK_LINES
 from posbias.prompts.sources import (
     WHOLE_BYTES,
     Document,
@@ -22,8 +23,6 @@ from posbias.prompts.sources import (
 from posbias.prompts.tokens import as_token_ids
 
 DEFAULT_FIELDS = ("text", "token_ids")
-MAX_LINE_BYTES = 1 << 28
-"""A longer JSON line is refused: it would have to be held in memory whole."""
 MAX_BATCH_ROWS = 1024
 """Most Parquet rows in one batch."""
 
@@ -53,10 +52,8 @@ def as_document(value: Any, is_text: bool, where: Callable[[], str]) -> Document
     if is_text:
         if not isinstance(value, str):
             raise UsageError(f"{where()}: need text, got {type(value).__name__}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"{where()}: {value[error.start]!a} alone is no character; need Unicode text") from None
+        if not value.isascii():
+            check_text(value, where())
         return value
     if not isinstance(value, list):
         raise UsageError(f"{where()}: need text or a list of token ids, got {type(value).__name__}")
@@ -104,37 +101,32 @@ def _read_lines(path: Path, field: str, is_text: bool, cut: tuple[int, int]) -> 
 def _records(path: Path, cut: tuple[int, int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The records whose line begins in [start, stop), each with its byte offset."""
     start, stop = cut
-    with path.open("rb") as file:
+    blank = 0
+    with open_file(path) as file:
         if start > 0:
             file.seek(start - 1)
-            file.readline(MAX_LINE_BYTES)
+            read_line(file, repr(str(path)))
         while (offset := file.tell()) < stop:
-            line = file.readline(MAX_LINE_BYTES)
-            if len(line) == MAX_LINE_BYTES:
-                raise UsageError(f"{_line_name(path, offset)} is longer than {MAX_LINE_BYTES} bytes")
+            line = read_line(file, f"{str(path)!r}, at byte {offset:,}")
             if line.strip():
+                blank = 0
                 yield offset, _record(path, offset, line)
+            elif (blank := blank + 1) > BLANK_LINES.most:
+                raise BLANK_LINES.exceeded(f"{_line_name(path, offset)}: nothing but blank lines")
 
 
 def _record(path: Path, offset: int, line: bytes) -> dict[str, Any]:
     """One parsed line."""
     try:
-        record = json.loads(line.decode("utf-8-sig" if offset == 0 else "utf-8"))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{_line_name(path, offset)}: not UTF-8 ({error.reason})") from None
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{_line_name(path, offset)}: bad JSON ({error.msg})") from None
-    except (RecursionError, ValueError):
-        raise UsageError(f"{_line_name(path, offset)}: bad JSON (nested too deeply or too long a number)") from None
-    if not isinstance(record, dict):
-        raise UsageError(f"{_line_name(path, offset)}: need a JSON object, got {type(record).__name__}")
-    return record
+        return json_object(line, "")
+    except UsageError:
+        return json_object(line, _line_name(path, offset))  # the place costs a look at all lines before
 
 
 def _line_name(path: Path, offset: int) -> str:
     """The file and 1-based number of the line at a byte offset; counts the lines before, so only for messages."""
     number = 1
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while offset > 0 and (block := file.read(min(offset, 1 << 20))):
             number += block.count(b"\n")
             offset -= len(block)

@@ -7,6 +7,7 @@ In a text file a line that holds only a form feed (U+000C) ends one document and
 import codecs
 import itertools
 import mmap
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.errors import UsageError
+from posbias.files import file_exists, open_file
 
 Document = str | Int64[np.ndarray, "_"]
 """A text, or token ids that are ready."""
@@ -99,7 +101,7 @@ def document_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
     if size <= WHOLE_BYTES:
         return [(0, size)]
     enough = segment_bytes(n_positions)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         borders = [match.span() for match in BORDER_LINE.finditer(content)]
     begins, ends = [0, *(end for _, end in borders)], [*(start for start, _ in borders), size]
     ranges: list[tuple[int, int]] = []
@@ -121,15 +123,12 @@ def file_size(path: Path) -> int:
     Raises:
         UsageError: it is not.
     """
-    if not path.exists():
+    if not file_exists(path):
         raise UsageError(
             f"no such file: {str(path)!r}; prompts are 'default', a .txt, .jsonl or .parquet file or token ids"
         )
-    try:
-        with path.open("rb"):
-            size = path.stat().st_size
-    except OSError as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    with open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
     if size == 0:
         raise UsageError(f"{str(path)!r} is empty; prompts need text")
     return size
@@ -149,8 +148,8 @@ def _read_text(path: Path, start: int, stop: int, *, cut_anywhere: bool = True) 
         stop: First byte after the range.
         cut_anywhere: Whether the range may begin inside a document.
     """
-    with path.open("rb") as file:
-        size = path.stat().st_size
+    with open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
         file.seek(start)
         data = file.read(stop - start)
     if start > 0 and cut_anywhere:

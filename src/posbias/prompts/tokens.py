@@ -12,6 +12,7 @@ from jaxtyping import Int, Int64
 
 from posbias.checks import check_seed, check_whole
 from posbias.errors import UsageError
+from posbias.limits import CELLS
 
 PROBE = "a"
 """Any text: it shows which special tokens the tokenizer puts before one."""
@@ -40,6 +41,7 @@ def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int)
         raise UsageError(f"n_positions must be at most the model's {model.max_positions} positions, got {n_positions}")
     check_whole("count", count, least=1, numpy=True)
     check_seed(seed)
+    CELLS.check(f"count x n_positions = {count} x {n_positions}", int(count) * int(n_positions))
 
 
 def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, source: str) -> None:

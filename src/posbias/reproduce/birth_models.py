@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.checks import check_whole
+from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
+from posbias.limits import CELLS, REPEATS
 from posbias.models import HuggingFaceModel, load_model
 from posbias.prompts import Prompts, TokenModel, load_prompts
 
@@ -98,8 +99,11 @@ class BirthSettings:
     def __post_init__(self) -> None:
         _check_choice("size", self.size, tuple(SIZES))
         _check_choice("tokenizer", self.tokenizer, TOKENIZERS)
-        for name, least in (("n_positions", 20), ("births", 2), ("probes", 1), ("seed", 0)):
+        for name, least in (("n_positions", 20), ("seed", 0)):
             check_whole(name, getattr(self, name), least=least)
+        for name, least in (("births", 2), ("probes", 1)):
+            check_size(name, getattr(self, name), REPEATS, least=least)
+        CELLS.check("births x n_positions", self.births * self.n_positions)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

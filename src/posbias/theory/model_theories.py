@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.intervals import bootstrap_mean
+from posbias.limits import REPEATS
 from posbias.progress import track
 from posbias.theory.predict import THEORIES, Forecast, ModelTheory
 
@@ -59,8 +60,8 @@ class SharedDirectionTheory(ModelTheory):
 
     def __post_init__(self) -> None:
         _check_target(self.target)
-        check_whole("probes", self.probes, least=2)
-        check_whole("directions", self.directions, least=0)
+        check_size("probes", self.probes, REPEATS, least=2)
+        check_size("directions", self.directions, REPEATS, least=0)
 
     def forecast(self, subject: Any, n_positions: int, prompts: Any, *, seed: int) -> Forecast:
         """The mean over prompts, with its interval."""
@@ -82,7 +83,7 @@ class SignRandomisedTheory(ModelTheory):
 
     def __post_init__(self) -> None:
         _check_target(self.target)
-        check_whole("draws", self.draws, least=2)
+        check_size("draws", self.draws, REPEATS, least=2)
 
     def forecast(self, subject: Any, n_positions: int, prompts: Any, *, seed: int) -> Forecast:
         """The mean over prompts, with one interval over prompts and one over draws."""
@@ -113,7 +114,7 @@ class ValuePathTheory(ModelTheory):
 
     def __post_init__(self) -> None:
         _check_target(self.target)
-        check_whole("probes", self.probes, least=2)
+        check_size("probes", self.probes, REPEATS, least=2)
 
     def forecast(self, subject: Any, n_positions: int, prompts: Any, *, seed: int) -> Forecast:
         """The value path's profile, and ||J - J_value|| / ||J|| by position and in total."""

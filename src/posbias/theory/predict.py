@@ -18,6 +18,7 @@ from posbias.architecture.encodings import NoEncoding
 from posbias.checks import check_seed, check_whole
 from posbias.errors import UsageError
 from posbias.intervals import Interval
+from posbias.limits import CELLS, STEPS
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.registry import Registry, parse_literal_call
@@ -191,11 +192,24 @@ def predict(
     check_seed(seed)
     if isinstance(compute, ModelTheory):
         return _of_model(compute, compute.forecast(subject, int(n_positions), prompts, seed=seed), seed)
+    _check_size(subject, int(n_positions))
     forecast = compute(subject, int(n_positions), prompts)
     sinks = forecast.architecture is not None and bool(np.any(forecast.architecture.layer_sinks > -np.inf))
     share = max(0.0, 1 - float(forecast.influence.sum())) if sinks else 0.0
     profile = Profile.normalised(forecast.influence) if sinks else Profile(forecast.influence)
     return Prediction(profile, name, forecast.architecture, int(n_positions), share)
+
+
+def _check_size(subject: Any, n_positions: int) -> None:
+    """Refuse a length that no machine has the memory or the time for.
+
+    Raises:
+        UsageError: it is too long.
+    """
+    heads = subject.heads if isinstance(subject, Architecture) else 1
+    depth = subject.depth if isinstance(subject, Architecture) else 1
+    CELLS.check(f"n_positions {n_positions:,} with {heads} heads", heads * n_positions)
+    STEPS.check(f"n_positions {n_positions:,} with {depth} layers of {heads} heads", depth * heads * n_positions)
 
 
 def _of_model(theory: ModelTheory, forecast: Forecast, seed: int) -> Prediction:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posbias.checks import check_whole
 from posbias.errors import UsageError
+from posbias.limits import CELLS
 from posbias.models.reference import ReferenceConfig, constants_of, shape_of
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser
@@ -65,8 +66,10 @@ class Member:
                 raise UsageError(
                     f"member {self.name!r}: the model's {field_name} is {ours}, its task {self.task} needs {theirs}"
                 )
-        for heads in self.config.architecture.head_groups:
-            for group in heads:
+        positions, heads = self.task.n_positions, self.config.architecture.heads
+        CELLS.check(f"member {self.name!r}: heads x positions x positions", heads * positions**2)
+        for groups in self.config.architecture.head_groups:
+            for group in groups:
                 self.task.check_mask(group.mask)
         constants_of(self.config, self.task.n_positions)
 

@@ -22,9 +22,11 @@ from typing import Any
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
+from posbias.limits import CELLS
 from posbias.models.reference import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
+from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training.members import Member
 from posbias.training.optimisers import OPTIMISERS
 from posbias.training.options import TrainingOptions
@@ -110,6 +112,10 @@ class Study:
             config = _config(sections["model"], task)
             member = Member(name, config, task, seed, optimiser, coordinates)
             member.check()
+            widest = max(config.width, config.n_outputs, task.n_positions)
+            sequences = max(self.options.batch, min(self.options.examples, EVALUATION_BATCH))
+            CELLS.check("sequences x positions x features", sequences * task.n_positions * widest)
+            CELLS.check("windows of the loss curve", self.options.n_windows)
         except UsageError as error:
             raise UsageError(f"study {self.name!r}, member {name!r}: {error}") from None
         return member
@@ -169,7 +175,9 @@ def _config(model: Settings, task: Any) -> ReferenceConfig:
     settings |= {"vocabulary_size": task.vocabulary_size, "outputs": task.n_outputs}
     try:
         return ReferenceConfig(Architecture(**architecture), **settings)
-    except TypeError as error:
+    except UsageError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"model: a value has the wrong type ({error})") from None
 
 
@@ -181,10 +189,7 @@ def _variant(registry: Registry[Any], settings: Settings) -> Any:
     for key in parameters:
         if key not in known:
             raise UsageError(f"{registry.sort} {settings['name']} has no {key!r}; parameters: {', '.join(known)}")
-    try:
-        return variant(**parameters)
-    except TypeError as error:
-        raise UsageError(f"{registry.sort} {settings['name']}: {error}") from None
+    return registry.build(settings["name"], **parameters)
 
 
 def _settings(registry: Registry[Any], value: Any, section: str) -> Settings:

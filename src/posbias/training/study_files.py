@@ -5,10 +5,13 @@ takes 1e-3 for a text (YAML 1.1).
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
+from posbias.files import read_whole
+from posbias.limits import NODES, YAML_BYTES
 
 FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 PLAIN_TAGS = ("null", "bool", "int", "float", "str")
@@ -16,8 +19,6 @@ DEEPEST = 20
 """Most levels of nesting; also what ends an alias that contains itself."""
 LONGEST_NUMBER = 100
 """Most digits of a whole number."""
-LONGEST = 1_000_000
-"""Most bytes of a file."""
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -28,24 +29,41 @@ def read_yaml(path: str | Path) -> Any:
     """
     import yaml
 
+    content = read_whole(path, "study", YAML_BYTES)
+    count = _Count(str(path))
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            count.add()
+            return super().compose_node(parent, index)
+
     try:
-        with open(path, "rb") as file:
-            text = file.read(LONGEST + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read study {str(path)!r}: {error.strerror or error}") from None
-    if len(text) > LONGEST:
-        raise UsageError(f"study {str(path)!r} is longer than {LONGEST} bytes")
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        node = yaml.compose(content, Loader=Loader)
+    except UsageError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"study {str(path)!r} is not YAML: {reason}") from None
     if node is None:
         raise UsageError(f"study {str(path)!r} is empty")
-    return _value(node, str(path), DEEPEST)
+    return _value(node, str(path), DEEPEST, _Count(str(path)))
 
 
-def _value(node: Any, path: str, depth: int) -> Any:
+@dataclass
+class _Count:
+    """Nodes seen so far, each time an alias stands for them."""
+
+    path: str
+    nodes: int = 0
+
+    def add(self) -> None:
+        self.nodes += 1
+        if self.nodes > NODES.most:
+            raise NODES.exceeded(f"study {self.path!r} is too large once its aliases are written out")
+
+
+def _value(node: Any, path: str, depth: int, count: _Count) -> Any:
+    count.add()
     if depth == 0:
         raise _complaint(node, path, f"more than {DEEPEST} levels of nesting")
     if node.id == "mapping":
@@ -56,10 +74,10 @@ def _value(node: Any, path: str, depth: int) -> Any:
                 raise _complaint(key_node, path, "a key must be a text or a number")
             if str(key) in found:
                 raise _complaint(key_node, path, f"{str(key)!r} is given twice")
-            found[str(key)] = _value(value_node, path, depth - 1)
+            found[str(key)] = _value(value_node, path, depth - 1, count)
         return found
     if node.id == "sequence":
-        return [_value(item, path, depth - 1) for item in node.value]
+        return [_value(item, path, depth - 1, count) for item in node.value]
     return _scalar(node, path)
 
 

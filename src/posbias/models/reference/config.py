@@ -14,6 +14,7 @@ from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.architecture.encodings import Rope
 from posbias.checks import check_whole
 from posbias.errors import UsageError
+from posbias.limits import CELLS
 
 CHOICES = {
     "attention": ("positional", "content"),
@@ -165,6 +166,10 @@ class ReferenceConfig:
             value = getattr(self, name)
             if value is not None:
                 check_whole(f"reference {name}", value, least=1)
+        layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
+        tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
+        readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
+        CELLS.check("reference weights", self.architecture.depth * layer + self.width * (self.width + tables) + readout)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
         for name in ("norm_epsilon", "initial_deviation"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError, one_line
-from posbias.json_files import read_json
+from posbias.files import read_json
 from posbias.models.config_limits import check_numbers
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from posbias.checks import check_whole
 from posbias.errors import UsageError
+from posbias.limits import EXAMPLES, ITEMS
 from posbias.registry import Registry
 from posbias.tasks.language.encoding import locate
 
@@ -102,6 +103,7 @@ class LanguageTask(ABC):
         Raises:
             UsageError: none, one twice, or one outside 0 ... n_items - 1.
         """
+        ITEMS.check(f"{self.name}: a prompt", self.n_items)
         if positions is None:
             return tuple(range(self.n_items))
         wrong = [place for place in positions if type(place) is not int or not 0 <= place < self.n_items]
@@ -130,6 +132,7 @@ class LanguageTask(ABC):
         check_whole(f"{self.name}: count", count, least=1)
         check_whole(f"{self.name}: seed", seed, least=0)
         places = self.positions(positions)
+        EXAMPLES.check(f"{self.name}: count x positions", count * len(places))
         drawn = self.drafts(tokenizer, count=count, positions=places, seed=seed)
         return self._finished(tokenizer, drawn, places, seed)
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
+from posbias.limits import ITEMS
 from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
 from posbias.tasks.language.document_corpus import MOST_DOCUMENTS, Document, DocumentSet, drawn_documents
@@ -52,7 +53,7 @@ class Documents(LanguageTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(self.name, "file", self.file)
-        check_whole(f"{self.name}: documents", self.documents, least=1)
+        check_size(f"{self.name}: documents", self.documents, ITEMS)
         check_choice(self.name, "setting", self.setting, CONDITIONS)
         check_choice(self.name, "order", self.order, ORDERS)
         check_choice(self.name, "query", self.query, QUERIES)

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
+from posbias.limits import ITEMS
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_choice
 from posbias.tasks.language.words import CATEGORIES, LABELS
 
@@ -34,8 +35,8 @@ class ExampleOrder(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: shots", self.shots, least=2)
-        check_whole(f"{self.name}: classes", self.classes, least=2)
+        check_size(f"{self.name}: shots", self.shots, ITEMS, least=2)
+        check_size(f"{self.name}: classes", self.classes, ITEMS, least=2)
         check_choice(self.name, "ask", self.ask, ASKED)
         most = min(self.shots, len(LABELS))
         if self.classes > most:

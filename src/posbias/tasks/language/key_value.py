@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
+from posbias.limits import ITEMS
 from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
 from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
 
@@ -40,7 +41,7 @@ class KeyValue(LanguageTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(self.name, "file", self.file)
-        check_whole(f"{self.name}: pairs", self.pairs, least=2)
+        check_size(f"{self.name}: pairs", self.pairs, ITEMS, least=2)
         check_choice(self.name, "query", self.query, QUERIES)
 
     @property

@@ -3,17 +3,14 @@
 Every complaint names the file and the line. Only the lines that are asked for are read, but for the file's hash.
 """
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
-
-GZIP_MAGIC = b"\x1f\x8b"
+from posbias.files import check_text, json_object, open_file, read_lines
 
 
 def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -25,22 +22,13 @@ def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]
         UsageError: the file is missing, unreadable, shorter than asked, or a line is not a JSON object.
     """
     found = 0
-    try:
-        with open(path, "rb") as probe:
-            packed = probe.read(2) == GZIP_MAGIC
-        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                where = f"{Path(path).name}, line {number}"
-                yield where, _record(line, where)
-                found += 1
-                if found == count:
-                    return
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UsageError(f"{path!r} is a broken gzip file: {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
+    for where, line in read_lines(path):
+        record = json_object(line, where)
+        check_text(json.dumps(record, ensure_ascii=False), where)
+        yield where, record
+        found += 1
+        if found == count:
+            return
     raise UsageError(f"{path!r} holds {found} examples; {count} asked")
 
 
@@ -63,11 +51,8 @@ def file_sha256(task: object) -> str | None:
     path = getattr(task, "file", None) or getattr(task, "corpus", None)
     if path is None or not Path(path).is_file():
         return None
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
@@ -92,14 +77,3 @@ def list_field(record: dict[str, Any], name: str, where: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{where}: field {name!r} must be a list with entries, got {value!r:.80}")
     return value
-
-
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-        json.dumps(record, ensure_ascii=False).encode()  # fails on half a surrogate pair, which no tokenizer takes
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise UsageError(f"{where} must be a JSON object, got {type(record).__name__}")
-    return record

@@ -1,0 +1,242 @@
+"""Files that users name, read so that none can block, fill the memory or go on for ever.
+
+Only regular files are opened; lines and whole files are held to `limits.READ_BYTES`; what is not UTF-8 or JSON is
+refused in one line that names the place.
+"""
+
+import gzip
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any, cast
+
+from posbias.errors import UsageError
+from posbias.limits import BLANK_LINES, READ_BYTES, Limit
+
+GZIP_MAGIC = b"\x1f\x8b"
+MOST_LEVELS = 64
+"""Lists and objects of JSON inside each other."""
+MOST_DIGITS = 40
+"""Digits of a whole number in JSON; files of tokenizers write "no limit" as 10^30."""
+SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+"""The escape of half a character beyond 16 bits."""
+
+
+def open_file(path: str | Path) -> BufferedReader:
+    """A regular file, open for reading bytes; pipes and devices, which may block or never end, are refused.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise UsageError(f"cannot read {str(path)!r}: not a regular file")
+        return open(handle, "rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    except ValueError as error:  # a zero byte, or half a surrogate pair
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"cannot read {str(path)!r}: no file can have this name") from None
+
+
+def file_exists(path: str | Path) -> bool:
+    """Whether something has this name; False for what can be no name (too long, with a zero byte)."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def read_whole(path: str | Path, what: str, limit: Limit = READ_BYTES) -> bytes:
+    """The content of a file that is read at once.
+
+    Raises:
+        UsageError: it cannot be read, or holds more than the limit.
+    """
+    with open_file(path) as file:
+        content = file.read(limit.most + 1)
+    if len(content) > limit.most:
+        raise limit.exceeded(f"{what} {str(path)!r} is too long")
+    return content
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
+    """The lines of a file, plain or gzip, each with its place for messages; blank ones are passed over.
+
+    Raises:
+        UsageError: it cannot be read, is no gzip file to its end, or holds too long a line or too many blank ones.
+    """
+    name = Path(path).name
+    blank = 0
+    try:
+        with open_file(path) as raw:
+            packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            raw.seek(0)
+            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
+            number = 0
+            while line := read_line(file, name, number + 1):
+                number += 1
+                if line.strip():
+                    blank = 0
+                    yield f"{name}, line {number}", line
+                elif (blank := blank + 1) > BLANK_LINES.most:
+                    raise BLANK_LINES.exceeded(f"{name}, line {number}: nothing but blank lines")
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UsageError(f"{str(path)!r} is a broken gzip file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+
+
+def read_line(file: IO[bytes], name: str, number: int | None = None) -> bytes:
+    """The next line of an open file, empty at its end.
+
+    Raises:
+        UsageError: it is longer than READ_BYTES.
+    """
+    most = READ_BYTES.most
+    line = file.readline(most + 1)
+    if len(line) > most:
+        raise READ_BYTES.exceeded(f"{name}{'' if number is None else f', line {number}'} is too long")
+    return line
+
+
+def decoded(content: bytes, where: str) -> str:
+    """UTF-8 as text, without a byte order mark.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def read_json(path: Path, *, most_bytes: int) -> Any:
+    """The value that a file of JSON holds.
+
+    Args:
+        path: A regular file; a pipe or device, which may never end, is not read.
+        most_bytes: Of the file (>= 1).
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError: it is larger, or not what `strict_json` takes; one line that does not name the file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.name} is no file")
+    with open(path, "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"is larger than {most_bytes:,} bytes")
+    return strict_json(content)
+
+
+def strict_json(content: bytes) -> Any:
+    """A JSON value without what Python's parser lets through and later code stumbles over.
+
+    Returns:
+        Dictionaries, lists, text that can be encoded, numbers that a float can hold, True, False, None.
+
+    Raises:
+        ValueError: a number of 400 digits, half a surrogate pair, a thousand brackets, a key twice, or no JSON at all;
+            one line that says what the document is or holds.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+        value = json.loads(text, parse_int=_whole, parse_float=_real, object_pairs_hook=_unrepeated)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON (line {error.lineno}: {error.msg})") from None
+    except RecursionError:
+        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels") from None
+    _check_levels(value)
+    if SURROGATE.search(text):
+        _check_pairs(value)
+    return value
+
+
+def parsed_json(content: bytes, where: str) -> Any:
+    """A JSON value, as `strict_json`.
+
+    Raises:
+        UsageError: it is refused; the message names the place.
+    """
+    try:
+        return strict_json(content)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def json_object(content: bytes, where: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        UsageError: as `parsed_json`, or it is another value.
+    """
+    value = parsed_json(content, where)
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: need a JSON object, got {type(value).__name__}")
+    return value
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse half of a surrogate pair, which is no character and which no tokenizer takes.
+
+    Raises:
+        UsageError: there is one; it is named.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where}: {text[error.start]!a} alone is no character; need Unicode text") from None
+
+
+def _whole(text: str) -> int:
+    if len(text.lstrip("-")) > MOST_DIGITS:
+        raise ValueError(f"holds a whole number of {len(text)} digits; at most {MOST_DIGITS} are allowed")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"holds {text[:20]}, which is beyond floating point")
+    return value
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"holds the key {next(name for name in names if names.count(name) > 1)[:80]!r} twice")
+    return found
+
+
+def _check_levels(value: Any) -> None:
+    """Level by level, as a recursion would end in the same trouble."""
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        below = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [each for items in below for each in items if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
+
+
+def _check_pairs(value: Any) -> None:
+    """Pairs of escapes were joined by the parser; what is left of them is half a character."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"holds text with half a character ({half!r})") from None

@@ -1,0 +1,85 @@
+"""Most bytes, nodes, items, cells and seconds that one input may take, so that a hostile file or a slip of the keyboard
+ends at once; each limit is raised by an environment variable that its message names.
+"""
+
+import os
+from dataclasses import dataclass
+
+from posbias.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number that an input must not exceed."""
+
+    variable: str
+    """The environment variable that replaces the default."""
+    default: int
+    unit: str
+    """What is counted, in the plural, for messages."""
+
+    @property
+    def most(self) -> int:
+        """The largest number allowed.
+
+        Raises:
+            UsageError: the environment variable holds no whole number >= 1.
+        """
+        text = os.environ.get(self.variable)
+        if text is None:
+            return self.default
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if not 1 <= number < 2**63:
+            raise UsageError(f"{self.variable} must be a number of {self.unit} in [1, 2^63), got {text!r}")
+        return int(number)
+
+    def check(self, what: str, number: int) -> None:
+        """Refuse more than the limit.
+
+        Raises:
+            UsageError: it is more; the message says how to raise the limit.
+        """
+        if number > self.most:
+            raise self.exceeded(f"{what} {'takes' if self.unit == 'cells' else 'is'} {_short(number)} {self.unit}")
+
+    def exceeded(self, what: str) -> UsageError:
+        """The refusal of an input of which it is known only that it is more."""
+        return UsageError(
+            f"{what}; allowed are at most {self.most:,} {self.unit} (more by {self.variable}=NUMBER in the environment)"
+        )
+
+
+def _short(number: int) -> str:
+    """Digits, or a power of ten for a number too long to read."""
+    return f"{number:,}" if number < 10**15 else f"10^{len(str(number)) - 1} or more"
+
+
+READ_BYTES = Limit("POSBIAS_MAX_READ_BYTES", 1 << 25, "bytes")
+"""Of a line, or of a file that is read whole: as Python objects it can take twenty times as much memory."""
+BLANK_LINES = Limit("POSBIAS_MAX_BLANK_LINES", 100_000, "blank lines")
+"""Before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
+YAML_BYTES = Limit("POSBIAS_MAX_YAML_BYTES", 1_000_000, "bytes")
+"""Of a YAML document; it is read at about 2 MB a second."""
+NODES = Limit("POSBIAS_MAX_YAML_NODES", 20_000, "nodes")
+"""Of a YAML document, and of what it stands for with its aliases written out: 446 bytes can be 10^9."""
+MASK_BYTES = Limit("POSBIAS_MAX_MASK_BYTES", 1_000_000, "bytes")
+"""Of a mask file; 256 x 256 positions as text take about 130,000."""
+ITEMS = Limit("POSBIAS_MAX_ITEMS", 100_000, "items")
+"""In one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
+EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")
+"""Of a task: contents times positions."""
+REPEATS = Limit("POSBIAS_MAX_REPEATS", 100_000, "repeats")
+"""Probes, draws, re-initialisations and steps of a path."""
+HEADS = Limit("POSBIAS_MAX_HEADS", 30_000, "heads")
+"""Of all layers of an architecture, each resolved by itself; the largest models have 16,000."""
+CELLS = Limit("POSBIAS_MAX_CELLS", 5 * 10**7, "cells")
+"""Numbers that one array holds, 0.4 GB in double precision; several stand beside each other."""
+STEPS = Limit("POSBIAS_MAX_STEPS", 10**10, "steps")
+"""Of a theory: layers times heads times positions, at 10^8 to 10^9 a second."""
+TEMPLATE_SECONDS = Limit("POSBIAS_MAX_TEMPLATE_SECONDS", 2, "seconds")
+"""Processor time that a chat template may take for one conversation."""
+TEMPLATE_BYTES = Limit("POSBIAS_MAX_TEMPLATE_BYTES", 1 << 28, "bytes")
+"""Memory that a chat template may take for one conversation."""

@@ -1,0 +1,307 @@
+"""Inputs made to take all memory or never to end are refused by a stated limit, and errors are one short line."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posbias.cli.ending import LONGEST, error_line
+from posbias.limits import READ_BYTES, Limit
+from posbias.prompts.chat import render_conversation
+
+STUDY = "task: position_copy(target=0, context={context}, vocabulary=5)\nmodel: {{depth: {depth}, width: {width}}}\n"
+LAUGHS = "a: &a [lol, lol]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}]\n"
+    for old, new in zip("abcdefghijklmnopqrstuvw", "bcdefghijklmnopqrstuvwx", strict=True)
+)
+
+
+def refused(result, *said, code=2):
+    assert result.returncode == code, (result.stdout, result.stderr)
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert len(result.stderr) <= LONGEST + 1
+    for words in said:
+        assert words in result.stderr
+
+
+# --- files that are too large, or none ---
+
+
+@pytest.fixture
+def line_of_three_gigabytes(tmp_path: Path) -> Path:
+    """A sparse file: zeros without a line end, no space taken on the disk."""
+    path = tmp_path / "line.jsonl"
+    path.touch()
+    os.truncate(path, 3 * 10**9)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("byte", "said"), [(b"a", "line 1 is too long"), (b"\0", "line 1 is too long"), (b"\n", "nothing but blank lines")]
+)
+def test_gzip_that_holds_far_more_than_it_takes(posbias, tmp_path, byte, said):
+    packed = tmp_path / "bomb.jsonl.gz"
+    packed.write_bytes(gzip.compress(byte * 5 * 10**7, compresslevel=1))
+    for task in (f"key_value(pairs=3, file='{packed}')", f"documents(file='{packed}')"):
+        refused(posbias("evaluate", "--lm-eval", tmp_path / "out", "--task", task), said, "POSBIAS_MAX_")
+
+
+def test_limits_are_raised_by_the_environment(posbias, tiny_llama, tmp_path, monkeypatch):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"text": "some words " * 40}) + "\n")
+    measured = ["measure", tiny_llama, "--prompts", path, "--length", 8, "--count", 1, "--kinds", "probability"]
+    monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "100")
+    refused(posbias(*measured), "too long", "at most 100 bytes (more by POSBIAS_MAX_READ_BYTES=NUMBER")
+    monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "1e6")
+    assert posbias(*measured).returncode == 0
+    monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "much")
+    refused(posbias(*measured), "POSBIAS_MAX_READ_BYTES must be a number of bytes in [1, 2^63), got 'much'")
+
+
+def endless(path: Path, sort: str) -> Path:
+    if sort == "pipe":
+        os.mkfifo(path)
+    elif sort == "device":
+        path.symlink_to("/dev/zero")
+    elif sort == "loop":
+        path.symlink_to(path)
+    else:
+        path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("sort", ["pipe", "device", "directory", "loop"])
+@pytest.mark.parametrize(
+    ("suffix", "command"),
+    [
+        (".npy", "verify --mask {}"),
+        (".csv", "verify --mask {}"),
+        (".txt", "measure {model} --length 8 --prompts {}"),
+        (".jsonl", "measure {model} --length 8 --prompts {}"),
+        (".parquet", "measure {model} --length 8 --prompts {}"),
+        (".jsonl", "measure {model} --length 8 --prompts chat:{}"),
+        (".yaml", "train {}"),
+        (".jsonl", "place --run x --scores {}"),
+        (".jsonl", "evaluate --lm-eval out --task key_value(pairs=3,file='{}')"),
+        (".jsonl.gz", "evaluate --lm-eval out --task documents(file='{}')"),
+        (".txt", "evaluate --lm-eval out --tokenizer {model} --task needle(tokens=64,corpus='{}')"),
+    ],
+)
+def test_only_files_are_read(posbias, tiny_llama, tmp_path, monkeypatch, sort, suffix, command):
+    monkeypatch.chdir(tmp_path)
+    path = endless(tmp_path / f"file{suffix}", sort)
+    words = [word.replace("{model}", str(tiny_llama)).replace("{}", str(path)) for word in command.split()]
+    refused(posbias(*words), path.name)
+
+
+def test_aliases_of_yaml_are_counted_as_what_they_stand_for(posbias, tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(LAUGHS)
+    refused(posbias("train", path), "its aliases are written out", "at most 20,000 nodes")
+    path.write_text("a: [" + "1, " * 10**5 + "]")
+    refused(posbias("train", path), "at most 20,000 nodes")
+    path.write_text("#" * 2_000_000)
+    refused(posbias("train", path), "at most 1,000,000 bytes")
+
+
+# --- numbers that are too large ---
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["predict", "--depth", 10**9], "depth x heads is 1,000,000,000 heads"),
+        (["predict", "--heads", 10**9], "POSBIAS_MAX_HEADS"),
+        (["predict", "--length", 10**12], "n_positions 1,000,000,000,000 with 1 heads"),
+        (["predict", "--depth", 10**4, "--length", 10**7], "POSBIAS_MAX_STEPS"),
+        (["predict", "--mixing", f"constant(value={'9' * 400})"], "value"),
+        (["predict", "--mixing", "power_decay(start=[1], exponent=0)"], "power_decay"),
+        (["predict", "--mask", f"prefix(length={'9' * 400})"], "in [1, 2^63), got a number of 1329 bits"),
+        (["verify", "--mask", "causal", "--length", 10**9], "--length 2 to 256"),
+        (["evaluate", "--lm-eval", "x", "--task", "key_value(pairs=1000000000)"], "pairs is 1,000,000,000 items"),
+        (
+            ["evaluate", "--lm-eval", "x", "--task", "documents(documents=10)", "--count", 10**12],
+            "POSBIAS_MAX_EXAMPLES",
+        ),
+        (["evaluate", "--lm-eval", "x", "--task", "needle(depths=1000000000)"], "POSBIAS_MAX_ITEMS"),
+    ],
+)
+def test_sizes_beyond_every_machine_are_refused(posbias, command, said):
+    refused(posbias(*command), said)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--count", 10**12], "count x n_positions"),
+        (["--kinds", "jacobian(probes=1000000000)"], "jacobian: probes is 1,000,000,000 repeats"),
+        (["--kinds", "integrated_gradients(steps=1000000000)"], "POSBIAS_MAX_REPEATS"),
+        (["--kinds", "perturbation(draws=1000000000)"], "POSBIAS_MAX_REPEATS"),
+    ],
+)
+def test_sizes_of_a_measurement(posbias, tiny_llama, flags, said):
+    refused(posbias("measure", tiny_llama, "--length", 8, "--prompts", "synthetic", *flags), said)
+
+
+@pytest.mark.parametrize(
+    ("values", "train", "said"),
+    [
+        ({"depth": 10**9}, "{steps: 2}", "POSBIAS_MAX_HEADS"),
+        ({"width": 10**9}, "{steps: 2}", "reference weights"),
+        ({"context": 10**9}, "{steps: 2}", "POSBIAS_MAX_CELLS"),
+        ({}, "{steps: 2, batch: 1000000000}", "POSBIAS_MAX_CELLS"),
+        ({}, "{steps: 1000000000000}", "windows of the loss curve"),
+    ],
+)
+def test_sizes_of_a_study(posbias, tmp_path, values, train, said):
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY.format(**{"context": 6, "depth": 1, "width": 8, **values}) + f"train: {train}\n")
+    refused(posbias("train", path), said)
+
+
+# --- chat templates ---
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+class Templated:
+    """A tokenizer, as far as rendering goes."""
+
+    def __init__(self, chat_template: str) -> None:
+        self.chat_template = chat_template
+
+    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        return render_jinja_template(conversations=[messages], chat_template=self.chat_template)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (LOOP, "does not end; allowed are at most 1 seconds"),
+        ("{{ 'a' * 10**10 }}", "takes too much memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses it"),
+        ("{{ 'a' * 5 * 10**7 }}", "POSBIAS_MAX_READ_BYTES"),
+        ("{{ '\\ud800' }}", "alone is no character"),
+    ],
+)
+def test_templates_are_bounded(monkeypatch, template, said):
+    monkeypatch.setenv("POSBIAS_MAX_TEMPLATE_SECONDS", "1")
+    with pytest.raises(ValueError, match=r"^conversation 0") as caught:
+        render_conversation(Templated(template), [{"role": "user", "content": "x"}])
+    assert said in str(caught.value)
+
+
+def test_a_template_that_loops_ends_the_command(posbias, tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSBIAS_MAX_TEMPLATE_SECONDS", "1")
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": LOOP}))
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    chat = f"chat:{tmp_path / 'chat.jsonl'}"
+    refused(posbias("measure", model, "--prompts", chat, "--length", 8, "--count", 1), "does not end")
+
+
+# --- records ---
+
+
+@pytest.fixture
+def predicted(posbias, tmp_path):
+    assert posbias("predict", "--length", 8, "--out", tmp_path / "run").returncode == 0
+    return tmp_path / "run"
+
+
+def rewritten(run: Path, change, *, sealed: bool) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    path = run / "arrays.safetensors"
+    with safe_open(path, framework="numpy") as file:
+        metadata = dict(file.metadata())
+    document, arrays = json.loads(metadata["record"]), load_file(path)
+    change(document, arrays)
+    metadata["record"] = json.dumps(document)
+    if not sealed:
+        metadata.pop("sha256", None)
+    save_file(arrays, path, metadata=metadata)
+
+
+CHANGES = {
+    "resolved": lambda document, arrays: document.update(resolved=[]),
+    "scalars": lambda document, arrays: document.update(resolved={"title": 3, "n_positions": {}}),
+    "status": lambda document, arrays: document.update(status=["done"]),
+    "not a number": lambda document, arrays: document["scalars"].update(sink_share=float("nan")),
+    "shape": lambda document, arrays: arrays.update({"profile/influence": np.zeros((2, 3))}),
+    "sort": lambda document, arrays: arrays.update({"profile/influence": np.array([True])}),
+    "none": lambda document, arrays: arrays.clear(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_record_that_was_changed_is_known_by_its_checksum(posbias, predicted, change):
+    rewritten(predicted, change, sealed=True)
+    refused(posbias("report", predicted), "arrays.safetensors' is damaged or not a posbias run")
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("verb", ["report", "compare"])
+def test_records_from_before_checksums_are_read_as_far_as_they_make_sense(posbias, predicted, change, verb):
+    rewritten(predicted, lambda document, arrays: None, sealed=False)
+    runs = [predicted, predicted] if verb == "compare" else [predicted]
+    assert posbias(verb, *runs).returncode == 0
+    rewritten(predicted, change, sealed=False)
+    result = posbias(verb, *runs)
+    assert "unexpected" not in result.stderr
+    assert result.returncode in (0, 1, 2)
+    assert result.stderr.count("\n") == bool(result.returncode)
+
+
+# --- the line ---
+
+
+def test_error_lines_are_short_keep_the_remedy_and_can_be_printed():
+    line = error_line("no such thing: " + "x" * 5000 + "\n\x1b[31m\ud800; give --out DIR")
+    assert len(line) == LONGEST
+    assert line.startswith("posbias: no such thing: xxx")
+    assert line.endswith("\\x1b[31m\\ud800; give --out DIR")
+    assert line.isprintable()
+    assert error_line("short") == "posbias: short"
+
+
+def test_limits_name_their_variable():
+    limit = Limit("POSBIAS_MAX_THINGS", 10, "things")
+    limit.check("a heap", 10)
+    with pytest.raises(
+        ValueError,
+        match=r"a heap is 10\^25 or more things; allowed are at most 10 things \(more by POSBIAS_MAX_THINGS=",
+    ):
+        limit.check("a heap", 10**25)
+    assert READ_BYTES.most == READ_BYTES.default
+
+
+def command(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """A shell line in which $POSBIAS is the command."""
+    environment = {**os.environ, "POSBIAS": f"{sys.executable} -m posbias"}
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+
+
+def test_nothing_is_printed_to_stdout_where_stderr_is_closed(tmp_path):
+    for closed in ("2>&-", "0<&- 2>&-"):
+        ended = command(f"$POSBIAS predict --depth 0 {closed}", tmp_path)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "")
+
+
+def test_a_stdout_that_takes_nothing_is_one_error(tmp_path):
+    ended = command("$POSBIAS models --help > /dev/null; $POSBIAS --version > /dev/full", tmp_path)
+    assert (ended.returncode, ended.stderr) == (1, "posbias: No space left on device\n")
