@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posbias.directories import write_atomically
 from posbias.errors import RunError
-from posbias.records import write_atomically
 
 ANSWER_FORMAT = 2
 """Goes up when what a file holds changes its meaning."""

@@ -14,11 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.architecture import Architecture
+from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import draw_parameters
-from posbias.records import plain, write_atomically
+from posbias.records import plain
 
 CONFIG_FILE = "reference.json"
 WEIGHTS_FILE = "weights.safetensors"
