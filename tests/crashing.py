@@ -7,6 +7,7 @@ Pictures and the drawing library of pages are replaced by stand-ins: what takes 
 """
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -22,6 +23,8 @@ from typing import Any
 
 CHANGES = ("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.truncate", "os.link", "os.symlink")
 """Audit events of what changes a directory; `open` counts where it is for writing."""
+TAKING = ("open", "fsync", "os.mkdir")
+"""Those that a full disk refuses."""
 PICTURE = b"\x89PNG\r\n\x1a\n stand-in Software\0posbias"
 STAND_INS: dict[str, Any] = {
     **dict.fromkeys(("png", "png_map", "shift_png"), PICTURE),
@@ -68,7 +71,7 @@ class Nursery:
         watched: Path | None = None,
         point: int | None = None,
         seconds: float | None = None,
-        limits: dict[str, int] | None = None,
+        full: int | None = None,
     ) -> Outcome:
         """Run `posbias` commands one after another in a fresh child.
 
@@ -77,14 +80,14 @@ class Nursery:
             watched: Directory whose changes are counted.
             point: Change before which the child dies, from 0; None: none.
             seconds: Time after which it is killed; None: never.
-            limits: `resource` limits by name, such as RLIMIT_FSIZE.
+            full: Change from which on the disk is full: nothing can be made or written, only removed; None: never.
         """
         job = {
             "commands": [list(map(str, command)) for command in commands],
             "watched": None if watched is None else str(watched),
             "point": point,
             "seconds": seconds,
-            "limits": limits or {},
+            "full": full,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -156,14 +159,9 @@ def _import_all() -> None:
 
 def _child(job: dict[str, Any], writer: int) -> None:
     """The commands of one job, to the end or to the point where they are killed."""
-    import resource
-
     changes: list[tuple[str, str]] = []
     if job["watched"] is not None:
-        _watch(job["watched"], changes, job["point"])
-    for name, value in job["limits"].items():
-        resource.setrlimit(getattr(resource, name), (value, value))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        _watch(job["watched"], changes, point=job["point"], full=job["full"])
     ended = [_ended(arguments) for arguments in job["commands"]]
     with os.fdopen(writer, "w") as pipe:
         pipe.write(json.dumps({"ended": ended, "changes": changes}))
@@ -184,8 +182,8 @@ def _ended(arguments: list[str]) -> dict[str, Any]:
     return {"code": code, "stderr": complained.getvalue(), "stdout": printed.getvalue()}
 
 
-def _watch(directory: str, changes: list[tuple[str, str]], point: int | None) -> None:
-    """Note every change below a directory, and die before that of number `point`."""
+def _watch(directory: str, changes: list[tuple[str, str]], *, point: int | None, full: int | None) -> None:
+    """Note every change below a directory, die before that of number `point`, find the disk full from `full` on."""
     root = os.path.realpath(directory)
 
     def met(sort: str, path: object) -> None:
@@ -199,6 +197,8 @@ def _watch(directory: str, changes: list[tuple[str, str]], point: int | None) ->
                 os.truncate(whole, os.path.getsize(whole) // 2)
             os.kill(os.getpid(), signal.SIGKILL)
         changes.append((sort, os.path.relpath(whole, root)))
+        if full is not None and len(changes) > full and sort in TAKING:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), whole)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from crashing import Nursery, Outcome
+from crashing import TAKING, Nursery, Outcome
 from posbias.directories import LOCK_FILE
 from posbias.records import Record
 
@@ -291,6 +291,34 @@ def test_killed_at_every_change_of_the_disk(bench, name, capsys):
         counted = ", ".join(f"{count} {sort}" for sort, count in sorted(sorts.items()))
         print(f"\n{name}: {whole.points} crash points ({counted}), {len(findings)} findings")
     assert not findings, "\n".join(findings)
+
+
+def assert_full(bench: Bench, nursery: Nursery, name: str, point: int) -> None:
+    """On a disk that fills at one point a run ends with one line, and goes on when there is room again."""
+    out = bench.root / "full" / name
+    bench.fill(nursery, name, out)
+    (ended,) = bench.run(nursery, name, out, full=point).ended
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("estimate: ")]
+    assert (ended.code in (1, 2), len(lines)) == (True, 1), ended
+    assert "No space left on device" in lines[0]
+    assert "unexpected" not in lines[0]
+    assert_goes_on(bench, nursery, name, out)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_disk_that_fills_is_one_line(bench, name):
+    taking = [number for number, (sort, _) in enumerate(bench.whole(name).outcome.changes) if sort in TAKING]
+    assert_full(bench, bench.nurseries[0], name, random.Random(name).choice(taking))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANDOM[:-1])
+def test_a_disk_that_fills_anywhere_is_one_line(bench, name, capsys):
+    taking = [number for number, (sort, _) in enumerate(bench.whole(name).outcome.changes) if sort in TAKING]
+    for point in taking:
+        assert_full(bench, bench.nurseries[0], name, point)
+    with capsys.disabled():
+        print(f"\n{name}: the disk full at {len(taking)} points, 0 findings")
 
 
 @pytest.mark.slow

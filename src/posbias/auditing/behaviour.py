@@ -36,7 +36,7 @@ from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import Kind, resolve_kinds
 from posbias.models import Model
 from posbias.parts import PartStore, fingerprint, made_by
-from posbias.records import REPORT_FILE, Record, run_directory
+from posbias.records import REPORT_FILE, Record, remove_record, run_directory
 from posbias.report import write_report
 from posbias.report.behaviour import write_behaviour_report
 from posbias.report.files import conclude
@@ -134,6 +134,7 @@ def audit_behaviour(
         record.scalars["cost_of_influence"] = dict(plan.cost or {})
         _store_tie(record, evaluation, series, left_out)
         if directory is not None:
+            remove_record(directory)  # of an older run, which had other outputs
             write_outputs(evaluation, directory)
             conclude(record, directory, write_behaviour_report)
     return record

@@ -118,7 +118,7 @@ def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateO
     from posbias.cli.output import finish
     from posbias.evaluation import evaluate as run_evaluation
     from posbias.evaluation import evaluation_record, finished_evaluation, write_outputs
-    from posbias.records import run_directory
+    from posbias.records import remove_record, run_directory
     from posbias.report.behaviour import show_behaviour, write_behaviour_report
 
     arguments, out = passed_arguments(context), context.params["out"]
@@ -132,6 +132,7 @@ def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateO
                 found = run_evaluation(task, responder, options=settings)
                 record = evaluation_record(found, arguments, command=command_line(context))
                 if directory is not None:
+                    remove_record(directory)  # of an older run, which had other outputs
                     write_outputs(found, directory)
         finally:
             responder.close()

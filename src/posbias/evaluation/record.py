@@ -18,7 +18,7 @@ from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, questions
 from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import Responder
 from posbias.parts import fingerprint, finished_run
-from posbias.records import Record, load_record, remove_record
+from posbias.records import Record, load_record
 from posbias.tasks.language import LanguageTask
 
 OUTPUTS_FILE = "outputs.jsonl"
@@ -90,15 +90,12 @@ def finished_evaluation(
 def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     """The generated texts with their contents, positions and accepted answers, one JSON object per line.
 
-    They belong to the record that is saved next: one that lies there tells of others, and is removed before.
-
     Raises:
         RunError: the file cannot be written.
     """
     path = directory / OUTPUTS_FILE
     lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
     try:
-        remove_record(directory)
         write_atomically(path, lines.encode())
     except OSError as error:
         raise RunError(f"cannot write the outputs to {str(path)!r}: {error.strerror or error}") from None
