@@ -1,5 +1,7 @@
 """A run directory holds either the old or the new run, whatever happens in between."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -7,22 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from posbias.directories import LOCK_FILE, TEMPORARY, exclusive, held, write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.profiles import uniform_profile
 from posbias.records import (
     ARRAYS_FILE,
     FORMAT_VERSION,
-    LOCK_FILE,
     RECORD_FILE,
     Record,
-    check_writable,
     commit_of,
-    exclusive,
     load_record,
     portable,
     run_directory,
@@ -140,8 +141,8 @@ def test_missing_and_damaged_runs_are_refused(tmp_path):
 
 def test_unwritable_places_are_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"):
-        check_writable(tmp_path / "file" / "run")
+    with pytest.raises(UsageError, match="cannot write"), held(tmp_path / "file" / "run"):
+        pass
     with pytest.raises(RunError, match="cannot write the record"):
         example(0.5).save(tmp_path / "file" / "run")
 
@@ -196,6 +197,123 @@ for _ in range(200):
 """
     runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out")]) for _ in range(3)]
     assert [run.wait(timeout=120) for run in runs] == [0, 0, 0]
+
+
+def test_what_killed_runs_left_half_written_goes_at_the_next_start(tmp_path):
+    mine = {".notes.tmp", ".arrays.safetensors.12.tmp.mine", "deep/.record.json.1.posbias.tmp"}
+    left = {f"{place}.record.json.{os.getpid()}.{TEMPORARY}" for place in ("", "parts/", "models/0001/", "answers/ab/")}
+    for name in {*left, *mine, f".probe.{TEMPORARY}"}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"torn")
+    with held(tmp_path):
+        pass
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {LOCK_FILE, *mine}
+
+
+def test_a_temporary_name_says_whose_it_is(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr(os, "replace", lambda source, target: names.append(Path(source).name))
+    write_atomically(tmp_path / "record.json", b"{}")
+    assert names == [path.name for path in tmp_path.glob(f".record.json.*.{TEMPORARY}")]
+
+
+HOLDING = """
+import sys, time
+from posbias.directories import held
+with held(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_killed_run_leaves_no_lock(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(UsageError, match="another run is writing"), held(tmp_path):
+        pass
+    process.kill()
+    process.communicate()
+    with held(tmp_path):
+        assert (tmp_path / LOCK_FILE).is_file()
+
+
+def test_a_file_system_without_locks_is_refused_in_one_line(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UsageError, match=r"cannot write to .*: No locks available"), held(tmp_path):
+        pass
+
+
+def test_a_lock_that_was_removed_meanwhile_is_not_held(tmp_path, monkeypatch):
+    """The run that had made the directory for nothing removed its lock between our opening and locking it."""
+    lock = fcntl.flock
+
+    def slow(file, operation):
+        (tmp_path / LOCK_FILE).unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with pytest.raises(UsageError, match="another run is writing"), held(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", [LOCK_FILE, ""])
+def test_a_directory_and_a_file_in_each_others_places_are_refused(tmp_path, name):
+    out = tmp_path / "run"
+    if name:
+        (out / name).mkdir(parents=True)
+    else:
+        out.write_text("a file")
+    with pytest.raises(UsageError, match="cannot write to"), held(out):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_can_only_be_read_is_refused_and_can_be_read(tmp_path):
+    example(0.25).save(tmp_path)
+    (tmp_path / RECORD_FILE).write_bytes(b"\xff")
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match=r"cannot write to .*: Permission denied"), held(tmp_path):
+        pass
+    assert load_record(tmp_path).scalars["value"] == 0.25
+
+
+DAMAGED = [b"\xff\xfe torn", b"", b"{", b"[" * 100_000, b'{"format_version": 99}', b'"\\ud800"']
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_readable_copy_is_made_anew(tmp_path, content):
+    saved = example(0.25)
+    saved.save(tmp_path)
+    (tmp_path / RECORD_FILE).write_bytes(content)
+    assert load_record(tmp_path).as_json() == saved.as_json()
+    assert json.loads((tmp_path / RECORD_FILE).read_text()) == saved.as_json()
+
+
+def test_a_directory_in_place_of_the_readable_copy_costs_neither_record_nor_report(tmp_path):
+    with_report(tmp_path)
+    (tmp_path / RECORD_FILE).unlink()
+    (tmp_path / RECORD_FILE).mkdir()
+    assert load_record(tmp_path).status == "done"
+    assert (tmp_path / "report.html").is_file()
+    with pytest.raises(RunError, match="cannot write the record"):
+        example(0.5).save(tmp_path)
+
+
+def test_resuming_a_finished_run_that_cannot_be_resumed_leaves_it(tmp_path):
+    example(0.25).save(tmp_path)
+
+    def run(resume):
+        with run_directory(tmp_path, verb="measure", arguments={}, resume=resume):
+            raise RunError("the model is gone")
+
+    for resume, status in ((True, "done"), (False, "failed")):
+        with pytest.raises(RunError, match="gone"):
+            run(resume)
+        assert load_record(tmp_path).status == status
 
 
 def test_a_wrong_request_leaves_no_directory_behind(tmp_path):

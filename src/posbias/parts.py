@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from posbias.directories import TEMPORARY, write_atomically
 from posbias.errors import RunError
 from posbias.progress import announce
-from posbias.records import describe_environment, plain, write_atomically
+from posbias.records import Record, describe_environment, finished_record, plain
 
 PARTS = "parts"
 PARTS_FORMAT = 1
@@ -115,10 +116,26 @@ def clear_parts(directory: str | Path) -> None:
     if not parts.is_dir():
         return
     own = [path for path in parts.glob("*.safetensors") if _fingerprint_of(path) is not None]
-    for path in [*own, *parts.glob(".*.safetensors.*.tmp")]:
+    for path in [*own, *parts.glob(f".*.{TEMPORARY}")]:
         path.unlink(missing_ok=True)
     with suppress(OSError):  # a user's own files stay, and with them the directory
         parts.rmdir()
+
+
+def finished_run(
+    directory: str | Path | None, settings: Callable[[], Mapping[str, Any]], *, resume: bool
+) -> Record | None:
+    """The record of a finished run that a directory holds, where it was made under the same settings.
+
+    Args:
+        directory: Of the run; None: there is none.
+        settings: Everything the record depends on; asked for only where a finished record is there. The record keeps
+            their fingerprint as `resolved["fingerprint"]`.
+        resume: Whether a finished run is wanted; otherwise all is done anew.
+    """
+    record = finished_record(directory) if resume and directory is not None else None
+    told = None if record is None else record.resolved.get("fingerprint")
+    return record if told is not None and told == fingerprint(settings()) else None
 
 
 def made_by() -> dict[str, Any]:

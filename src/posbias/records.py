@@ -5,7 +5,6 @@ first; `record.json` is the readable copy, renamed second. A run killed between 
 load, so a directory always holds either the old or the new run. No pickle anywhere.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +12,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,13 +22,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from posbias.directories import held, write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
 
 FORMAT_VERSION = 1
 RECORD_FILE = "record.json"
 ARRAYS_FILE = "arrays.safetensors"
-LOCK_FILE = ".lock"
 REPORT_FILE = "report.html"
 PICTURE_SOFTWARE = "posbias"
 """What every picture of a report names as its software, by which an older run's pictures are known."""
@@ -103,7 +102,7 @@ class Record:
             directory.mkdir(parents=True, exist_ok=True)
             metadata = {"record": text, "sha256": _checksum(text, arrays)}
             write_atomically(directory / ARRAYS_FILE, save(arrays, metadata=metadata))
-            _remove_report(directory)
+            remove_report(directory)
             write_atomically(directory / RECORD_FILE, text.encode())
         except OSError as error:
             raise RunError(f"cannot write the record to {str(directory)!r}: {error.strerror or error}") from None
@@ -211,22 +210,22 @@ def remove_record(directory: Path) -> None:
     """Take the record out of a directory whose contents are about to be another run's: it must not speak of those."""
     for name in (ARRAYS_FILE, RECORD_FILE):
         (directory / name).unlink(missing_ok=True)
-    _remove_report(directory)
+    remove_report(directory)
 
 
 def _complete(path: Path, document: Mapping[str, Any]) -> None:
     """Bring the directory up to the arrays file, where a run was killed before its readable copy was written."""
-    text = json.dumps(document, indent=1, allow_nan=False)
+    text = json.dumps(document, indent=1, allow_nan=False).encode()
     with suppress(OSError):  # a directory that can only be read is read as it is
-        if not path.is_file() or path.read_text() != text:
-            _remove_report(path.parent)
-            write_atomically(path, text.encode())
+        if not path.exists() or path.read_bytes() != text:  # whatever else lies there, even if it is no text
+            remove_report(path.parent)
+            write_atomically(path, text)
 
 
-def _remove_report(directory: Path) -> None:
+def remove_report(directory: Path) -> None:
     """Remove `report.html` and the pictures that posbias drew; other files stay."""
     (directory / REPORT_FILE).unlink(missing_ok=True)
-    for path in directory.glob("*.png"):
+    for path in filter(Path.is_file, directory.glob("*.png")):
         with open(path, "rb") as file:
             drawn_here = f"Software\0{PICTURE_SOFTWARE}".encode() in file.read(512)
         if drawn_here:
@@ -248,58 +247,15 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name, flush to disk, rename; the temporary file is removed if anything goes wrong."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def check_writable(directory: str | Path) -> Path:
-    """Make `directory` and prove, before any work is done, that a file can be written there.
-
-    Raises:
-        UsageError: it cannot be made or written.
-    """
-    directory = Path(directory)
-    made = _not_there(directory)
-    probe = directory / f".probe.{os.getpid()}"  # another run may try at the same moment
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(probe, b"posbias")
-        probe.unlink()
-    except OSError as error:
-        _remove_empty(made)
-        raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
-    return directory
-
-
-def _not_there(directory: Path) -> list[Path]:
-    """The directory and those above it that do not exist, innermost first."""
-    return [path for path in (directory, *directory.parents) if not path.exists()]
-
-
-def _remove_empty(directories: Sequence[Path]) -> None:
-    """Remove directories, innermost first, as far as they are empty."""
-    with suppress(OSError):
-        for directory in directories:
-            directory.rmdir()
-
-
 @contextmanager
-def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping[str, Any]) -> Iterator[Path | None]:
+def run_directory(
+    directory: str | Path | None, *, verb: str, arguments: Mapping[str, Any], resume: bool = False
+) -> Iterator[Path | None]:
     """The directory of a run while it runs: writable, held against other runs, with a record of a failure.
 
     A request that turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record
-    with status "failed" that says why, unless its own record was already saved and only the report failed. Without a
-    directory nothing happens.
+    with status "failed" that says why, unless its own record was already saved and only the report failed, or it was
+    to resume a finished one. Without a directory nothing happens.
 
     Raises:
         UsageError: the directory cannot be written, or another run holds it.
@@ -307,22 +263,17 @@ def run_directory(directory: str | Path | None, *, verb: str, arguments: Mapping
     if directory is None:
         yield None
         return
-    directory = Path(directory)
-    made = _not_there(directory)
-    check_writable(directory)
-    with exclusive(directory):
-        before = _stamp(directory / ARRAYS_FILE)
+    with held(directory) as held_directory:
+        before = _stamp(held_directory / ARRAYS_FILE)
         try:
-            yield directory
+            yield held_directory
         except UsageError:
-            if made and all(path.name == LOCK_FILE for path in directory.iterdir()):
-                (directory / LOCK_FILE).unlink()
-                _remove_empty(made)
             raise
         except Exception as error:
-            if _stamp(directory / ARRAYS_FILE) == before:
+            kept = resume and finished_record(held_directory) is not None
+            if not kept and _stamp(held_directory / ARRAYS_FILE) == before:
                 with suppress(RunError):
-                    failed_record(verb, arguments, error).save(directory)
+                    failed_record(verb, arguments, error).save(held_directory)
             raise
 
 
@@ -361,21 +312,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
-
-
-@contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Hold the run directory; a second run into it is refused while the first one lives.
-
-    Raises:
-        UsageError: another process holds it.
-    """
-    with open(directory / LOCK_FILE, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another run is writing to {str(directory)!r}; choose another --out") from None
-        yield
 
 
 def describe_environment() -> dict[str, Any]:

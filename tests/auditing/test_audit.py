@@ -189,7 +189,7 @@ def test_a_configuration_has_no_trained_state(tiny_llama):
 
 
 def test_two_runs_into_one_directory_are_refused(tiny_llama, tmp_path):
-    from posbias.records import exclusive
+    from posbias.directories import exclusive
 
     with exclusive(tmp_path), pytest.raises(UsageError, match="another run is writing"):
         pb.audit(tiny_llama, n_positions=16, prompts=2, out=tmp_path)

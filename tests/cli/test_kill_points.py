@@ -1,114 +1,351 @@
-"""Runs killed (SIGKILL) at chosen points and continued: the bits of an undisturbed run, nothing done twice or left."""
+"""Runs killed at every change of the disk and at random moments: what is there can be read, and `--resume` finishes it.
 
-import signal
-import subprocess
-import sys
+The same bits as an undisturbed run, nothing done twice, nothing left behind.
+"""
+
+import random
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.parts import PARTS, PartStore
+from crashing import TAKING, Nursery, Outcome
+from posbias.directories import LOCK_FILE
+from posbias.records import Record
 
-KILLED_AT = """
-import importlib, os, signal, sys
-from posbias.cli import main
-
-module, name, call = sys.argv[1], sys.argv[2], int(sys.argv[3])
-place, calls = importlib.import_module(module), []
-function = getattr(place, name)
-
-def until_then(*given, **named):
-    calls.append(name)
-    if len(calls) == call:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return function(*given, **named)
-
-setattr(place, name, until_then)
-sys.argv = ["posbias", *sys.argv[4:]]
-main()
+SHORT = "--length 16 --count 2 --kinds probability"
+STUDY = """
+task: position_copy(target=0, context=6, vocabulary=5)
+model: {depth: 1, width: 8, residual: none}
+train: {steps: 8, batch: 8, window: 4, examples: 5}
+grid: {task.target: [0, 5]}
 """
-POINTS = {
-    "calibrating": ("posbias.measurement.cost", "peak_tensor_bytes", 2),
-    "saving": ("posbias.records", "_remove_report", 1),
-    "reporting": ("posbias.report.files", "write_atomically", 2),
-    "clearing": ("posbias.parts", "clear_parts", 2),
+BEHAVIOUR = "audit-with-behaviour"
+ASKED = "example_order(shots=4,classes=3)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that writes a run, and what reads one."""
+
+    command: str
+    """Words; TINY, OTHER, LONG and STUDY stand for the models and the study, WHOLE for the undisturbed runs."""
+    readers: tuple[str, ...] = ("report OUT", "report OUT --out ELSE")
+    """Words likewise; OUT is what the killed run left."""
+    resumes: bool = True
+    before: str = ""
+    """A command that has filled the directory; what it left is there until the new run replaces it."""
+    needs: tuple[str, ...] = ()
+    """Cases whose undisturbed runs are read, as WHOLE/CASE."""
+
+
+COMPARED = ("report OUT", "report OUT --out ELSE", "compare OUT OUT --kind probability")
+PLACED = ("report OUT", "place --run OUT --scores 0.9,0.4,0.1")
+CASES = {
+    "measure": Case(f"measure TINY {SHORT} --threads 1", COMPARED),
+    "measure-over-another-run": Case(
+        f"measure TINY {SHORT} --threads 1", COMPARED, before="attention TINY --length 16 --count 2"
+    ),
+    "measure-of-two-models": Case(f"measure TINY OTHER {SHORT} --threads 1", ("report OUT/tiny-llama",)),
+    "audit": Case(f"audit TINY {SHORT} --threads 1 --births 1", COMPARED),
+    BEHAVIOUR: Case(
+        f"audit LONG {SHORT} --threads 1 --births 0 --behaviour {ASKED} --behaviour-count 2 "
+        "--behaviour-kinds probability --no-behaviour-theories --behaviour-tokens 1",
+        (*COMPARED, "report OUT/behaviour", "place --run OUT --scores 0.9,0.4", "tie OUT OUT"),
+    ),
+    "decompose": Case(f"decompose TINY {SHORT} --interventions no_rope"),
+    "evaluate": Case(f"evaluate LONG --task {ASKED} --count 2 --max-tokens 1", PLACED),
+    "evaluate-over-another-run": Case(
+        f"evaluate LONG --task {ASKED} --count 2 --max-tokens 1",
+        PLACED,
+        before=f"evaluate LONG --task {ASKED} --count 3 --max-tokens 1 --no-score",
+    ),
+    "train": Case("train STUDY --threads 1"),
+    "train-over-another-run": Case("train STUDY --threads 1", before=f"measure TINY {SHORT}"),
+    "attention": Case("attention TINY --length 16 --count 2", resumes=False),
+    "predict": Case("predict --depth 2 --length 16", (*COMPARED[:2], "compare OUT OUT"), resumes=False),
+    "verify": Case("verify wu2025/theorem-4.1 --report", resumes=False),
+    "place": Case("place --run WHOLE/evaluate --scores 0.9,0.4,0.1", resumes=False, needs=("evaluate",)),
+    "compare": Case("compare WHOLE/measure WHOLE/audit", resumes=False, needs=("measure", "audit")),
+    "tie": Case(f"tie WHOLE/{BEHAVIOUR}", ("report OUT",), resumes=False, needs=(BEHAVIOUR,)),
+    "report": Case("report WHOLE/measure WHOLE/audit", (), resumes=False, needs=("measure", "audit")),
+    "reproduce": Case("reproduce icl-2502.01951 --size smoke --study depth --threads 1"),
 }
-"""Module, function and number of the call in which a run dies: in its second short run; between the record's two files;
-at the second file of the report; with the record and report there and the parts too (the first call is the start's)."""
-SHORT = ("--length", "16", "--count", "2", "--kinds", "probability")
-COMMANDS = {
-    "measure": (*SHORT, "--threads", "1"),
-    "audit": (*SHORT, "--threads", "1", "--births", "1"),
-    "decompose": (*SHORT, "--interventions", "no_rope"),
-}
-CASES = [
-    *(("measure", point) for point in POINTS),
-    ("audit", "clearing"),
-    pytest.param("audit", "reporting", marks=pytest.mark.slow),
-    pytest.param("decompose", "clearing", marks=pytest.mark.slow),
-]
+VOLATILE = {"cost": 0, "cost_of_influence": 0, "reused": 0}
+"""Scalars that depend on time, or on what was interrupted."""
+COUNTED = {"tokens_processed": 0, "tokens_plain": 0}
+"""What asking took: work that a kill undid was done, and is counted, twice."""
+KILLED = -9
+FAST = {"measure": 4, "evaluate": 3, "train": 2}
+"""How many points of some cases belong to the ordinary suite."""
+RANDOM = ("measure", "audit", "evaluate", "decompose", "train", "reproduce")
+RANDOM_KILLS = 18
+"""Of each of these at least."""
 
 
-def run_until(point, *command):
-    process = [sys.executable, "-c", KILLED_AT, *map(str, POINTS[point]), *map(str, command)]
-    assert subprocess.run(process, stdout=subprocess.DEVNULL, check=False).returncode == -signal.SIGKILL
+@dataclass(frozen=True)
+class Whole:
+    """An undisturbed run."""
+
+    directory: Path
+    outcome: Outcome
+
+    @property
+    def points(self) -> int:
+        """Changes of the disk that it makes."""
+        return len(self.outcome.changes)
 
 
-@pytest.fixture
-def computed(monkeypatch):
-    """Names of the pieces that this process computes and puts on disk; an estimate of the cost puts none there."""
-    names, keep = [], PartStore.keep
+class Bench:
+    """Models, undisturbed runs and processes to run commands in."""
 
-    def told(store, name, arrays):
-        if store._directory is not None:
-            names.append(name)
-        return keep(store, name, arrays)
+    def __init__(self, root: Path, models: dict[str, Path]) -> None:
+        (root / "study.yaml").write_text(STUDY)
+        self.root = root
+        self.words = {**{name: str(path) for name, path in models.items()}, "STUDY": str(root / "study.yaml")}
+        self.words["WHOLE"] = str(root / "whole")
+        self.wholes: dict[str, Whole] = {}
+        self.nurseries = [Nursery()]
 
-    monkeypatch.setattr(PartStore, "keep", told)
-    return names
+    def words_of(self, command: str, **places: Path) -> list[str]:
+        """The words of a command, with what stands for models and directories replaced."""
+        known = {**self.words, **{name: str(path) for name, path in places.items()}}
+        words = []
+        for word in command.split():
+            stem, slash, rest = word.partition("/")
+            words.append(known.get(stem, stem) + slash + rest)
+        return words
+
+    def run(self, nursery: Nursery, name: str, out: Path, *, resume: bool = False, **limits: Any) -> Outcome:
+        """The command of a case into a directory."""
+        case = CASES[name]
+        command = [*self.words_of(case.command), "--out", str(out)]
+        return nursery.run([*command, "--resume"] if resume and case.resumes else command, watched=out, **limits)
+
+    def fill(self, nursery: Nursery, name: str, out: Path) -> None:
+        """What lay in the directory before."""
+        shutil.rmtree(out, ignore_errors=True)
+        if CASES[name].before:
+            outcome = nursery.run([*self.words_of(CASES[name].before), "--out", str(out)])
+            assert [each.code for each in outcome.ended] == [0], outcome
+
+    def whole(self, name: str) -> Whole:
+        """The undisturbed run of a case, made once."""
+        for needed in CASES[name].needs:
+            self.whole(needed)
+        if name not in self.wholes:
+            out = self.root / "whole" / name
+            self.fill(self.nurseries[0], name, out)
+            outcome = self.run(self.nurseries[0], name, out)
+            assert [each.code for each in outcome.ended] == [0], outcome
+            self.wholes[name] = Whole(out, outcome)
+        return self.wholes[name]
 
 
 @pytest.fixture(scope="module")
-def undisturbed():
-    """By verb: the record of a whole run and how many pieces it took."""
-    return {}
+def bench(tmp_path_factory, tiny_llama, long_llama) -> Iterator[Bench]:
+    root = tmp_path_factory.mktemp("killed")
+    (root / "whole").mkdir()
+    other = root / "other-llama"
+    shutil.copytree(tiny_llama, other)
+    made = Bench(root, {"TINY": tiny_llama, "LONG": long_llama, "OTHER": other})
+    yield made
+    for nursery in made.nurseries:
+        nursery.close()
 
 
-def assert_same_results(found, wanted):
-    assert found.arrays.keys() == wanted.arrays.keys()
-    for name, array in wanted.arrays.items():
-        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
-    assert found.scalars | {"cost": 0} == wanted.scalars | {"cost": 0}
+def pieces(directory: Path) -> set[str]:
+    """Finished pieces, below a directory and the runs in it."""
+    return {str(path.relative_to(directory)) for path in directory.rglob("parts/*.safetensors")}
 
 
-@pytest.mark.parametrize(("verb", "point"), CASES)
-def test_continued_it_is_the_undisturbed_run(posbias, tiny_llama, tmp_path, computed, undisturbed, verb, point):
-    command = (verb, tiny_llama, *COMMANDS[verb])
-    if verb not in undisturbed:
-        assert posbias(*command, "--out", tmp_path / "whole").returncode == 0
-        undisturbed[verb] = pb.load_record(tmp_path / "whole"), len(computed)
-        computed.clear()
-    whole, pieces = undisturbed[verb]
-    out = tmp_path / "killed"
-    run_until(point, *command, "--out", out)
-    assert (out / "arrays.safetensors").is_file() == (point != "calibrating")
-    assert len(list((out / PARTS).glob("*"))) == (0 if point == "calibrating" else pieces)
-    result = posbias(*command, "--out", out, "--resume")
-    assert result.returncode == 0, result.stderr
-    assert len(computed) == (pieces if point == "calibrating" else 0)
-    assert_same_results(pb.load_record(out), whole)
-    assert (out / "report.html").is_file()
-    assert not (out / PARTS).exists()
+def computed(outcome: Outcome, *, checkpoints: bool = False) -> set[str]:
+    """Pieces that a command put in their places; a checkpoint is replaced by the next as the work goes on."""
+    found = set()
+    for sort, path in outcome.changes:
+        place, _, name = path.rpartition("/")
+        if sort == "os.rename" and place.endswith("parts") and (checkpoints or "checkpoint" not in name):
+            found.add(f"{place}/{name[1:].partition('.safetensors')[0]}.safetensors")
+    return found
 
 
-def test_of_several_models_the_one_that_was_done_is_tidied_up(posbias, tiny_llama, long_llama, tmp_path):
-    command = ("measure", tiny_llama, long_llama, *COMMANDS["measure"], "--out", tmp_path)
-    run_until("reporting", *command)
-    done = tmp_path / tiny_llama.name
-    before = pb.load_record(done).run_id
-    assert posbias(*command, "--resume").returncode == 0
-    assert pb.load_record(done).run_id == before
-    for name in (tiny_llama.name, long_llama.name):
-        assert (tmp_path / name / "report.html").is_file()
-        assert not (tmp_path / name / PARTS).exists()
+def records(directory: Path) -> dict[str, Record]:
+    """All runs below a directory, by place."""
+    return {
+        str(path.parent.relative_to(directory)): pb.load_record(path.parent)
+        for path in directory.rglob("arrays.safetensors")
+    }
+
+
+def listing(directory: Path) -> set[str]:
+    """All files below a directory, the locks apart."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != LOCK_FILE)
+    return {str(path.relative_to(directory)) for path in files}
+
+
+def assert_undisturbed(out: Path, whole: Path) -> None:
+    """The results of the undisturbed run to the last bit, and no file more or less."""
+    assert listing(out) == listing(whole)
+    wanted = records(whole)
+    for place, record in records(out).items():
+        assert record.status == "done"
+        assert record.arrays.keys() == wanted[place].arrays.keys()
+        for name, array in wanted[place].arrays.items():
+            np.testing.assert_array_equal(record.arrays[name], array, err_msg=name)
+        assert told(record) == told(wanted[place])
+
+
+def told(record: Record) -> dict[str, Any]:
+    """What a record says, but for time, command and identity."""
+    resolved = {**record.resolved, "command": ""}
+    if "responder" in resolved:
+        resolved["responder"] = resolved["responder"] | COUNTED
+    if record.verb == "reproduce":
+        resolved["fingerprint"] = ""  # names the very networks
+    return {"scalars": record.scalars | VOLATILE, "resolved": resolved, "seeds": record.seeds}
+
+
+def assert_readable(bench: Bench, nursery: Nursery, name: str, looked: Path) -> None:
+    """Every verb that reads gives a result, or one line that says what is wrong."""
+    commands = [bench.words_of(reader, OUT=looked, ELSE=looked.parent / "else") for reader in CASES[name].readers]
+    outcome = nursery.run(*commands)
+    assert len(outcome.ended) == len(commands), outcome
+    for command, ended in zip(commands, outcome.ended, strict=True):
+        one_line = ended.code in (1, 2) and ended.stderr.count("\n") == 1 and "unexpected" not in ended.stderr
+        assert ended.code == 0 or one_line, (command, ended)
+
+
+def assert_goes_on(bench: Bench, nursery: Nursery, name: str, out: Path) -> None:
+    """What a killed run left can be read, and the same command finishes it without doing anything twice."""
+    whole, looked = bench.whole(name), out.parent / "looked"
+    shutil.rmtree(looked, ignore_errors=True)
+    if out.exists():
+        shutil.copytree(out, looked)
+    assert_readable(bench, nursery, name, looked)
+    there = records(looked) if looked.exists() else {}
+    had = pieces(out) if CASES[name].resumes else set()
+    outcome = bench.run(nursery, name, out, resume=True)
+    assert [each.code for each in outcome.ended] == [0], outcome
+    assert not had & computed(outcome), "finished pieces are not computed again"
+    assert_undisturbed(out, whole.directory)
+    if CASES[name].resumes:
+        for place, record in records(out).items():
+            before = there.get(place)
+            if before is not None and told(before) == told(record):
+                assert before.run_id == record.run_id, "a finished run is not made again"
+
+
+def assert_survives(bench: Bench, nursery: Nursery, name: str, point: int) -> None:
+    """Killed at one point and finished."""
+    out = bench.root / f"killed-{bench.nurseries.index(nursery)}" / name
+    bench.fill(nursery, name, out)
+    outcome = bench.run(nursery, name, out, point=point)
+    assert outcome.status == KILLED, outcome
+    assert_goes_on(bench, nursery, name, out)
+
+
+def findings_at(bench: Bench, name: str, points: list[int]) -> list[str]:
+    """What does not hold at some points, each on one line; the points are shared out between the processes."""
+    whole, findings, waiting = bench.whole(name), [], list(reversed(points))
+    lock = threading.Lock()
+
+    def work(nursery: Nursery) -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                point = waiting.pop()
+            try:
+                assert_survives(bench, nursery, name, point)
+            except AssertionError as error:
+                findings.append(f"point {point}, {whole.outcome.changes[point]}: {error}")
+
+    with ThreadPoolExecutor(len(bench.nurseries)) as pool:
+        list(pool.map(work, bench.nurseries))
+    return findings
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_killed_at_some_changes_of_the_disk(bench, name):
+    points = random.Random(name).sample(range(bench.whole(name).points), FAST[name])
+    assert not findings_at(bench, name, points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_every_change_of_the_disk(bench, name, capsys):
+    if len(bench.nurseries) == 1:
+        bench.nurseries.append(Nursery())
+    whole = bench.whole(name)
+    findings = findings_at(bench, name, list(range(whole.points)))
+    sorts = Counter(sort.removeprefix("os.") for sort, _ in whole.outcome.changes)
+    with capsys.disabled():
+        counted = ", ".join(f"{count} {sort}" for sort, count in sorted(sorts.items()))
+        print(f"\n{name}: {whole.points} crash points ({counted}), {len(findings)} findings")
+    assert not findings, "\n".join(findings)
+
+
+def assert_full(bench: Bench, nursery: Nursery, name: str, point: int) -> None:
+    """On a disk that fills at one point a run ends with one line, and goes on when there is room again."""
+    out = bench.root / "full" / name
+    bench.fill(nursery, name, out)
+    (ended,) = bench.run(nursery, name, out, full=point).ended
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("estimate: ")]
+    assert (ended.code in (1, 2), len(lines)) == (True, 1), ended
+    assert "No space left on device" in lines[0]
+    assert "unexpected" not in lines[0]
+    assert_goes_on(bench, nursery, name, out)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_disk_that_fills_is_one_line(bench, name):
+    taking = [number for number, (sort, _) in enumerate(bench.whole(name).outcome.changes) if sort in TAKING]
+    assert_full(bench, bench.nurseries[0], name, random.Random(name).choice(taking))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANDOM[:-1])
+def test_a_disk_that_fills_anywhere_is_one_line(bench, name, capsys):
+    taking = [number for number, (sort, _) in enumerate(bench.whole(name).outcome.changes) if sort in TAKING]
+    for point in taking:
+        assert_full(bench, bench.nurseries[0], name, point)
+    with capsys.disabled():
+        print(f"\n{name}: the disk full at {len(taking)} points, 0 findings")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANDOM)
+def test_killed_at_random_moments_again_and_again(bench, name, capsys):
+    whole, chance = bench.whole(name), random.Random(f"kills of {name}")
+    out, nursery = bench.root / "random" / name, bench.nurseries[0]
+    kills = runs = 0
+    while kills < RANDOM_KILLS:
+        shutil.rmtree(out, ignore_errors=True)
+        runs += 1
+        for sitting in range(chance.choice((1, 1, 2, 3))):
+            moment = chance.uniform(0, whole.outcome.seconds)
+            kills += bench.run(nursery, name, out, resume=sitting > 0, seconds=moment).status == KILLED
+        assert_goes_on(bench, nursery, name, out)
+    with capsys.disabled():
+        print(f"\n{name}: {kills} random kills in {runs} runs, 0 findings")
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.resumes and not case.before])
+def test_a_finished_run_is_resumed_by_giving_it_back(bench, name):
+    whole = bench.whole(name)
+    out = bench.root / "finished" / name
+    shutil.copytree(whole.directory, out)
+    outcome = bench.run(bench.nurseries[0], name, out, resume=True)
+    assert [each.code for each in outcome.ended] == [0], outcome
+    assert not computed(outcome, checkpoints=True)
+    assert_undisturbed(out, whole.directory)
+    for place, record in records(out).items():
+        assert record.as_json() == records(whole.directory)[place].as_json()

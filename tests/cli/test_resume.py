@@ -10,6 +10,7 @@ import pytest
 
 import posbias as pb
 from posbias import parts
+from posbias.directories import LOCK_FILE, exclusive
 from posbias.parts import PARTS, PartStore
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
@@ -88,13 +89,24 @@ def test_workers_and_one_process_finish_each_others_runs(tiny_llama, tmp_path):
     assert not (tmp_path / PARTS).exists()
 
 
-def test_a_second_measurement_into_the_directory_is_refused(posbias, tiny_llama, tmp_path):
-    from posbias.records import exclusive
-
-    with exclusive(tmp_path):
-        result = posbias("measure", tiny_llama, *FLAGS, "--out", tmp_path)
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"measure MODEL {' '.join(FLAGS)} --out OUT",
+        "report RUN --out OUT",
+        "evaluate MODEL --lm-eval OUT --task key_value(pairs=2)",
+        "list masks --out OUT",
+    ],
+)
+def test_a_second_verb_that_writes_into_the_directory_is_refused(posbias, tiny_llama, tmp_path, command):
+    assert posbias("predict", "--depth", 1, "--length", 4, "--out", tmp_path / "run").returncode == 0
+    words = {"MODEL": tiny_llama, "OUT": tmp_path / "out", "RUN": tmp_path / "run"}
+    (tmp_path / "out").mkdir()
+    with exclusive(tmp_path / "out"):
+        result = posbias(*(words.get(word, word) for word in command.split()))
     assert result.returncode == 2
     assert "another run is writing" in result.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK_FILE]
 
 
 def test_pieces_of_other_settings_are_not_reused(tmp_path):

@@ -1,6 +1,7 @@
 """`evaluate`: every content at every position, judged by the task's rule; what is finished is never asked again."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -40,7 +41,10 @@ class Oracle(Responder):
         return values.index(request.answer.strip())
 
     def describe(self):
-        return {"kind": "oracle", "model": {"source": "oracle"}, "tokens_processed": len(self.asked)}
+        return {"kind": "oracle", "model": {"source": "oracle"}, **self.counts()}
+
+    def counts(self):
+        return {"tokens_processed": len(self.asked), "cost": len(self.asked) / 4}
 
 
 TASK = "key_value(pairs=5)"
@@ -82,10 +86,23 @@ def test_a_run_whose_server_goes_away_keeps_what_is_finished_and_goes_on(tmp_pat
     for name, table in whole.tables.items():
         np.testing.assert_array_equal(resumed.tables[name], table)
     assert resumed.outputs == whole.outputs
+    assert resumed.responder == whole.responder  # both sittings' work; of what was given up nothing came
     more = Oracle(known=(1,))
     longer = evaluate(TASK, more, options=EvaluateOptions(count=8, directory=tmp_path, resume=True))
     assert longer.reused == 6
     assert len(more.asked) == 2 * 5
+    assert longer.responder["tokens_processed"] == 8 * 5
+
+
+def test_the_first_estimate_stays_whatever_interrupts(tmp_path, monkeypatch):
+    module = sys.modules["posbias.evaluation.evaluation"]
+    monkeypatch.setattr(module, "preflight_answers", lambda waiting, *_, **__: {"prompts": 5 * len(waiting)})
+    with pytest.raises(RunError, match="went away"):
+        evaluate(TASK, Oracle(patience=17), options=EvaluateOptions(count=6, together=2, directory=tmp_path))
+    resumed = evaluate(TASK, Oracle(), options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
+    assert resumed.cost == {"prompts": 30}
+    again = evaluate(TASK, Oracle(patience=0), options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
+    assert (again.cost, again.responder) == (resumed.cost, resumed.responder)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from posbias.auditing.ingredients import ingredient_record
 from posbias.auditing.measuring import (
     MeasurePlan,
     directory_names,
-    finished_measurement,
     measure_models,
     measure_source,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "audit_behaviour",
     "comparison_record",
     "directory_names",
-    "finished_measurement",
     "ingredient_record",
     "link_behaviour",
     "measure_models",

@@ -18,17 +18,28 @@ import numpy as np
 from posbias.auditing.behaviour_cost import influence_cost
 from posbias.auditing.behaviour_weighing import Name, Weighing
 from posbias.comparison import interval_record
-from posbias.evaluation import EvaluateOptions, Evaluation, Pair, evaluate, evaluation_record, tie, write_outputs
+from posbias.directories import held
+from posbias.evaluation import (
+    EvaluateOptions,
+    Evaluation,
+    Pair,
+    evaluate,
+    evaluation_record,
+    finished_evaluation,
+    tie,
+    write_outputs,
+)
 from posbias.evaluation.record import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.statistics import Scores, position_means
 from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import Kind, resolve_kinds
 from posbias.models import Model
-from posbias.parts import PartStore, clear_parts, made_by
-from posbias.records import REPORT_FILE, Record, run_directory
+from posbias.parts import PartStore, fingerprint, made_by
+from posbias.records import REPORT_FILE, Record, remove_record, run_directory
 from posbias.report import write_report
 from posbias.report.behaviour import write_behaviour_report
+from posbias.report.files import conclude
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
@@ -70,9 +81,12 @@ def link_behaviour(audit: Record, directory: Path) -> Path:
     Raises:
         RunError: the directory cannot be written.
     """
-    audit.resolved["related"] = {"behaviour: does what weighs also get used?": f"{BEHAVIOUR}/{REPORT_FILE}"}
-    audit.save(directory)
-    return write_report([audit], directory)
+    related = {"behaviour: does what weighs also get used?": f"{BEHAVIOUR}/{REPORT_FILE}"}
+    with held(directory):
+        if audit.resolved.get("related") != related:
+            audit.resolved["related"] = related
+            audit.save(directory)
+        return write_report([audit], directory)
 
 
 def audit_behaviour(
@@ -99,25 +113,30 @@ def audit_behaviour(
     """
     given = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     kinds = resolve_kinds(list(plan.kinds))
-    with run_directory(out, verb="evaluate", arguments=given) as directory:
+    beside = {"kinds": [str(kind) for kind in kinds], "prompt_theories": plan.prompt_theories}
+    with run_directory(out, verb="evaluate", arguments=given, resume=plan.evaluation.resume) as directory:
+        options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
+        finished = finished_evaluation(plan.asked, responder, options, **beside)
+        if finished is not None and directory is not None:
+            conclude(finished, directory, write_behaviour_report, found=True)
+            return finished
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
-        options = replace(plan.evaluation, directory=directory)
-        evaluation = evaluate(plan.asked, LocalResponder(model, LocalOptions()), options=options)
+        evaluation = evaluate(plan.asked, responder, options=options)
         weighing = Weighing(
             model, kinds, evaluation, _store(model, evaluation, kinds, plan, directory), plan.prompt_theories
         )
         series, left_out = weighing.series()
         record = evaluation_record(evaluation, given, command=command)
-        record.resolved["kinds"] = [str(kind) for kind in kinds]
+        told = fingerprint({"evaluation": evaluation.fingerprint, **beside})
+        record.resolved |= {"kinds": beside["kinds"], "fingerprint": told}
         if directory is not None and directory.name == BEHAVIOUR:
             record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         record.scalars["cost_of_influence"] = dict(plan.cost or {})
         _store_tie(record, evaluation, series, left_out)
         if directory is not None:
+            remove_record(directory)  # of an older run, which had other outputs
             write_outputs(evaluation, directory)
-            record.save(directory)
-            write_behaviour_report(record, directory)
-            clear_parts(directory)
+            conclude(record, directory, write_behaviour_report)
     return record
 
 

@@ -4,34 +4,22 @@ Models follow one another, their prompts go through the engine; a finished model
 unfinished one continues from its finished prompts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from posbias.auditing.recording import measurement_record
+from posbias.directories import held
 from posbias.errors import RunError, UsageError
 from posbias.measurement import DEFAULT_KINDS, Kind, MeasureOptions, measure, preflight, resolve_kinds
 from posbias.models import Model, load_model
-from posbias.parts import clear_parts, made_by
+from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
-from posbias.records import (
-    LOCK_FILE,
-    REPORT_FILE,
-    Record,
-    check_writable,
-    exclusive,
-    failed_record,
-    finished_record,
-    plain,
-    portable,
-    run_directory,
-)
+from posbias.records import Record, failed_record, finished_record, plain, portable, run_directory
 from posbias.report import write_report
-
-WITHOUT_EFFECT = ("model", "out", "engine", "workers", "ray_address", "max_memory")
-"""Arguments that may differ between a finished record and the run that takes it over; the model is compared itself."""
+from posbias.report.files import conclude
 
 
 @dataclass(frozen=True)
@@ -65,6 +53,21 @@ class MeasurePlan:
         """What it is measured on: the same text for all models, in each one's own tokens."""
         return load_prompts(self.source, model, n_positions=self.n_positions, count=self.count, seed=self.seed)
 
+    def settings(self, model: Mapping[str, Any], prompts: Prompts) -> dict[str, Any]:
+        """Everything the record of a model's measurement depends on; `model`: the model's description."""
+        options = self.options
+        return {
+            "verb": "measure",
+            "model": portable(plain(model)),
+            "prompts": portable(plain(prompts.describe())),
+            "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
+            "seed": self.seed,
+            **{name: value for name, value in vars(options).items() if name not in ("passes", "run")},
+            "passes": vars(options.passes),
+            "threads": options.run.engine.pinned_threads,
+            "made_by": made_by(),
+        }
+
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
@@ -85,15 +88,19 @@ class MeasurePlan:
 
 def measure_source(
     source: str, plan: MeasurePlan, *, directory: Path | None, arguments: Mapping[str, Any], command: str = ""
-) -> Record:
+) -> tuple[Record, bool]:
     """Load one model, say what its measurement will cost, measure it.
 
     Args:
         source: As `load_model` takes it.
         plan: What is measured.
-        directory: Where finished prompts are kept until the caller has saved the record; None: nowhere.
+        directory: Where finished prompts are kept until the run is concluded; None: nowhere.
         arguments: What the user passed, for the record.
         command: What repeats the run in a shell.
+
+    Returns:
+        The record, and whether it is the directory's own: on resuming, the same measurement of the same model by the
+        same software is not made again.
 
     Raises:
         UsageError: wrong input, or a run that cannot fit.
@@ -101,13 +108,19 @@ def measure_source(
     """
     model = plan.load(source)
     prompts = plan.prompts(model)
+    resume = plan.options.run.resume
+    finished = finished_run(directory, lambda: plan.settings(model.describe(), prompts), resume=resume)
+    if finished is not None:
+        return finished, True
     options = replace(plan.options, run=replace(plan.options.run, directory=directory))
     kinds = resolve_kinds(list(plan.kinds))
     cost = preflight(model, prompts, kinds=kinds, options=options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=options)
     record = measurement_record(measurement, model, prompts, arguments, command=command)
     record.scalars["cost"] = cost
-    return record
+    if directory is not None:
+        record.resolved["fingerprint"] = fingerprint(plan.settings(record.resolved["model"], prompts))
+    return record, False
 
 
 def measure_models(
@@ -144,20 +157,12 @@ def measure_models(
     resolve_kinds(list(plan.kinds))
     shared = plan.describe() if arguments is None else dict(arguments)
     records: list[Record] = []
-    with _held(out) as directory:
+    with nullcontext() if out is None else held(out) as directory:
         for name, source in names.items():
             each = {"model": source, **shared}
-
-            def run(path: Path | None, source: str = source, each: dict[str, Any] = each) -> Record:
-                return measure_source(source, plan, directory=path, arguments=each, command=command)
-
             own = None if directory is None else directory / name
             try:
-                record = None if own is None else finished_measurement(own, source, plan, each)
-                if record is None:
-                    record = _measured(own, each, run)
-                elif own is not None:
-                    _tidy(own, record)
+                record = _measured(source, plan, own, arguments=each, command=command)
             except (RunError, UsageError) as error:
                 if isinstance(error, UsageError) and not records:
                     raise
@@ -198,67 +203,19 @@ def _parts(source: str) -> list[str]:
     return [part for part in clean if part.strip("_")] or ["model"]
 
 
-@contextmanager
-def _held(out: str | Path | None) -> Iterator[Path | None]:
-    """The directory of all models, held against other runs; one that was made for nothing goes again."""
-    if out is None:
-        yield None
-        return
-    was_there = Path(out).exists()
-    directory = check_writable(out)
-    try:
-        with exclusive(directory):
-            yield directory
-    finally:
-        if not was_there and all(path.name == LOCK_FILE for path in directory.iterdir()):
-            (directory / LOCK_FILE).unlink(missing_ok=True)
-            directory.rmdir()
-
-
-def _measured(path: Path | None, arguments: Mapping[str, Any], run: Callable[[Path | None], Record]) -> Record:
-    """The record of one model, saved with its report where there is a directory."""
-    with nullcontext() if path is None else run_directory(path, verb="measure", arguments=arguments):
-        record = run(path)
-        if path is not None:
-            record.save(path)
-            write_report([record], path)
-            clear_parts(path)
+def _measured(
+    source: str, plan: MeasurePlan, path: Path | None, *, arguments: Mapping[str, Any], command: str
+) -> Record:
+    """The record of one model, concluded where there is a directory."""
+    with run_directory(path, verb="measure", arguments=arguments, resume=plan.options.run.resume) as own:
+        record, found = measure_source(source, plan, directory=own, arguments=arguments, command=command)
+        if own is not None:
+            conclude(record, own, lambda done, out: write_report([done], out), found=found)
         return record
-
-
-def _tidy(path: Path, record: Record) -> None:
-    """Do what a run killed after it saved its record left undone: draw the report, remove the parts."""
-    with exclusive(path):
-        if not (path / REPORT_FILE).is_file():
-            write_report([record], path)
-        clear_parts(path)
-
-
-def finished_measurement(path: Path, source: str, plan: MeasurePlan, arguments: Mapping[str, Any]) -> Record | None:
-    """The record of the same measurement of the same model, made by the same software; None where there is none."""
-    record = finished_record(path) if plan.options.run.resume else None
-    if record is None:
-        return None
-
-    def told(given: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: portable(plain(value)) for name, value in given.items() if name not in WITHOUT_EFFECT}
-
-    wanted = {"arguments": told(arguments), "made_by": plain(made_by())}
-    environment = {name: record.environment.get(name) for name in wanted["made_by"] if name != "parts_format"}
-    same = told(record.arguments) == wanted["arguments"]
-    if not same or any(environment[name] != wanted["made_by"][name] for name in environment):
-        return None
-    made, asked = record.resolved["measurement"], plan.options
-    settings = (made["engine"]["threads"], made["confidence"], made["draws"])
-    if settings != (asked.run.engine.pinned_threads, asked.confidence, asked.draws):
-        return None
-    model = plan.load(source)
-    described = portable({"model": plain(model.describe()), "prompts": plain(plan.prompts(model).describe())})
-    return record if all(record.resolved[part] == described[part] for part in described) else None
 
 
 def _tell_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
     """Leave why a model failed in its directory, unless a finished record is there or another run is at work."""
-    with suppress(RunError, UsageError), exclusive(check_writable(path)):
-        if finished_record(path) is None:
-            failed_record("measure", arguments, error).save(path)
+    with suppress(RunError, UsageError), held(path) as own:
+        if finished_record(own) is None:
+            failed_record("measure", arguments, error).save(own)

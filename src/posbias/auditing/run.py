@@ -17,10 +17,11 @@ from posbias.comparison import Contrast, Subject, compare_subject, contrast_subj
 from posbias.errors import UsageError
 from posbias.measurement import MeasureOptions, RunOptions, check_prompts, preflight, resolve_kinds
 from posbias.models import HuggingFaceModel, Model, load_model
-from posbias.parts import PartStore, clear_parts, fingerprint, made_by
+from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, load_prompts
-from posbias.records import Record, finished_record, run_directory
+from posbias.records import Record, run_directory
 from posbias.report import paragraph, store_subjects, view_of, write_report
+from posbias.report.files import conclude
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ def audit(
     options = options or AuditOptions()
     resolve_kinds(list(options.kinds))
     arguments = _arguments(model, n_positions, prompts, options)
-    with run_directory(out, verb="audit", arguments=arguments) as directory:
+    with run_directory(out, verb="audit", arguments=arguments, resume=options.resume) as directory:
         return _run(model, n_positions, prompts, options, arguments, directory)
 
 
@@ -97,10 +98,10 @@ def _run(
         "threads": options.engine.pinned_threads,
         "made_by": made_by(),
     }
-    if options.resume and directory is not None:
-        finished = _finished(directory, settings)
-        if finished is not None:
-            return finished
+    finished = finished_run(directory, lambda: settings, resume=options.resume)
+    if finished is not None:
+        view, page = view_of(finished), _concluded(finished, directory, found=True)
+        return Audit(finished, view.subjects, dict(view.contrasts), directory, page)
     store = PartStore(directory, settings, resume=options.resume)
     examiner = Examiner(model, prompts, options, store)
     cost = _preflight(model, prompts, options)
@@ -117,12 +118,7 @@ def _run(
     }
     record = _record(arguments, resolved, subjects, contrasts, [reasons for _, reasons in examined])
     record.scalars["cost"] = cost
-    page = None
-    if directory is not None:
-        record.save(directory)
-        page = write_report([record], directory)
-        store.clear()
-    return Audit(record, subjects, contrasts, directory, page)
+    return Audit(record, subjects, contrasts, directory, _concluded(record, directory))
 
 
 def _preflight(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, Any]:
@@ -174,15 +170,11 @@ def _record(
     return record
 
 
-def _finished(directory: Path, settings: dict[str, Any]) -> Audit | None:
-    """The audit that is already there under the same settings, with its report redrawn and left parts removed."""
-    record = finished_record(directory)
-    if record is None or record.resolved.get("fingerprint") != fingerprint(settings):
+def _concluded(record: Record, directory: Path | None, *, found: bool = False) -> Path | None:
+    """The page of an audit whose record is saved; None without a directory."""
+    if directory is None:
         return None
-    view = view_of(record)
-    page = write_report([record], directory)
-    clear_parts(directory)
-    return Audit(record, view.subjects, dict(view.contrasts), directory, page)
+    return conclude(record, directory, lambda done, out: write_report([done], out), found=found)
 
 
 def _arguments(

@@ -1,12 +1,20 @@
 """`posbias decompose`: which ingredient makes a model's profile, replaced one at a time in model and theory."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
 from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    from posbias.decomposition import DecompositionOptions
+    from posbias.interventions import Intervention
+    from posbias.models import Model
+    from posbias.prompts import Prompts
+    from posbias.records import Record
 
 EXAMPLE = (
     "Examples: `posbias decompose demo --length 256 --count 8 --out runs/decomposed` · chosen changes: "
@@ -41,12 +49,11 @@ def decompose(
 ) -> None:
     """Replace one ingredient at a time (mask, residual, encoding, content, sinks), measured and in every theory."""
     from posbias.cli.output import finish
-    from posbias.decomposition import DecompositionOptions, counterfactuals, decomposition_record
+    from posbias.decomposition import DecompositionOptions, finished_decomposition
     from posbias.decomposition.cost import preflight_decomposition
     from posbias.interventions import resolve_interventions
     from posbias.measurement import resolve_kinds
     from posbias.models import load_model
-    from posbias.parts import clear_parts
     from posbias.prompts import PromptSource, load_prompts
     from posbias.records import run_directory
     from posbias.report.decompositions import show_decomposition, write_decomposition_report
@@ -57,19 +64,46 @@ def decompose(
     source = PromptSource(prompts, windows, shuffle)
     allowed = options.bytes_of(max_memory)
     arguments = passed_arguments(context)
-    with run_directory(out, verb="decompose", arguments=arguments) as directory:
+    with run_directory(out, verb="decompose", arguments=arguments, resume=resume) as directory:
         loaded = load_model(model, init_seed=init_seed, dtype=dtype, device=device)
         drawn = load_prompts(source, loaded, n_positions=length, count=count, seed=seed)
         settings = DecompositionOptions(kinds=known, seed=seed, directory=directory, resume=resume)
-        cost = preflight_decomposition(loaded, drawn, interventions=wanted, options=settings, max_memory=allowed)
-        found = counterfactuals(loaded, drawn, interventions=wanted, options=settings)
-        if not any(item.profiles for item in found.counterfactuals):
-            if directory is not None and not resume:  # resumed, pieces of an earlier request may be there
-                clear_parts(directory)
-            reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
-            raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
-        record = decomposition_record(found, arguments, command=command_line(context))
-        record.scalars["cost"] = cost
-        finish(record, out=directory, as_json=json, write=write_decomposition_report, show=show_decomposition)
-        if directory is not None:
-            clear_parts(directory)
+        finished = finished_decomposition(loaded, drawn, interventions=wanted, options=settings)
+        record = finished
+        if record is None:
+            cost = preflight_decomposition(loaded, drawn, interventions=wanted, options=settings, max_memory=allowed)
+            record = _decomposed(context, loaded, drawn, interventions=wanted, settings=settings)
+            record.scalars["cost"] = cost
+        finish(
+            record,
+            out=directory,
+            as_json=json,
+            write=write_decomposition_report,
+            show=show_decomposition,
+            found=finished is not None,
+        )
+
+
+def _decomposed(
+    context: typer.Context,
+    model: "Model",
+    prompts: "Prompts",
+    *,
+    interventions: "Sequence[Intervention]",
+    settings: "DecompositionOptions",
+) -> "Record":
+    """The decomposition as a record.
+
+    Raises:
+        UsageError: none of the interventions is possible; or as raised by `counterfactuals`.
+    """
+    from posbias.decomposition import counterfactuals, decomposition_record
+    from posbias.parts import clear_parts
+
+    found = counterfactuals(model, prompts, interventions=interventions, options=settings)
+    if not any(item.profiles for item in found.counterfactuals):
+        if settings.directory is not None and not settings.resume:  # resumed, pieces of an earlier request may be there
+            clear_parts(settings.directory)
+        reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
+        raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
+    return decomposition_record(found, passed_arguments(context), command=command_line(context))

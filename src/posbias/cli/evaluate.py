@@ -112,45 +112,50 @@ def _refuse(context: typer.Context, names: Sequence[str], goes_with: str) -> Non
 
 
 def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateOptions") -> None:
-    """Ask, save, draw and print."""
+    """Ask, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
     from dataclasses import replace
 
     from posbias.cli.output import finish
     from posbias.evaluation import evaluate as run_evaluation
-    from posbias.evaluation.record import evaluation_record, write_outputs
-    from posbias.parts import clear_parts
-    from posbias.records import run_directory
+    from posbias.evaluation import evaluation_record, finished_evaluation, write_outputs
+    from posbias.records import remove_record, run_directory
     from posbias.report.behaviour import show_behaviour, write_behaviour_report
 
-    arguments = passed_arguments(context)
-    with run_directory(context.params["out"], verb="evaluate", arguments=arguments) as directory:
+    arguments, out = passed_arguments(context), context.params["out"]
+    with run_directory(out, verb="evaluate", arguments=arguments, resume=settings.resume) as directory:
+        settings = replace(settings, directory=directory)
         responder = _responder(context, directory)
         try:
-            found = run_evaluation(task, responder, options=replace(settings, directory=directory))
+            finished = finished_evaluation(task, responder, settings)
+            record = finished
+            if record is None:
+                found = run_evaluation(task, responder, options=settings)
+                record = evaluation_record(found, arguments, command=command_line(context))
+                if directory is not None:
+                    remove_record(directory)  # of an older run, which had other outputs
+                    write_outputs(found, directory)
         finally:
             responder.close()
-        record = evaluation_record(found, arguments, command=command_line(context))
-        if directory is not None:
-            write_outputs(found, directory)
         finish(
             record,
             out=directory,
             as_json=context.params["json"],
             write=write_behaviour_report,
             show=show_behaviour,
+            found=finished is not None,
         )
-        if directory is not None:
-            clear_parts(directory)
 
 
 def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | None, directory: Path) -> None:
     """Write the examples for lm-eval; some tasks need the model's tokenizer for it."""
+    from posbias.directories import held
     from posbias.evaluation.export import export_lm_eval
     from posbias.models import load_tokenizer
 
     tokenizer = None if model is None else load_tokenizer(model)
     examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))
-    found = export_lm_eval(task, examples, directory, max_tokens=settings.max_tokens)
+    with held(directory):
+        found = export_lm_eval(task, examples, directory, max_tokens=settings.max_tokens)
     typer.echo(f"{found.examples} examples; run: cd {directory} && lm_eval --include_path . --tasks {found.names[0]}")
 
 

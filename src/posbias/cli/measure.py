@@ -91,21 +91,16 @@ def measure(
 
 def _measure_one(context: typer.Context, model: str, plan: "MeasurePlan", *, out: Path | None, as_json: bool) -> None:
     """One model, in the directory itself."""
-    from posbias.auditing import finished_measurement, measure_source
+    from posbias.auditing import measure_source
     from posbias.cli.output import finish
-    from posbias.parts import clear_parts
     from posbias.records import run_directory
 
     arguments = {"model": model, **_shared(context)}
-    with run_directory(out, verb="measure", arguments=arguments) as directory:
-        record = None if directory is None else finished_measurement(directory, model, plan, arguments)
-        if record is None:
-            record = measure_source(
-                model, plan, directory=directory, arguments=arguments, command=command_line(context)
-            )
-        finish(record, out=directory, as_json=as_json)
-        if directory is not None:
-            clear_parts(directory)
+    with run_directory(out, verb="measure", arguments=arguments, resume=plan.options.run.resume) as directory:
+        record, found = measure_source(
+            model, plan, directory=directory, arguments=arguments, command=command_line(context)
+        )
+        finish(record, out=directory, as_json=as_json, found=found)
 
 
 def _measure_several(

@@ -20,8 +20,9 @@ def finish(
     as_json: bool,
     write: Callable[[Record, Path], Path] | None = None,
     show: Callable[[Record, "Console"], object] | None = None,
+    found: bool = False,
 ) -> None:
-    """Save the record where asked (with its report), then print it as a table or as JSON with its arrays.
+    """Conclude a run in its directory, if it has one, then print its record as a table or as JSON with its arrays.
 
     Args:
         record: What came out.
@@ -29,11 +30,13 @@ def finish(
         as_json: One JSON document instead of tables.
         write: Draws the verb's own report; the report of profiles by default.
         show: Prints the verb's own tables; the summary of profiles by default.
+        found: The record was finished before and lies in the directory.
     """
     page = None
     if out is not None:
-        record.save(out)
-        page = (write or _write_profiles)(record, out)
+        from posbias.report.files import conclude
+
+        page = conclude(record, out, write or _write_profiles, found=found)
     if as_json:
         print_json(record_document(record))
         return

@@ -19,7 +19,8 @@ def report(
 ) -> None:
     """Draw the HTML report and PNGs of finished runs; no model is loaded."""
     from posbias.cli.output import print_document
-    from posbias.records import check_writable, load_record, reading
+    from posbias.directories import held
+    from posbias.records import load_record, reading
     from posbias.report import write_report
     from posbias.report.attention import write_attention_report
     from posbias.report.behaviour import write_behaviour_report
@@ -46,7 +47,6 @@ def report(
         if out is None:
             raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
         options.check_apart(out, runs, verb="drawn")
-    directory = check_writable(out or runs[0])
-    with reading(*records):
+    with held(out or runs[0]) as directory, reading(*records):
         page = pages[alone[0].verb](alone[0], directory) if alone else write_report(records, directory)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

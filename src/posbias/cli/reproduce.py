@@ -74,10 +74,12 @@ def reproduce(
 ) -> None:
     """Run a published experiment again: what the paper reports, what comes out, and what survives."""
     from posbias.cli.invocation import command_line, passed_arguments
+    from posbias.parts import fingerprint
     from posbias.records import run_directory
     from posbias.report.reproductions import reproduction_record
     from posbias.reproduce import PAPERS
     from posbias.reproduce import reproduce as run_again
+    from posbias.reproduce.study_runs import finished_reproduction, reproduction_settings
 
     arguments = passed_arguments(context)
     _ = PAPERS[paper]
@@ -98,9 +100,14 @@ def reproduce(
         run = TrainingRun(engine=chosen, device=device, directory=out, resume=resume)
         settings = StudySettings(size=size, studies=tuple(study or ()), seed=seed, run=run)
         shipped_studies(paper, settings)
-    with run_directory(out, verb="reproduce", arguments=arguments) as directory:
-        record = reproduction_record(run_again(paper, settings=settings), arguments, command=command_line(context))
-        _finish(record, directory, as_json=json)
+    with run_directory(out, verb="reproduce", arguments=arguments, resume=resume) as directory:
+        found = finished_reproduction(paper, settings) if resume else None
+        record = found
+        if record is None:
+            record = reproduction_record(run_again(paper, settings=settings), arguments, command=command_line(context))
+            if paper in TRAINED and directory is not None:
+                record.resolved["fingerprint"] = fingerprint(reproduction_settings(paper, settings))
+        _finish(record, directory, as_json=json, found=found is not None)
 
 
 def _refuse_settings(context: typer.Context, paper: str) -> None:
@@ -114,17 +121,15 @@ def _refuse_settings(context: typer.Context, paper: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} belongs to {owners}; {paper} takes {flags} only")
 
 
-def _finish(record: "Record", directory: Path | None, *, as_json: bool) -> None:
+def _finish(record: "Record", directory: Path | None, *, as_json: bool, found: bool) -> None:
     from rich.console import Console
 
     from posbias.cli.output import print_json
     from posbias.records import plain
+    from posbias.report.files import conclude
     from posbias.report.reproductions import show_reproduction, write_reproduction_report
 
-    page = None
-    if directory is not None:
-        record.save(directory)
-        page = write_reproduction_report(record, directory)
+    page = None if directory is None else conclude(record, directory, write_reproduction_report, found=found)
     if as_json:
         arrays = {name: plain(array) for name, array in record.arrays.items() if not name.startswith("figures/")}
         print_json({**record.as_json(), "arrays": arrays})

@@ -37,7 +37,6 @@ def train(
 ) -> None:
     """Train every member of a study: a grid of masks, encodings, depths and task settings, times seeds."""
     from posbias.cli.output import finish
-    from posbias.parts import clear_parts
     from posbias.records import run_directory
     from posbias.report.training import show_training, write_training_report
     from posbias.training import TrainingRun, load_study, run_study, training_record
@@ -46,12 +45,11 @@ def train(
     chosen = options.engine_of(engine, workers=workers, threads=threads, address=ray_address)
     wanted = load_study(study)
     arguments = passed_arguments(context)
-    with run_directory(out, verb="train", arguments=arguments) as directory:
+    with run_directory(out, verb="train", arguments=arguments, resume=resume) as directory:
         run = TrainingRun(engine=chosen, device=device, directory=directory, resume=resume, stack_size=stack_size)
         done = run_study(wanted, run=run, confirmed=yes)
         record = training_record(done, arguments, command=command_line(context))
-        finish(record, out=directory, as_json=json, write=write_training_report, show=show_training)
-        if directory is not None:
-            clear_parts(directory)
+        found = done.found is not None
+        finish(record, out=directory, as_json=json, write=write_training_report, show=show_training, found=found)
         if record.error is not None:
             raise RunError(record.error)

@@ -7,6 +7,7 @@ from posbias.decomposition.decomposition import (
     Decomposition,
     DecompositionOptions,
     counterfactuals,
+    finished_decomposition,
 )
 from posbias.decomposition.record import decomposition_record
 from posbias.decomposition.shifts import MASSES, Score, Shift
@@ -25,4 +26,5 @@ __all__ = [
     "Shift",
     "counterfactuals",
     "decomposition_record",
+    "finished_decomposition",
 ]

@@ -22,9 +22,10 @@ from posbias.errors import RunError, UsageError
 from posbias.intervals import Interval
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement import Kind, check_prompts, resolve_kinds
-from posbias.parts import PartStore, made_by
+from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.prompts import Prompts
+from posbias.records import Record
 
 DEFAULT_INTERVENTIONS = (
     "bidirectional",
@@ -83,7 +84,7 @@ class Decomposition:
     kinds: tuple[Kind, ...]
     seed: int
     describes: Mapping[str, Any] = field(default_factory=dict)
-    """Model and prompts, plain, for a record."""
+    """Model, prompts and the fingerprint of the run, plain, for a record."""
 
     @cached_property
     def shifts(self) -> tuple[Shift, ...]:
@@ -112,6 +113,31 @@ class Decomposition:
     def count(self) -> int:
         """Prompts."""
         return len(next(iter(self.baseline.values())))
+
+
+def settings_of(model: Any, prompts: Prompts, options: DecompositionOptions) -> dict[str, Any]:
+    """Everything a piece of a decomposition depends on, but for what is replaced in it."""
+    return {
+        "model": model.describe(),
+        "prompts": prompts.describe(),
+        "kinds": [str(kind) for kind in resolve_kinds(options.kinds)],
+        "seed": options.seed,
+        "verb": "decompose",
+        "threads": torch.get_num_threads(),
+        "made_by": made_by(),
+    }
+
+
+def finished_decomposition(
+    model: Any, prompts: Prompts, *, interventions: Sequence[Intervention], options: DecompositionOptions
+) -> Record | None:
+    """The record of just this decomposition where the directory holds it finished and `options.resume` asks for it."""
+
+    def settings() -> dict[str, Any]:
+        named = [str(intervention) for intervention in interventions]
+        return {**settings_of(model, prompts, options), "interventions": named}
+
+    return finished_run(options.directory, settings, resume=options.resume)
 
 
 def counterfactuals(
@@ -147,15 +173,9 @@ def counterfactuals(
     check_prompts(checked, prompts)
     if prompts.n_positions < 3:
         raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
-    describes = {"model": checked.describe(), "prompts": prompts.describe()}
-    settings = {
-        **describes,
-        "kinds": [str(kind) for kind in kinds],
-        "seed": options.seed,
-        "verb": "decompose",
-        "threads": torch.get_num_threads(),
-        "made_by": made_by(),
-    }
+    settings = settings_of(checked, prompts, options)
+    whole = {**settings, "interventions": [str(intervention) for intervention in resolved]}
+    describes = {"model": settings["model"], "prompts": settings["prompts"], "fingerprint": fingerprint(whole)}
     store = PartStore(options.directory, settings, resume=options.resume)
     examiner = Examiner(read_setting(checked, prompts, kinds, seed=options.seed, store=store), store)
     baseline, left_out = examiner.profiles(None, list(SOURCES))

@@ -2,7 +2,7 @@
 
 from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, evaluate
 from posbias.evaluation.placement import MeasuredUse, Placement, place
-from posbias.evaluation.record import evaluation_record, measured_use, write_outputs
+from posbias.evaluation.record import evaluation_record, finished_evaluation, measured_use, write_outputs
 from posbias.evaluation.tie_record import tie_runs
 from posbias.evaluation.ties import Pair, Tie, tie
 
@@ -15,6 +15,7 @@ __all__ = [
     "Tie",
     "evaluate",
     "evaluation_record",
+    "finished_evaluation",
     "measured_use",
     "place",
     "tie",

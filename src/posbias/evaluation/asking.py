@@ -101,10 +101,14 @@ def ask(contents: Sequence[Content], asking: Asking, responder: Responder) -> li
     ]
 
 
-def read_texts(piece: Pieces) -> list[dict[str, Any]]:
-    """The outputs of a stored content, one for each place."""
-    found: list[dict[str, Any]] = json.loads(piece[TEXTS].tobytes().decode())
-    return found
+def as_bytes(document: Any) -> np.ndarray:
+    """Plain values as an array that a piece can hold."""
+    return np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
+
+
+def read_json(piece: Pieces, name: str) -> Any:
+    """The plain values that an array of a piece holds, such as the outputs, one for each place."""
+    return json.loads(piece[name].tobytes().decode())
 
 
 def _piece(content: Content, asking: Asking, replies: Sequence[Reply | None]) -> Pieces:
@@ -126,7 +130,7 @@ def _piece(content: Content, asking: Asking, replies: Sequence[Reply | None]) ->
         "gold_token": _row(example.gold_token for example in content.examples),
         "prompt_tokens": _row(_prompt_tokens(example, reply) for example, reply in pairs),
         "too_long": _row(float(_is_skipped(reply)) for reply in replies),
-        TEXTS: np.frombuffer(json.dumps(texts).encode(), dtype=np.uint8),
+        TEXTS: as_bytes(texts),
     }
 
 

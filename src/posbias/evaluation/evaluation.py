@@ -4,7 +4,8 @@ Every content is asked once per position. Scores go into score[content, position
 paired statistics; finished contents are kept, so that a killed run or one whose server went away goes on from there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +15,20 @@ import numpy as np
 
 from posbias.checks import check_seed, check_whole
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.asking import Asking, Content, Pieces, ask, contents_of, read_texts
+from posbias.evaluation.asking import TEXTS, Asking, Content, Pieces, as_bytes, ask, contents_of, read_json
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import CurveOptions, PositionCurve, position_curve
 from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.statistics import Scores
-from posbias.parts import PartStore, made_by
+from posbias.parts import PartStore, fingerprint, made_by
 from posbias.progress import track
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 from posbias.tasks.language.published import file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "tokenizer")
 """What of a responder's description a piece depends on; the rest says how it was asked, and what that took so far."""
+EFFORT = "effort"
+"""Name of a piece's array that tells what asking took and was expected to take, as UTF-8 bytes of JSON."""
 SPREAD_POSITIONS = 9
 """Positions that are asked by default: enough to see a bend, few enough to be quick."""
 
@@ -88,6 +91,8 @@ class Evaluation:
     """What was expected before it began, as plain values; empty for a server."""
     file_sha256: str | None = None
     """Hash of the file that the contents were read from; None where the task makes its own."""
+    fingerprint: str = ""
+    """Of everything the evaluation depends on."""
 
     @property
     def n_items(self) -> int:
@@ -154,6 +159,43 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
             nothing is generated and the server gives no scores.
     """
     options = options or EvaluateOptions()
+    asking, contents = questions(task, responder, options)
+    told = fingerprint(settings_of(asking, contents, responder, seed=options.seed))
+    data = file_sha256(asking.task)
+    store = PartStore(options.directory, _settings(asking, responder), resume=options.resume)
+    finished = {content.piece: store.find(content.piece) for content in contents}
+    waiting = [content for content in contents if finished[content.piece] is None]
+    cost = preflight_answers(waiting, asking, responder, max_memory=options.max_memory)
+
+    def keep(content: Content, piece: Pieces, counts: Mapping[str, float]) -> Pieces:
+        effort = {"counts": dict(counts), "cost": cost}
+        return store.keep(content.piece, {**piece, EFFORT: as_bytes(effort)})
+
+    finished |= _asked(waiting, asking, responder=responder, keep=keep, together=options.together)
+    pieces = [found for content in contents if (found := finished[content.piece]) is not None]
+    efforts = [read_json(piece, EFFORT) for piece in pieces]
+    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
+    if not asking.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
+        why = responder.describe().get("no_scores_because") or "none came back"
+        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
+    names = [name for name in pieces[0] if name not in (TEXTS, EFFORT)]
+    return Evaluation(
+        task=asking.task,
+        positions=asking.places,
+        tables={name: np.stack([piece[name] for piece in pieces]) for name in names},
+        outputs=tuple(row for piece in pieces for row in read_json(piece, TEXTS)),
+        options=replace(options, max_tokens=asking.max_tokens),
+        responder={**responder.describe(), **_total([effort["counts"] for effort in efforts])},
+        reused=store.reused,
+        # What the first sitting expected, which had most of it before it.
+        cost=max([effort["cost"] for effort in efforts], key=lambda expected: expected.get("prompts", 0)),
+        file_sha256=data,
+        fingerprint=told,
+    )
+
+
+def questions(task: str | LanguageTask, responder: Responder, options: EvaluateOptions) -> tuple[Asking, list[Content]]:
+    """How a responder is asked, and what. Errors as `evaluate`."""
     asked = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     asking = Asking(
         task=asked,
@@ -162,30 +204,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         generate=options.generate,
         score=options.score,
     )
-    contents = list(contents_of(asking, responder.tokenizer, count=options.count, seed=options.seed))
-    data = file_sha256(asked)
-    store = PartStore(options.directory, _settings(asking, responder), resume=options.resume)
-    finished = {content.piece: store.find(content.piece) for content in contents}
-    waiting = [content for content in contents if finished[content.piece] is None]
-    cost = preflight_answers(waiting, asking, responder, max_memory=options.max_memory)
-    finished |= _asked(waiting, asking, responder, store, together=options.together)
-    pieces = [found for content in contents if (found := finished[content.piece]) is not None]
-    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
-    if not asking.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
-        why = responder.describe().get("no_scores_because") or "none came back"
-        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
-    names = [name for name in pieces[0] if name != "texts"]
-    return Evaluation(
-        task=asked,
-        positions=asking.places,
-        tables={name: np.stack([piece[name] for piece in pieces]) for name in names},
-        outputs=tuple(row for piece in pieces for row in read_texts(piece)),
-        options=replace(options, max_tokens=asking.max_tokens),
-        responder=responder.describe(),
-        reused=store.reused,
-        cost=cost,
-        file_sha256=data,
-    )
+    return asking, list(contents_of(asking, responder.tokenizer, count=options.count, seed=options.seed))
 
 
 def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[int, ...]:
@@ -200,15 +219,39 @@ def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[
 
 
 def _asked(
-    waiting: Sequence[Content], asking: Asking, responder: Responder, store: PartStore, *, together: int
+    waiting: Sequence[Content],
+    asking: Asking,
+    *,
+    responder: Responder,
+    keep: Callable[[Content, Pieces, Mapping[str, float]], Pieces],
+    together: int,
 ) -> dict[str, Pieces]:
-    """The pieces of contents, asked a few at a time, each kept as soon as it is there."""
+    """The pieces of contents, asked a few at a time; each is kept as soon as it is there, with its counts.
+
+    The counts of what a few took together are the first one's.
+    """
     found = {}
     chunks = [waiting[start : start + together] for start in range(0, len(waiting), together)]
     for chunk in track(chunks, f"asking {asking.task}"):
-        for content, piece in zip(chunk, ask(chunk, asking, responder), strict=True):
-            found[content.piece] = store.keep(content.piece, piece)
+        before = responder.counts()
+        pieces = ask(chunk, asking, responder)
+        taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
+        for number, (content, piece) in enumerate(zip(chunk, pieces, strict=True)):
+            found[content.piece] = keep(content, piece, {} if number else taken)
     return found
+
+
+def _total(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Counts added up."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def settings_of(asking: Asking, contents: Sequence[Content], responder: Responder, *, seed: int) -> dict[str, Any]:
+    """Everything an evaluation depends on; `seed`: of its intervals, too."""
+    return {**_settings(asking, responder), "contents": [content.piece for content in contents], "seed": seed}
 
 
 def _settings(asking: Asking, responder: Responder) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
-from posbias.records import write_atomically
 from posbias.tasks.language import Example, LanguageTask
 
 DATA_FILE = "examples.jsonl"

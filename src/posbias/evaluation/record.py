@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.evaluation import Evaluation, reciprocal_rank
+from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, questions, reciprocal_rank, settings_of
 from posbias.evaluation.placement import MeasuredUse
-from posbias.records import Record, load_record, write_atomically
+from posbias.evaluation.responders.base import Responder
+from posbias.parts import fingerprint, finished_run
+from posbias.records import Record, load_record
+from posbias.tasks.language import LanguageTask
 
 OUTPUTS_FILE = "outputs.jsonl"
 BEHAVIOUR = "behaviour"
@@ -43,6 +47,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
             "positions": list(evaluation.positions),
             "max_tokens": options.max_tokens,
             "responder": responder,
+            "fingerprint": fingerprint({"evaluation": evaluation.fingerprint}),
         },
         seeds={"contents": options.seed, "bootstrap": options.seed},
     )
@@ -61,6 +66,25 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         **{f"scores/{name}": table for name, table in evaluation.tables.items()},
     }
     return record
+
+
+def finished_evaluation(
+    task: str | LanguageTask, responder: Responder, options: EvaluateOptions, **beside: Any
+) -> Record | None:
+    """The record of just this evaluation where `options` name a directory that holds it finished, and resume it.
+
+    Args:
+        task: As for `evaluate`.
+        responder: Likewise.
+        options: Likewise.
+        beside: What else the record depends on.
+    """
+
+    def settings() -> dict[str, Any]:
+        asking, contents = questions(task, responder, options)
+        return {"evaluation": fingerprint(settings_of(asking, contents, responder, seed=options.seed)), **beside}
+
+    return finished_run(options.directory, settings, resume=options.resume)
 
 
 def write_outputs(evaluation: Evaluation, directory: Path) -> Path:

@@ -1,16 +1,16 @@
-"""How every report is made and written: one page and the pictures beside it, whatever the report is about."""
+"""How every run ends and its report is written: one page and the pictures beside it, whatever the report is about."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posbias.directories import write_atomically
 from posbias.errors import RunError
-from posbias.records import REPORT_FILE, write_atomically
+from posbias.parts import clear_parts
+from posbias.records import REPORT_FILE, Record, remove_report
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-    from posbias.records import Record
 
 
 def page_template(name: str) -> "Template":
@@ -27,7 +27,7 @@ def page_template(name: str) -> "Template":
     return environment.get_template(name)
 
 
-def links_of(record: "Record", out: Path | None) -> list[tuple[str, str]]:
+def links_of(record: Record, out: Path | None) -> list[tuple[str, str]]:
     """Name and address of the pages that belong to a run's own, as far as they are there.
 
     Args:
@@ -60,3 +60,27 @@ def write_page(page: str, out: Path, *, pictures: Mapping[str, bytes] | None = N
     except OSError as error:
         raise RunError(f"cannot write the report to {str(out)!r}: {error.strerror or error}") from None
     return out / REPORT_FILE
+
+
+def conclude(record: Record, directory: Path, write: Callable[[Record, Path], Path], *, found: bool = False) -> Path:
+    """The end of every run: its record is saved, its report drawn, and the pieces they are made of are removed.
+
+    Args:
+        record: What came out.
+        directory: Of the run.
+        write: Draws the report of such a record.
+        found: The record was finished before and lies there: it stays as it is, whatever of the rest was done.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: something cannot be written.
+    """
+    if found:
+        remove_report(directory)
+    else:
+        record.save(directory)
+    page = write(record, directory)
+    clear_parts(directory)
+    return page

@@ -8,7 +8,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from posbias.records import Record
+from posbias.records import PICTURE_SOFTWARE, Record
 from posbias.report.interactive import CONFIG, FONT
 from posbias.report.palette import GRID, INK, MEASURED, theory_strokes
 from posbias.report.static import DOTS_PER_INCH, STYLE
@@ -109,7 +109,7 @@ def shift_png(record: Record, kind: str) -> bytes:
         handles, labels = panels[0].get_legend_handles_labels()
         canvas.legend(handles, labels, loc="outside lower left", ncols=2, frameon=False)
         buffer = io.BytesIO()
-        canvas.savefig(buffer, format="png", metadata={"Software": None})
+        canvas.savefig(buffer, format="png", metadata={"Software": PICTURE_SOFTWARE})
     return buffer.getvalue()
 
 

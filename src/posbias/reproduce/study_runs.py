@@ -5,14 +5,17 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from posbias.directories import held
 from posbias.errors import UsageError
-from posbias.parts import clear_parts
+from posbias.parts import clear_parts, finished_run, made_by
+from posbias.records import Record, describe_environment, finished_record
 from posbias.report.reproductions import Reproduction
 from posbias.training import (
     Study,
@@ -121,16 +124,38 @@ def run_studies(paper: str, settings: StudySettings) -> dict[str, StudyRun]:
     runs = {name: replace(settings.run, directory=_below(settings.run.directory, name)) for name in studies}
     # All are checked before the first trains; those found finished are not read a second time.
     found = {name: planned(study, run=runs[name], confirmed=True)[1] for name, study in studies.items()}
-    finished = {}
-    for name, study in studies.items():
-        finished[name] = found[name] or run_study(study, run=runs[name], confirmed=True)
-        directory = runs[name].directory
-        if directory is not None:
-            if finished[name].found is None:
-                arguments = {"paper": paper, "size": settings.size, "study": name}
-                training_record(finished[name], arguments).save(directory)
-            clear_parts(directory)
-    return finished
+    arguments = {"paper": paper, "size": settings.size}
+    return {
+        name: _settled(study, runs[name], found=found[name], arguments={**arguments, "study": name})
+        for name, study in studies.items()
+    }
+
+
+def _settled(study: Study, run: TrainingRun, *, found: StudyRun | None, arguments: Mapping[str, Any]) -> StudyRun:
+    """One study, found or trained; its directory holds its models and its record, and no checkpoints."""
+    with nullcontext() if run.directory is None else held(run.directory):
+        done = found or run_study(study, run=run, confirmed=True)
+        if run.directory is not None:
+            if done.found is None:
+                training_record(done, arguments).save(run.directory)
+            clear_parts(run.directory)
+    return done
+
+
+def finished_reproduction(paper: str, settings: StudySettings) -> Record | None:
+    """The record of just this reproduction where its directory holds it finished and `settings.run` resumes it."""
+    run = settings.run
+    return finished_run(run.directory, lambda: reproduction_settings(paper, settings), resume=run.resume)
+
+
+def reproduction_settings(paper: str, settings: StudySettings) -> dict[str, Any]:
+    """Everything the record of a finished reproduction depends on: the code, and the very networks below it."""
+    networks = {}
+    for name in shipped_studies(paper, settings):
+        below = _below(settings.run.directory, name)
+        record = None if below is None else finished_record(below)
+        networks[name] = None if record is None else record.run_id
+    return {"paper": paper, **settings.describe(), "seed": settings.seed, "networks": networks, "made_by": made_by()}
 
 
 def _below(directory: Path | None, name: str) -> Path | None:
@@ -139,11 +164,12 @@ def _below(directory: Path | None, name: str) -> Path | None:
 
 
 def _trained_before(runs: Mapping[str, StudyRun]) -> list[str]:
-    """With what the studies that were read back had been trained: findings may be newer than their networks."""
+    """With what other code the studies that were read back had been trained: findings are newer than their networks."""
     by_code: dict[str, list[str]] = {}
+    this = describe_environment()
     for name, run in runs.items():
-        if run.found is not None:
-            code = run.found.environment
+        code = this if run.found is None else run.found.environment
+        if run.found is not None and any(code.get(part) != this[part] for part in ("posbias", "commit")):
             known = f"posbias {code.get('posbias')}, commit {code.get('commit') or 'unknown'}"
             by_code.setdefault(f"{known}, {run.found.created[:10]}", []).append(name)
     return [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]

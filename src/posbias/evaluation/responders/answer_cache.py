@@ -12,9 +12,9 @@ from typing import Any, Generic, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from posbias.directories import write_atomically
 from posbias.errors import RunError
 from posbias.evaluation.responders.server_answers import Hide, Kind, ServerAnswer
-from posbias.records import write_atomically
 
 ANSWER_FORMAT: Literal[2] = 2
 """Goes up when what a file holds changes its meaning."""

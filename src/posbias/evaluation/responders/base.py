@@ -140,5 +140,9 @@ class Responder(ABC):
     def describe(self) -> dict[str, Any]:
         """Plain values for a record: the model, how it was asked, and what that took so far. Never a key."""
 
+    def counts(self) -> dict[str, float]:
+        """What asking took so far, as numbers that add up over the sittings of a run; also part of `describe`."""
+        return {}
+
     def close(self) -> None:
         """Give back connections; a closed responder is not used again."""

@@ -117,9 +117,12 @@ class LocalResponder(Responder):
             "model": self.model.describe(),
             "reuse": self.reuses,
             "batch": self.options.batch,
-            "tokens_processed": self.processed,
-            "tokens_plain": self._plain,
+            **self.counts(),
         }
+
+    def counts(self) -> dict[str, float]:
+        """Tokens run through the network, and how many a plain run would have taken."""
+        return {"tokens_processed": self.processed, "tokens_plain": self._plain}
 
     def _runner_for(self, prompt: Int64[np.ndarray, "_"]) -> Runner:
         if self._runner is None:

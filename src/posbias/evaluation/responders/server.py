@@ -121,12 +121,16 @@ class ServerResponder(Responder):
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
             "tokenizer": None if self.tokenizer is None else vocabulary_sha256(self.tokenizer),
             **options,
-            **asdict(self.usage),
-            "retried": self._asker.retried,
-            "cost": self.cost,
+            "cost": None,
+            **self.counts(),
             "scores": self._scores,
             "no_scores_because": self._no_scores,
         }
+
+    def counts(self) -> dict[str, float]:
+        """Requests, tokens, retries and, with prices, what they cost."""
+        priced = {} if self.cost is None else {"cost": self.cost}
+        return {**asdict(self.usage), "retried": self._asker.retried, **priced}
 
     def _gather(self, futures: Sequence["Future[Reply]"]) -> list[Reply]:
         _, pending = wait(futures, return_when=FIRST_EXCEPTION)

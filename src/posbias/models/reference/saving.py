@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.architecture import Architecture
+from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
 from posbias.models.config_limits import check_numbers
@@ -22,7 +23,7 @@ from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import draw_parameters
 from posbias.models.sources import CONFIG_BYTES
 from posbias.models.weight_files import stored_tensors
-from posbias.records import plain, write_atomically
+from posbias.records import plain
 
 CONFIG_FILE = "reference.json"
 WEIGHTS_FILE = "weights.safetensors"

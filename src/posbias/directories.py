@@ -1,0 +1,113 @@
+"""Directories that runs write: held by one run at a time, proven writable, freed of what killed runs left half-written.
+
+Every file goes there whole or not at all: it is written under a temporary name that tells whose it is, flushed and
+renamed. A lock ends with the process that holds it, on this host or another, so a killed run leaves none behind.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from posbias.errors import UsageError
+
+LOCK_FILE = ".lock"
+TEMPORARY = "posbias.tmp"
+"""How the temporary names of posbias end; nobody else's do."""
+WRITTEN_BELOW = ("", "parts", "answers/*", "models/*")
+"""Where a run writes, below its directory; what lies deeper is a run of its own."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write under a temporary name, flush to disk, rename; the temporary file is removed if anything goes wrong."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def held(directory: str | Path) -> Iterator[Path]:
+    """Hold a directory against other runs: made where missing, proven writable, free of what killed runs left.
+
+    A request that turns out wrong (UsageError) leaves no directory behind that was made for it.
+
+    Raises:
+        UsageError: it cannot be made or written, or another process holds it.
+    """
+    directory = Path(directory)
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        with _refusing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        with exclusive(directory):
+            with _refusing(directory):
+                remove_temporaries(directory)
+                _prove_writable(directory)
+            try:
+                yield directory
+            except UsageError:
+                if made and os.listdir(directory) == [LOCK_FILE]:  # while it is ours
+                    (directory / LOCK_FILE).unlink()
+                raise
+    except UsageError:
+        with suppress(OSError):
+            for path in made:  # innermost first, as far as they are empty
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold a directory that is there; a second run into it is refused while the first one lives.
+
+    Raises:
+        UsageError: another process holds it, or it takes no lock.
+    """
+    with _refusing(directory):
+        file = open(directory / LOCK_FILE, "a")  # noqa: SIM115 (closed below)
+    with file:
+        if not _locked(file, directory):
+            raise UsageError(f"another run is writing to {str(directory)!r}; choose another --out")
+        yield
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what runs that were killed while writing left; only for who holds the directory."""
+    for place in WRITTEN_BELOW:
+        for path in directory.glob(f"{place}/.*.{TEMPORARY}".lstrip("/")):
+            path.unlink(missing_ok=True)
+
+
+def _locked(file: IO[str], directory: Path) -> bool:
+    """Whether the lock is ours now: the file that lies there, which another run may have removed meanwhile."""
+    with _refusing(directory):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(os.stat(directory / LOCK_FILE), os.fstat(file.fileno()))
+        except (BlockingIOError, FileNotFoundError):
+            return False
+
+
+def _prove_writable(directory: Path) -> None:
+    """Write a file whole and remove it."""
+    probe = directory / f".probe.{TEMPORARY}"
+    write_atomically(probe, b"posbias")
+    probe.unlink()
+
+
+@contextmanager
+def _refusing(directory: Path) -> Iterator[None]:
+    """What the system refuses, as a wrong request."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
