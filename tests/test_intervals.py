@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.intervals import Interval, bootstrap_mean, expanded_ends, expanded_tail
 from posbias.profiles import Profile, uniform_profile
+from posbias.statistics import Interval, bootstrap_mean, expanded_ends, expanded_tail
 
 
 @pytest.mark.parametrize(

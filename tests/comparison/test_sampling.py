@@ -19,10 +19,10 @@ from posbias.comparison import (
     split_half_noise,
     summarise,
 )
-from posbias.comparison.sampling import draw_weights, interval_of, weighted_median
+from posbias.comparison.sampling import draw_weights, weighted_median
 from posbias.errors import UsageError
-from posbias.intervals import expanded_ends, resamples
 from posbias.profiles import Profile, uniform_profile
+from posbias.statistics import expanded_ends, resamples
 
 
 def prompts_around(shape: np.ndarray, *, seed: int, count: int = 16, spread: float = 0.3) -> np.ndarray:
@@ -224,16 +224,16 @@ def test_draws_of_the_median_are_centred_on_it() -> None:
 
 def test_infinite_draws_count_and_undefined_ones_do_not() -> None:
     drawn = np.linspace(0, 1, 200)
-    assert interval_of(0.5, np.append(drawn, [np.nan] * 50), 16) == interval_of(0.5, drawn, 16)
-    upper = interval_of(0.5, np.append(drawn, [np.inf] * 20), 16)
+    assert percentile_interval(0.5, np.append(drawn, [np.nan] * 50), 16) == percentile_interval(0.5, drawn, 16)
+    upper = percentile_interval(0.5, np.append(drawn, [np.inf] * 20), 16)
     assert upper.high == math.inf
     assert 0 <= upper.low < 0.1
-    lower = interval_of(0.5, np.append(drawn, [-np.inf] * 20), 16)
+    lower = percentile_interval(0.5, np.append(drawn, [-np.inf] * 20), 16)
     assert lower.low == -math.inf
     assert 0.9 < lower.high <= 1
-    everywhere = interval_of(math.inf, np.full(200, np.inf), 16)
+    everywhere = percentile_interval(math.inf, np.full(200, np.inf), 16)
     assert (everywhere.low, everywhere.high) == (math.inf, math.inf)
-    assert interval_of(0.5, np.append(drawn, np.inf), 16).high <= 1, "one in 200 lies beyond the end"
+    assert percentile_interval(0.5, np.append(drawn, np.inf), 16).high <= 1, "one in 200 lies beyond the end"
 
 
 def test_scaled_units_are_averaged_as_raw_influences_are_and_so_is_every_draw() -> None:
@@ -244,11 +244,11 @@ def test_scaled_units_are_averaged_as_raw_influences_are_and_so_is_every_draw() 
     result = compare_with_prompts(predicted, sample, generator=generator(), draws=50)
     drawn = draw_weights(9, generator=generator(), draws=50) @ raw
     by_hand = [compare(predicted, Profile.normalised(row)).wasserstein for row in drawn]
-    expected = interval_of(compare(predicted, Profile(sample.average)).wasserstein, np.array(by_hand), 9)
+    expected = percentile_interval(compare(predicted, Profile(sample.average)).wasserstein, np.array(by_hand), 9)
     assert vars(result.distance) == pytest.approx(vars(expected), rel=1e-12)
     shares = [profile[:1].item() for profile in drawn / drawn.sum(axis=1, keepdims=True)]
     summary = summarise(sample, generator=generator(), draws=50)["first_token"]
-    assert vars(summary) == pytest.approx(vars(interval_of(sample.average[0], np.array(shares), 9)), rel=1e-12)
+    assert vars(summary) == pytest.approx(vars(percentile_interval(sample.average[0], np.array(shares), 9)), rel=1e-12)
 
 
 def test_equal_scales_are_as_none_and_a_prompt_with_a_large_total_raises_the_noise() -> None:

@@ -19,9 +19,9 @@ from posbias.decomposition import (
 )
 from posbias.decomposition.shifts import mean_intervals, scores_of, shifts_of
 from posbias.errors import RunError, UsageError
-from posbias.intervals import bootstrap_mean
 from posbias.interventions import intervened
 from posbias.measurement import measure_prompt, resolve_kinds
+from posbias.statistics import bootstrap_mean
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model
 

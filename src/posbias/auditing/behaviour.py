@@ -13,11 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from posbias.auditing.behaviour_cost import influence_cost
 from posbias.auditing.behaviour_weighing import Name, Weighing
-from posbias.comparison import interval_record
 from posbias.evaluation import EvaluateOptions, Evaluation, Pair, evaluate, evaluation_record, tie, write_outputs
 from posbias.evaluation.record import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
@@ -143,13 +140,12 @@ def _store_tie(
     entries = []
     for ((source, kind), what), table in series.items():
         record.arrays["/".join(["tie", source, *([] if kind is None else [kind]), what])] = table
-        generator = np.random.default_rng(evaluation.options.seed)
         entries.append(
             {
                 "source": source,
                 "kind": kind,
                 "what": what,
-                "means": [interval_record(mean) for mean in position_means(table, generator=generator)],
+                "means": [mean.as_record() for mean in position_means(table)],
                 "ties": dict(_ties(evaluation, table)),
             }
         )

@@ -249,8 +249,7 @@ def finished_measurement(path: Path, source: str, plan: MeasurePlan, arguments: 
     if not same or any(environment[name] != wanted["made_by"][name] for name in environment):
         return None
     made, asked = record.resolved["measurement"], plan.options
-    settings = (made["engine"]["threads"], made["confidence"], made["draws"])
-    if settings != (asked.run.engine.pinned_threads, asked.confidence, asked.draws):
+    if (made["engine"]["threads"], made["confidence"]) != (asked.run.engine.pinned_threads, asked.confidence):
         return None
     model = plan.load(source)
     described = portable({"model": plain(model.describe()), "prompts": plain(plan.prompts(model).describe())})

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.comparison.sampling import interval_of, interval_record
 from posbias.evaluation.placement_orders import order_by_curve, shrink_to_flat
 from posbias.evaluation.statistics import Scores
-from posbias.intervals import DRAWS, Interval, resample_counts, resamples
+from posbias.statistics import DRAWS, Interval, percentile_interval, resample_counts, resamples
 
 HALVINGS = 200
 """Random halvings behind the held-out estimate; its own scatter is then far below its interval."""
@@ -50,8 +49,8 @@ class Gain:
         """Plain values for a record."""
         return {
             "over": self.over,
-            "expected": interval_record(self.expected),
-            "held_out": interval_record(self.held_out),
+            "expected": self.expected.as_record(),
+            "held_out": self.held_out.as_record(),
             "order": list(self.order),
             "raises": self.raises,
         }
@@ -72,7 +71,7 @@ def expected_gain(
     shares = relevance / relevance.sum()
     each = kept * differences @ shares
     drawn = each[resamples(len(each), generator=np.random.default_rng(seed))].mean(axis=1)
-    return interval_of(float(each.mean()), drawn, len(each))
+    return percentile_interval(float(each.mean()), drawn, len(each))
 
 
 def held_out_gain(
@@ -110,7 +109,7 @@ def held_out_gain(
     point = gains(_halves(n_contents, HALVINGS, generator), np.ones((1, n_contents)))
     counts = resample_counts(n_contents, generator=generator, draws=DRAWS)
     drawn = gains(_halves(n_contents, DRAWS, generator), counts)
-    return interval_of(float(np.nanmean(point)), drawn, n_contents)
+    return percentile_interval(float(np.nanmean(point)), drawn, n_contents)
 
 
 def _halves(n_contents: int, draws: int, generator: np.random.Generator) -> Float64[np.ndarray, "draws n_contents"]:

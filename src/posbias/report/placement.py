@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from posbias.records import Record
-from posbias.report.tables import plain_columns, print_notes, ruled
-from posbias.report.tie_tables import interval_text
+from posbias.report.tables import interval_text, plain_columns, print_notes, ruled
 
 if TYPE_CHECKING:
     from rich.console import Console
