@@ -19,6 +19,8 @@ LEAST_SKEWNESS = 1e-6
 """Below it Hall's transformation is the identity to within rounding."""
 
 Numbers = Float64[np.ndarray, "*values"]
+Scalars = Numbers | float
+"""What NumPy makes of numbers without axes is a scalar."""
 PerUnit = Float64[np.ndarray, "_ *values"]
 """One row per unit; the units of several samples differ in number."""
 
@@ -74,13 +76,13 @@ class Estimate:
         from scipy.special import stdtr
 
         known = self.error > 0
-        distance = np.divide(self.value - reference, self.error, out=np.zeros_like(self.value), where=known)
+        distance = np.divide(self.value - reference, self.error, out=np.zeros(np.shape(self.value)), where=known)
         sign = np.sign(distance)
         least = np.minimum(sign * distance, sign * _without_skewness(distance, self.skewness))
         return np.where(known, 2 * stdtr(self.freedom, -np.maximum(least, 0.0)), 1.0)
 
 
-def estimate(value: Numbers, *influences: PerUnit, scale: float = 0.0) -> Estimate:
+def estimate(value: Scalars, *influences: PerUnit, scale: float = 0.0) -> Estimate:
     """An estimate that is, to first order, the truth plus the mean influence of the units of each sample.
 
     Args:
@@ -91,8 +93,8 @@ def estimate(value: Numbers, *influences: PerUnit, scale: float = 0.0) -> Estima
     Source: Student 1908; Welch 1947 for several samples; Hall 1992, "On the removal of skewness by transformation",
     with the population moments that it uses.
     """
-    variance, moment, third, squared = (np.zeros(value.shape) for _ in range(4))
-    known = np.ones(value.shape, dtype=np.bool_)
+    variance, moment, third, squared = (np.zeros(np.shape(value)) for _ in range(4))
+    known = np.ones(np.shape(value), dtype=np.bool_)
     for rows in influences:
         count = len(rows)
         with np.errstate(invalid="ignore"):  # infinite or undefined values have no interval
@@ -100,14 +102,17 @@ def estimate(value: Numbers, *influences: PerUnit, scale: float = 0.0) -> Estima
             squares = np.square(centred).sum(axis=0)
         largest = np.maximum(np.abs(rows).max(axis=0, initial=0.0), scale)
         known &= (count > 1) & np.isfinite(squares) & (squares > np.square(ROUNDING * count * largest))
-        own = squares / (count * max(count - 1, 1))
+        own = squares / max(count * (count - 1), 1)
         variance, moment = variance + own, moment + squares / max(count, 1) ** 2
         third = third + (centred**3).sum(axis=0) / max(count, 1) ** 3
         squared = squared + own**2 / max(count - 1, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         skewness, freedom = third / moment**1.5, variance**2 / squared
     return Estimate(
-        value, np.where(known, np.sqrt(variance), 0.0), np.where(known, skewness, 0.0), np.where(known, freedom, 1.0)
+        np.asarray(value),
+        np.where(known, np.sqrt(variance), 0.0),
+        np.where(known, skewness, 0.0),
+        np.where(known, freedom, 1.0),
     )
 
 
@@ -148,15 +153,15 @@ def jackknife(*samples: PerUnit) -> Estimate:
     return estimate(value, *influences, scale=float(max(1.0, np.nanmax(np.abs(value), initial=0.0))))
 
 
-def _without_skewness(distance: Numbers, skewness: Numbers) -> Numbers:
+def _without_skewness(distance: Scalars, skewness: Scalars) -> Scalars:
     """Hall's monotone transformation of T: T + g T^2 / 3 + g^2 T^3 / 27 + g / 6, g being the estimate's skewness."""
-    transformed: Numbers = distance * (1 + skewness * distance / 3 * (1 + skewness * distance / 9)) + skewness / 6
+    transformed: Scalars = distance * (1 + skewness * distance / 3 * (1 + skewness * distance / 9)) + skewness / 6
     return transformed
 
 
-def _with_skewness(transformed: Numbers, skewness: Numbers) -> Numbers:
+def _with_skewness(transformed: Scalars, skewness: Numbers) -> Scalars:
     """Its inverse: 3 / g ((1 + g (h - g / 6))^(1/3) - 1)."""
     tiny = np.abs(skewness) < LEAST_SKEWNESS
     divisor = np.where(tiny, 1.0, skewness)
-    found: Numbers = 3 / divisor * (np.cbrt(1 + divisor * (transformed - divisor / 6)) - 1)
+    found: Scalars = 3 / divisor * (np.cbrt(1 + divisor * (transformed - divisor / 6)) - 1)
     return np.where(tiny, transformed, found)
