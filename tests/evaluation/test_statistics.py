@@ -206,7 +206,7 @@ def test_interval_and_p_agree_and_differences_of_shares_stay_within_one(sort: st
                 assert interval.excludes(0.0) == (difference.adjusted_p < 1 - confidence)
                 assert interval.low < interval.high
                 if sort in ("binary", "shares"):
-                    assert -1 <= min(interval.low, loss.value.low)
+                    assert min(interval.low, loss.value.low) >= -1
                     assert max(interval.high, loss.value.high) <= 1
 
 
