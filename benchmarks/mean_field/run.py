@@ -21,7 +21,7 @@ from families import CASES, Case
 from measurement import Measured, fresh_model, measure
 from posbias.architecture import Architecture
 from posbias.comparison.metrics import wasserstein
-from posbias.intervals import resamples
+from posbias.statistics import resamples
 from posbias.theory.mean_field import mean_field
 from posbias.theory.rollout import rollout_profile
 

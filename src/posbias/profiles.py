@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
+from posbias.statistics import CONFIDENCE, mean_ends
 
 SUM_TOLERANCE = 1e-8
 """How far a profile's sum may be from 1: far above float64 round-off at N = 10^6, far below any effect."""
@@ -20,7 +21,7 @@ class Profile:
 
     influence: Float64[np.ndarray, "n_positions"]
     low: Float64[np.ndarray, "n_positions"] | None = None
-    """Lower end of the pointwise interval, where the profile was estimated."""
+    """Lower end of the pointwise interval, where the profile was estimated; infinite where nothing is known."""
     high: Float64[np.ndarray, "n_positions"] | None = None
     """Upper end of the pointwise interval."""
 
@@ -41,6 +42,11 @@ class Profile:
         if not np.isfinite(total) or total <= 0 or values.min() < 0:
             raise UsageError(f"cannot normalise values with sum {total} to a profile; need finite values >= 0")
         return cls(values / total)
+
+    @classmethod
+    def mean_of(cls, units: Float64[np.ndarray, "n_units n_positions"], *, confidence: float = CONFIDENCE) -> "Profile":
+        """The mean of independent units' profiles (rows that sum to 1), with its pointwise interval."""
+        return cls(units.mean(axis=0), *mean_ends(units, confidence=confidence, least=0.0, most=1.0))
 
     @property
     def n_positions(self) -> int:

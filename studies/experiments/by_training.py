@@ -30,7 +30,7 @@ def values(record: Record, quantity: str) -> dict[tuple[str, str], Float[np.ndar
 
 def gap(rows: Float[np.ndarray, "seed evaluation gap"], evaluation: int = -1) -> Difference:
     """First vs last, over seeds."""
-    return difference(rows[:, evaluation, FIRST_LAST], generator=np.random.default_rng(0))
+    return difference(rows[:, evaluation, FIRST_LAST])
 
 
 def lines(record: Record) -> list[str]:

@@ -36,10 +36,9 @@ def curves(record: Record, demand: str, quantity: str) -> dict[str, Float64[np.n
 
 def ends(rows: Float64[np.ndarray, "seed place"]) -> tuple[Difference, Difference]:
     """First and last places above the middle."""
-    generator = np.random.default_rng(0)
     middle = rows[:, ENDS:-ENDS].mean(axis=1)
     first, last = (part.mean(axis=1) - middle for part in (rows[:, :ENDS], rows[:, -ENDS:]))
-    return difference(first, generator=generator), difference(last, generator=generator)
+    return difference(first), difference(last)
 
 
 def lines(record: Record) -> list[str]:
@@ -54,7 +53,6 @@ def lines(record: Record) -> list[str]:
 
 def both_ways(record: Record, width: int) -> Mapping[str, Difference]:
     """Primacy under the causal mask minus that of the list read both ways, Llama's blocks, seed by seed."""
-    generator = np.random.default_rng(0)
     found = {}
     for quantity in ("free_recalled", "free_probability"):
         rows = curves(record, "free recall", quantity)
@@ -62,7 +60,7 @@ def both_ways(record: Record, width: int) -> Mapping[str, Difference]:
             each[:, :ENDS].mean(axis=1) - each[:, ENDS:-ENDS].mean(axis=1)
             for each in (rows[f"llama, d {width}"], rows[f"two-way, d {width}"])
         ]
-        found[quantity] = difference(gaps[0] - gaps[1], generator=generator)
+        found[quantity] = difference(gaps[0] - gaps[1])
     return found
 
 

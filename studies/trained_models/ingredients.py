@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 from variants import computed_once
 
 from posbias.comparison.sampling import compare_with_prompts
-from posbias.intervals import Interval, bootstrap_mean
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record
+from posbias.statistics import Interval, bootstrap_mean
 from posbias.theory.power_rollout import ingredients, sign_randomised_rollout, value_path_share
 
 SEED, DRAWS, PROBES = 0, 8, 4

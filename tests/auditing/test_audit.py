@@ -15,7 +15,7 @@ from posbias import parts as storage
 from posbias.auditing import measurement_record, subjects
 from posbias.auditing.recording import comparison_record
 from posbias.auditing.run import AuditOptions
-from posbias.comparison import Sample, contrast, interval_record
+from posbias.comparison import Sample, contrast
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
 from posbias.report import view_of

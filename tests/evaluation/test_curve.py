@@ -95,13 +95,13 @@ def test_middle_loss_covers_the_truth() -> None:
     for _ in range(runs):
         chances = np.array([0.8, 0.5, 0.5, 0.5, 0.7]) + generator.uniform(-0.15, 0.15, size=(25, 1))
         scores = (generator.random((25, 5)) < chances).astype(np.float64)
-        covered += not middle_loss(scores, generator=generator, draws=300).value.excludes(truth)
+        covered += not middle_loss(scores).value.excludes(truth)
     assert 0.91 <= covered / runs <= 0.99
 
 
 def test_middle_loss_by_hand() -> None:
     scores = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]] * 4)
-    found = middle_loss(scores, generator=np.random.default_rng(0))
+    found = middle_loss(scores)
     assert found.value.value == pytest.approx(0.25)  # contents lose 1 and -1/2
     assert found.end_size == 1
     assert found.p == pytest.approx(stats.ttest_1samp([1.0, -0.5] * 4, 0.0).pvalue)
@@ -188,7 +188,7 @@ def test_wrong_requests_are_refused() -> None:
     with pytest.raises(UsageError, match="alpha must lie in"):
         shape_of(scores, alpha=0.0)
     with pytest.raises(UsageError, match="draws >= 100"):
-        CurveOptions(draws=3)
+        CurveOptions(confidence=1.5)
     with pytest.raises(UsageError, match="a middle needs 3 positions"):
         middle_loss(np.ones((10, 2)), generator=np.random.default_rng(0))
     with pytest.raises(UsageError, match="positions must ascend"):

@@ -19,9 +19,9 @@ from posbias.comparison import (
     TheoryProfile,
     compare,
 )
-from posbias.intervals import Interval
 from posbias.profiles import Profile, uniform_profile
 from posbias.report import Finding, RunView, findings_of, paragraph, view_of
+from posbias.statistics import Interval
 
 Build = Callable[..., Any]
 

@@ -55,7 +55,7 @@ def pooled(found):
 
 
 def test_an_outcome_that_follows_influence_is_predicted():
-    found = agreements(loops(lambda influence: 0.5 * np.log(influence)), generator())
+    found = agreements(loops(lambda influence: 0.5 * np.log(influence)))
     entry = pooled(found)
     assert entry.correlation.interval.value == pytest.approx(1)
     assert entry.slope.interval.value == pytest.approx(0.5)
@@ -66,7 +66,7 @@ def test_an_outcome_that_follows_influence_is_predicted():
 
 
 def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tmp_path):
-    found = agreements(loops(lambda influence: 0.5 * np.log(influence)), generator())
+    found = agreements(loops(lambda influence: 0.5 * np.log(influence)))
     figure = loop_figure("loop", found, "learning")
     assert figure is not None
     names = dict.fromkeys(entry.architecture for entry in found if entry.architecture != POOLED)
@@ -80,15 +80,15 @@ def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tm
 
 
 def test_the_reverse_and_nothing_are_said_as_such():
-    reverse = agreements(loops(lambda influence: -influence), generator())
+    reverse = agreements(loops(lambda influence: -influence))
     assert "predicts the reverse of learning" in loop_sentences(reverse)[0]
     noise = np.random.default_rng(5)
-    nothing = agreements(loops(lambda influence: noise.normal(size=influence.shape)), generator())
+    nothing = agreements(loops(lambda influence: noise.normal(size=influence.shape)))
     assert "is not shown to predict learning" in loop_sentences(nothing)[0]
 
 
 def test_fewer_than_six_architectures_predict_nothing():
-    few = agreements(loops(lambda influence: 0.5 * np.log(influence))[:5], generator())
+    few = agreements(loops(lambda influence: 0.5 * np.log(influence))[:5])
     assert pooled(few).correlation.interval.low > 0
     assert "is not shown to predict learning" in loop_sentences(few)[0]
 
@@ -96,7 +96,7 @@ def test_fewer_than_six_architectures_predict_nothing():
 def test_what_has_no_order_is_left_out():
     flat = np.full((2, PLACES), 1 / PLACES)
     assert np.isnan(unit_measures(flat, profiles(2))).all()
-    found = agreements([Loop("flat", {("rollout", "initial"): flat}, {"learning": profiles(2)})], generator())
+    found = agreements([Loop("flat", {("rollout", "initial"): flat}, {"learning": profiles(2)})])
     assert found[0].correlation is None
     assert found[0].row()["correlation"] is None
     assert loop_sentences(found) == []
@@ -112,7 +112,7 @@ def test_the_control_falls_and_theories_are_held_against_it():
         )
         for loop in loops(lambda influence: influence)
     ]
-    sentences = loop_sentences(agreements(both, generator()))
+    sentences = loop_sentences(agreements(both))
     assert "minus the control's: +" in sentences[0]
 
 

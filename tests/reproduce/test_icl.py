@@ -85,8 +85,8 @@ def as_published(items="mixture", scale="variance", seeds=6):
 
 
 def statements(cells, items):
-    generator, figures = np.random.default_rng(0), Figures(items)
-    return [*retrieval_findings(cells, figures, generator), *sink_findings(cells, figures, generator)]
+    figures = Figures(items)
+    return [*retrieval_findings(cells, figures), *sink_findings(cells, figures)]
 
 
 @pytest.mark.parametrize("items", ["mixture", "fixed"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.comparison import Sample, compare_with_prompts, interval_record, summarise
+from posbias.comparison import Sample, compare_with_prompts, summarise
 from posbias.measurement.attention import AttentionStatistics, HeadStatistic, MeanKernels, PromptMean
 from posbias.models.model import Model
 from posbias.profiles import uniform_profile
@@ -78,7 +78,7 @@ def _summary(rollout: AttentionRollout) -> dict[str, Any]:
     flat = compare_with_prompts(
         uniform_profile(rollout.profile.n_positions), sample, generator=np.random.default_rng(0)
     )
-    return {**{name: interval_record(share) for name, share in shares.items()}, "flat": interval_record(flat.distance)}
+    return {**{name: share.as_record() for name, share in shares.items()}, "flat": flat.distance.as_record()}
 
 
 def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, whole: bool) -> dict[str, np.ndarray]:

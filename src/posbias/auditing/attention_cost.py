@@ -71,7 +71,7 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
         attention_statistics(model, Prompts(token_ids[None]), options=smallest)
 
     def rolled_out(token_ids: Int64[np.ndarray, "n"]) -> None:
-        attention_rollouts(model, Prompts(token_ids[None]), seed=options.seed)
+        attention_rollouts(model, Prompts(token_ids[None]))
 
     def both(token_ids: Int64[np.ndarray, "n"]) -> None:
         with blocks_of(BLOCK_ELEMENTS):

@@ -13,11 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from posbias.auditing.behaviour_cost import influence_cost
 from posbias.auditing.behaviour_weighing import Name, Weighing
-from posbias.comparison import interval_record
 from posbias.directories import held
 from posbias.evaluation import (
     EvaluateOptions,
@@ -162,13 +159,12 @@ def _store_tie(
     entries = []
     for ((source, kind), what), table in series.items():
         record.arrays["/".join(["tie", source, *([] if kind is None else [kind]), what])] = table
-        generator = np.random.default_rng(evaluation.options.seed)
         entries.append(
             {
                 "source": source,
                 "kind": kind,
                 "what": what,
-                "means": [interval_record(mean) for mean in position_means(table, generator=generator)],
+                "means": [mean.as_record() for mean in position_means(table)],
                 "ties": dict(_ties(evaluation, table)),
             }
         )

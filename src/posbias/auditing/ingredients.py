@@ -11,14 +11,13 @@ from jaxtyping import Float64
 
 from posbias.auditing.measuring import MeasurePlan
 from posbias.auditing.recording import measured_subject
-from posbias.comparison import Sample, Subject, TheoryProfile, compare_subject, interval_record
+from posbias.comparison import Sample, Subject, TheoryProfile, compare_subject
 from posbias.comparison.metrics import wasserstein
-from posbias.comparison.sampling import blocks, draw_weights, interval_of
 from posbias.errors import UsageError
-from posbias.intervals import Interval
 from posbias.measurement import measure, preflight, resolve_kinds
 from posbias.records import Record
 from posbias.report.layout import store_subjects
+from posbias.statistics import Interval, blocks, jackknife, leave_one_out
 from posbias.theory.model_theories import PowerRolloutTheory
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, IngredientTable, ingredients
 from posbias.theory.predict import parse_theory
@@ -54,7 +53,7 @@ def ingredient_record(
     kinds = resolve_kinds(list(plan.kinds))
     cost = preflight(model, prompts, kinds=kinds, options=plan.options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=plan.options)
-    table = ingredients(model, prompts, target=target, seed=plan.seed)
+    table = ingredients(model, prompts, target=target)
     described = measurement.model or model.describe()
     state = "trained" if described.get("init_seed") is None else "initialised"
     subject = measured_subject(state, measurement, _theories(table))
@@ -103,35 +102,34 @@ def ingredient_scalars(subject: Subject, table: IngredientTable, *, seed: int) -
     for kind, measured in subject.measured.items():
         sample = measured.sample
         assert sample is not None  # every kind was measured prompt by prompt
-        costs = costs_of(table, sample, generator=np.random.default_rng(seed))
+        costs = costs_of(table, sample)
         whole = prompts[kind, WHOLE_THEORY]
         rows = {
             name: {
-                "distance": interval_record(prompts[kind, _theory_name(name)].distance),
-                "cost": interval_record(costs[name]) if name in costs else None,
+                "distance": prompts[kind, _theory_name(name)].distance.as_record(),
+                "cost": costs[name].as_record() if name in costs else None,
             }
             for name in table.profiles
         }
-        found[kind] = {"flat": interval_record(whole.flat), "left_out": rows, "count": whole.n_units}
+        found[kind] = {"flat": whole.flat.as_record(), "left_out": rows, "count": whole.n_units}
     return found
 
 
-def costs_of(table: IngredientTable, measured: Sample, *, generator: np.random.Generator) -> dict[str, Interval]:
+def costs_of(table: IngredientTable, measured: Sample) -> dict[str, Interval]:
     """How much farther from the measurement the theory is without each ingredient; negative: nearer.
 
-    W1(without, measured) - W1(whole, measured), all three averaged over the same resampled prompts.
+    W1(without, measured) - W1(whole, measured), all three averaged over the same prompts.
     """
     observed = measured.independent
-    count = len(observed)
-    weights = np.concatenate([np.full((1, count), 1 / count), draw_weights(count, generator=generator)])
+    weights = leave_one_out(len(observed))
 
-    def distances(name: str) -> Float64[np.ndarray, "one_and_draws"]:
+    def distances(name: str) -> Float64[np.ndarray, "rows"]:
         parts = blocks(weights, observed.shape[1])
         return np.concatenate([wasserstein(rows @ table.per_prompt[name], rows @ observed) for rows in parts])
 
     whole = distances(WHOLE)
     differences = {name: distances(name) - whole for name in table.per_prompt if name in INGREDIENTS}
-    return {name: interval_of(float(values[0]), values[1:], count) for name, values in differences.items()}
+    return {name: jackknife(values).interval(least=-1.0, most=1.0) for name, values in differences.items()}
 
 
 def _theories(table: IngredientTable) -> dict[str, TheoryProfile]:

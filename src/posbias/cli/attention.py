@@ -71,7 +71,6 @@ def attention(
         kernel_cells=kernel_cells,
         by_head=heads,
         memory_limit=options.bytes_of(max_memory) or MEMORY_LIMIT,
-        seed=seed,
     )
     source = PromptSource(prompts, windows, shuffle)
     arguments = passed_arguments(context)
@@ -81,7 +80,7 @@ def attention(
         cost = preflight_attention(loaded, drawn, options=wanted, max_memory=options.bytes_of(max_memory))
         record = attention_record(
             attention_statistics(loaded, drawn, options=wanted),
-            attention_rollouts(loaded, drawn, seed=seed),
+            attention_rollouts(loaded, drawn),
             described=(loaded, drawn),
             arguments=arguments,
             resolved={"command": command_line(context), "options": wanted.describe()},

@@ -10,7 +10,6 @@ from posbias.comparison.sampling import (
     SplitHalf,
     compare_with_prompts,
     contrast,
-    interval_record,
     split_half_noise,
     summarise,
 )
@@ -48,7 +47,6 @@ __all__ = [
     "contrast",
     "contrast_subjects",
     "finite",
-    "interval_record",
     "share_of_span",
     "split_half_noise",
     "summarise",

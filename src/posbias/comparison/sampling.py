@@ -1,8 +1,9 @@
-"""Distances and statistics with intervals: the prompts (or seeds) are resampled, never the positions.
+"""Distances and statistics with intervals over the prompts (or seeds), never over the positions.
 
-Each unit is normalised, then averaged, by its scale where it has one; a bootstrap draw reweights the units, so a
-thousand draws are one matrix product. A distance cannot be negative and noise only adds to it, hence its draws lie a
-little high; claims rest on the paired difference to the flat line, where that works against the theory, never for it.
+Each unit is normalised, then averaged, by its scale where it has one. Smooth functions of the average have intervals
+from the jackknife (`posbias.statistics.estimates`); a median and the place of a minimum jump, and are resampled. A
+distance cannot be negative and noise only adds to it: claims rest on the paired difference to the flat line, where
+that works against the theory, never for it.
 """
 
 from dataclasses import dataclass
@@ -10,28 +11,34 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.comparison.metrics import finite, wasserstein
-from posbias.comparison.statistics import STATISTICS
+from posbias.comparison.metrics import wasserstein
+from posbias.comparison.statistics import RESAMPLED, SIGNED, STATISTICS
 from posbias.errors import UsageError
-from posbias.intervals import CONFIDENCE, DRAWS, Interval, expanded_tail, resample_counts
 from posbias.profiles import Profile, uniform_profile
+from posbias.statistics import (
+    CONFIDENCE,
+    DRAWS,
+    Interval,
+    blocks,
+    draw_weights,
+    jackknife,
+    leave_one_out,
+    percentile_interval,
+    weighted_median,
+)
 
 UNITS_FOR_CLAIM = 6
 """Independent units below which no interval supports a claim: the widest percentile interval of n units, from their
 smallest to their largest, covers the true median with probability 1 - 2^(1-n), which reaches 95 % at n = 6."""
 HALVINGS = 200
 """Random halvings behind the split-half noise; its mean then moves by under 3 %."""
-HALF_SLACK = 1e-9
-"""Relative rounding allowed where cumulated weights, multiples of 1 / units, are exactly one half."""
-BLOCK_VALUES = 4_000_000
-"""Float64 values of averaged draws held at a time (32 MB)."""
 
 Units = Float64[np.ndarray, "n_units n_positions"]
 Predictions = Float64[np.ndarray, "n_predictions n_predicted"]
 """One predicted profile per unit; that the counts and lengths match is checked with a message of our own."""
-Weights = Float64[np.ndarray, "draws n_independent"]
-Averages = Float64[np.ndarray, "draws n_positions"]
-Values = Float64[np.ndarray, "draws"]
+Weights = Float64[np.ndarray, "rows n_independent"]
+Averages = Float64[np.ndarray, "_ n_positions"]
+Values = Float64[np.ndarray, "rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +83,13 @@ class Sample:
         if self.scales is None:
             mean: np.ndarray = units.mean(axis=0)
             return mean
-        return np.asarray(self.scaled(np.full((1, len(units)), 1 / len(units)))[0] @ units)
+        return np.asarray(self.averages(np.full((1, len(units)), 1 / len(units)))[0])
 
-    def scaled(self, weights: Float64[np.ndarray, "rows n_independent"]) -> Float64[np.ndarray, "rows n_independent"]:
+    def averages(self, weights: Weights) -> Averages:
+        """Averages with the units weighted by rows that sum to 1."""
+        return np.asarray(self.scaled(weights) @ self.independent)
+
+    def scaled(self, weights: Weights) -> Weights:
         """Weights of the independent units in an average, times their scales; rows that sum to 1 still do."""
         if self.scales is None:
             return weights
@@ -119,7 +130,7 @@ class PromptComparison:
     flat: Interval
     """W1 of the flat line to the same."""
     difference: Interval
-    """W1 of the theory minus W1 of the flat line on the same draws: below zero, the theory is closer."""
+    """W1 of the theory minus W1 of the flat line on the same units: below zero, the theory is closer."""
     noise: SplitHalf
     per_prompt: Interval
     """Median over units of the W1 to the single unit (of the unit's own prediction, where there is one)."""
@@ -137,74 +148,45 @@ class PromptComparison:
 def compare_with_prompts(
     predicted: Profile | Predictions, measured: Sample | Units, *, generator: np.random.Generator, draws: int = DRAWS
 ) -> PromptComparison:
-    """Distance of a theory to a measurement, prompts resampled, beside the flat line and the split-half noise.
+    """Distance of a theory to a measurement, with intervals over prompts, beside the flat line and split-half noise.
 
     Args:
-        predicted: One profile for all prompts, or one row per prompt; rows are then resampled with their prompts.
+        predicted: One profile for all prompts, or one row per prompt; a row is left out with its prompt.
         measured: Influence per prompt, raw or normalised; a `Sample` where prompts share seeds.
-        generator: Source of the resamples.
-        draws: Bootstrap draws.
+        generator: Source of halvings and resamples.
+        draws: Bootstrap draws of the medians over prompts.
 
     Returns:
-        95 % expanded percentile intervals; infinite where there is a single unit.
+        95 % intervals; infinite where there is a single unit.
 
     Raises:
         UsageError: lengths or prompt counts differ, or a prompt has no profile.
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
     theory = _theory_sample(predicted, sample)
-    flat = uniform_profile(sample.units.shape[1]).influence
     paired = theory.independent if len(theory.units) > 1 else theory.units
-    observed = sample.independent
-    weights = draw_weights(len(observed), generator=generator, draws=draws)
-
-    def distances(rows: Weights) -> Float64[np.ndarray, "two draws"]:
-        averages = sample.scaled(rows) @ observed
-        predictions = rows @ paired if len(paired) > 1 else np.broadcast_to(paired, averages.shape)
-        return _gaps(averages, predictions, flat)
-
-    point = distances(np.full((1, len(observed)), 1 / len(observed)))[:, 0]
-    drawn = np.concatenate([distances(rows) for rows in blocks(weights, len(flat))], axis=1)
-    return PromptComparison(
-        distance=interval_of(point[0], drawn[0], len(observed)),
-        flat=interval_of(point[1], drawn[1], len(observed)),
-        difference=interval_of(point[0] - point[1], drawn[0] - drawn[1], len(observed)),
-        noise=split_half_noise(sample, generator=generator),
-        per_prompt=_median_interval(wasserstein(theory.units, sample.units), sample, weights),
-        per_prompt_flat=_median_interval(wasserstein(flat[None], sample.units), sample, weights),
-        n_units=len(observed),
-    )
+    parts = blocks(leave_one_out(len(sample.independent)), sample.units.shape[1])
+    gaps = [_gaps(sample.averages(rows), rows @ paired if len(paired) > 1 else paired) for rows in parts]
+    medians = _medians(theory.units, sample, generator=generator, draws=draws)
+    noise = split_half_noise(sample, generator=generator)
+    return PromptComparison(*_gap_intervals(np.concatenate(gaps, axis=1)), noise, *medians, len(sample.independent))
 
 
 def compare_samples(
     predicted: Sample, measured: Sample, *, generator: np.random.Generator, draws: int = DRAWS
 ) -> PromptComparison:
-    """The same where the prediction is an average over prompts of its own: both sides are resampled, independently.
-
-    Args:
-        predicted: Units that were drawn independently of the measurement's.
-        measured: Influence per prompt.
-        generator: Source of the resamples.
-        draws: Bootstrap draws.
+    """The same where the prediction is an average over prompts of its own, drawn independently of the measurement's.
 
     Returns:
-        95 % expanded percentile intervals, `n_units` those of the smaller sample; infinite where one has a single unit.
+        95 % intervals, `n_units` those of the smaller sample; infinite where one has a single unit.
 
     Raises:
         UsageError: lengths differ.
     """
-    gap = contrast(measured, predicted, generator=generator, draws=draws)
-    weights = draw_weights(len(measured.independent), generator=generator, draws=draws)
-    flat = uniform_profile(measured.units.shape[1]).influence
-    return PromptComparison(
-        distance=gap.distance,
-        flat=gap.flat,
-        difference=gap.difference,
-        noise=split_half_noise(measured, generator=generator),
-        per_prompt=_median_interval(wasserstein(predicted.average[None], measured.units), measured, weights),
-        per_prompt_flat=_median_interval(wasserstein(flat[None], measured.units), measured, weights),
-        n_units=gap.n_units,
-    )
+    gaps = _gaps_between(measured, predicted)
+    medians = _medians(predicted.average[None], measured, generator=generator, draws=draws)
+    noise = split_half_noise(measured, generator=generator)
+    return PromptComparison(*gaps, noise, *medians, min(len(measured.independent), len(predicted.independent)))
 
 
 def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
@@ -224,12 +206,20 @@ def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings
 
 
 def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> dict[str, Interval]:
-    """Every registered statistic of the average profile, with its interval over the independent units."""
-    units = sample.independent
-    weights = sample.scaled(draw_weights(len(units), generator=generator, draws=draws))
-    points = sample.average
-    drawn = _statistics_of_draws(units, weights)
-    return {name: interval_of(float(STATISTICS[name](points)), drawn[name], len(units)) for name in STATISTICS}
+    """Every registered statistic of the average profile, with its interval over the independent units.
+
+    Args:
+        sample: With a single unit the intervals are infinite.
+        generator: Source of the resamples of statistics that jump.
+        draws: Of these.
+    """
+    n_units = len(sample.independent)
+    return {
+        name: percentile_interval(values[0], values[1:], n_units)
+        if name in RESAMPLED
+        else jackknife(values).interval(least=-1.0 if name in SIGNED else 0.0, most=1.0)
+        for name, values in _statistics_of(sample, generator=generator, draws=draws).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -237,13 +227,13 @@ class Contrast:
     """Two measurements of the same kind beside each other: the model as trained and at its birth."""
 
     statistics: dict[str, Interval]
-    """First minus second, per registered statistic; the two are resampled independently."""
+    """First minus second, per registered statistic; the two samples are independent."""
     distance: Interval
     """W1 between the two averages."""
     flat: Interval
     """W1 of the flat line to the first."""
     difference: Interval
-    """`distance` minus `flat` on the same draws: below zero, the second is closer to the first than a flat line."""
+    """`distance` minus `flat` on the same units: below zero, the second is closer to the first than a flat line."""
     n_units: int
     """Independent units of the smaller sample."""
 
@@ -259,26 +249,18 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
     Raises:
         UsageError: the samples have different lengths.
     """
-    units, others = first.independent, second.independent
-    if units.shape[1] != others.shape[1]:
-        raise UsageError(f"cannot contrast profiles of {units.shape[1]} and {others.shape[1]} positions")
-    n_units = min(len(units), len(others))
+    gaps = _gaps_between(first, second)
+    n_units = min(len(first.independent), len(second.independent))
     draws = draws if n_units > 1 else 0
-    weights = first.scaled(draw_weights(len(units), generator=generator, draws=draws))
-    other_weights = second.scaled(draw_weights(len(others), generator=generator, draws=draws))
-    flat = uniform_profile(units.shape[1]).influence
-    parts = zip(blocks(weights, 2 * len(flat)), blocks(other_weights, 2 * len(flat)), strict=True)
-    drawn = np.concatenate([_gaps(rows @ units, rest @ others, flat) for rows, rest in parts], axis=1)
-    gap, flat_gap = _gaps(first.average[None], second.average[None], flat)[:, 0]
-    own, other = _statistics_of_draws(units, weights), _statistics_of_draws(others, other_weights)
-    points = {name: float(STATISTICS[name](first.average) - STATISTICS[name](second.average)) for name in STATISTICS}
-    return Contrast(
-        statistics={name: interval_of(points[name], own[name] - other[name], n_units) for name in STATISTICS},
-        distance=interval_of(gap, drawn[0], n_units),
-        flat=interval_of(flat_gap, drawn[1], n_units),
-        difference=interval_of(gap - flat_gap, drawn[0] - drawn[1], n_units),
-        n_units=n_units,
-    )
+    own, others = (_statistics_of(sample, generator=generator, draws=draws) for sample in (first, second))
+    statistics = {}
+    for name, values in own.items():
+        other = others[name]
+        if name in RESAMPLED:
+            statistics[name] = percentile_interval(values[0] - other[0], values[1:] - other[1:], n_units)
+        else:
+            statistics[name] = jackknife(values - other[0], values[0] - other).interval(least=-1.0, most=1.0)
+    return Contrast(statistics, *gaps, n_units)
 
 
 def _check_scales(scales: Float64[np.ndarray, "n_scales"], *, count: int, grouped: bool) -> None:
@@ -297,54 +279,33 @@ def _decided(difference: Interval, n_units: int) -> int:
     return -1 if difference.value < 0 else 1
 
 
-def _gaps(
-    averages: Averages, others: Averages, flat: Float64[np.ndarray, "n_positions"]
-) -> Float64[np.ndarray, "two draws"]:
-    """W1 to the averages: of the other sample's, and of the flat line."""
-    return np.stack([wasserstein(others, averages), wasserstein(flat[None], averages)])
+def _gaps(averages: Averages, others: Averages) -> Float64[np.ndarray, "two rows"]:
+    """W1 to the averages: of the other profiles, and of the flat line."""
+    flat = uniform_profile(averages.shape[1]).influence[None]
+    distances = wasserstein(others, averages)
+    return np.stack([distances, np.broadcast_to(wasserstein(flat, averages), distances.shape)])
 
 
-def draw_weights(n_units: int, *, generator: np.random.Generator, draws: int = DRAWS) -> Weights:
-    """Bootstrap draws as weights of the units, each row summing to 1; no draws from a single unit."""
-    if n_units < 2:
-        return np.zeros((0, n_units))
-    weights: np.ndarray = resample_counts(n_units, generator=generator, draws=draws) / n_units
-    return weights
+def _gaps_between(first: Sample, second: Sample) -> tuple[Interval, Interval, Interval]:
+    """As `_gap_intervals`, of two independent samples and the flat line."""
+    n_positions, others = first.units.shape[1], second.units.shape[1]
+    if n_positions != others:
+        raise UsageError(f"cannot contrast profiles of {n_positions} and {others} positions")
+    weights = [blocks(leave_one_out(len(sample.independent)), n_positions) for sample in (first, second)]
+    own = [_gaps(first.averages(rows), second.average[None]) for rows in weights[0]]
+    other = [_gaps(first.average[None], second.averages(rows)) for rows in weights[1]]
+    return _gap_intervals(np.concatenate(own, axis=1), np.concatenate(other, axis=1))
 
 
-def blocks(weights: Weights, n_positions: int) -> list[Float64[np.ndarray, "_ n_independent"]]:
-    """The draws in blocks whose averages fit in memory."""
-    size = max(1, BLOCK_VALUES // n_positions)
-    return [weights[start : start + size] for start in range(0, max(len(weights), 1), size)]
-
-
-def interval_of(value: float, drawn: Values, n_units: int) -> Interval:
-    """Expanded percentile interval of the draws, widened to contain the estimate; infinite without draws.
-
-    Draws that leave the statistic undefined (NaN) are left out; infinite draws count, and may make an end infinite.
-    Widening matters where a distance is at the noise floor.
-    """
-    defined = np.sort(drawn[~np.isnan(drawn)])
-    if defined.size == 0:
-        return Interval(float(value), -np.inf, np.inf)
-    tail = expanded_tail(n_units) * (defined.size - 1)
-    low = _between(defined[int(np.floor(tail))], defined[int(np.ceil(tail))], tail % 1)
-    high = _between(defined[-1 - int(np.floor(tail))], defined[-1 - int(np.ceil(tail))], tail % 1)
-    if np.isnan(value):
-        return Interval(float(value), low, high)
-    return Interval(float(value), min(low, float(value)), max(high, float(value)))
-
-
-def _between(outer: float, inner: float, share: float) -> float:
-    """Linear interpolation; the outer draw where one of the two is infinite, which errs on the wide side."""
-    if outer == inner or not (np.isfinite(outer) and np.isfinite(inner)):
-        return float(outer)
-    return float(outer + share * (inner - outer))
-
-
-def interval_record(interval: Interval) -> dict[str, float | None]:
-    """An interval for a record; None where an end is infinite or undefined."""
-    return {name: finite(value) for name, value in interval.as_record().items()}
+def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, Interval, Interval]:
+    """Distance, flat distance and their difference, from their values with each unit of each sample left out."""
+    distances, flats = [gaps[0] for gaps in samples], [gaps[1] for gaps in samples]
+    differences = [gaps[0] - gaps[1] for gaps in samples]
+    return (
+        jackknife(*distances).interval(least=0.0, most=1.0),
+        jackknife(*flats).interval(least=0.0, most=1.0),
+        jackknife(*differences).interval(least=-1.0, most=1.0),
+    )
 
 
 def _theory_sample(predicted: Profile | Predictions, sample: Sample) -> Sample:
@@ -360,42 +321,34 @@ def _theory_sample(predicted: Profile | Predictions, sample: Sample) -> Sample:
     return theory
 
 
-def _median_interval(values: Float64[np.ndarray, "n_units"], sample: Sample, weights: Weights) -> Interval:
-    """Median over units; each draw is the weighted median, a unit weighing what its group weighs."""
-    index = np.arange(len(values)) if sample.groups is None else np.unique(sample.groups, return_inverse=True)[1]
-    drawn = np.empty(0)
-    if len(weights):
-        drawn = weighted_median(values, weights[:, index])
-    return interval_of(float(np.median(values)), drawn, weights.shape[1])
+def _medians(
+    predicted: Units, sample: Sample, *, generator: np.random.Generator, draws: int
+) -> tuple[Interval, Interval]:
+    """Median over units of W1 to the single unit: of the prediction, and of the flat line.
 
-
-def weighted_median(
-    values: Float64[np.ndarray, "n_units"], weights: Float64[np.ndarray, "draws n_units"]
-) -> Float64[np.ndarray, "draws"]:
-    """Median of the values repeated in proportion to their weights, midway where half the weight lies on either side.
-
-    Equal to `np.median` of the repeated values: the mean of the smallest value with at least half of the weight at or
-    below it and of the smallest with more than half.
-
-    Args:
-        values: Finite.
-        weights: >= 0, one row per draw, not all zero.
+    Each draw is the weighted median, a unit weighing what its group weighs.
     """
-    order = np.argsort(values)
-    cumulative = np.cumsum(weights[:, order], axis=1)
-    half = cumulative[:, -1:] / 2
-    slack = half * HALF_SLACK
-    lower = np.argmax(cumulative >= half - slack, axis=1)
-    upper = np.argmax(cumulative > half + slack, axis=1)
-    ordered = values[order]
-    return np.asarray((ordered[lower] + ordered[upper]) / 2)
+    n_units, units = len(sample.independent), sample.units
+    index = np.arange(len(units)) if sample.groups is None else np.unique(sample.groups, return_inverse=True)[1]
+    weights = draw_weights(n_units, generator=generator, draws=draws)[:, index]
+    flat = uniform_profile(units.shape[1]).influence[None]
+    first, second = (
+        percentile_interval(float(np.median(values)), weighted_median(values, weights), n_units)
+        for values in (wasserstein(predicted, units), wasserstein(flat, units))
+    )
+    return first, second
 
 
-def _statistics_of_draws(units: Units, weights: Weights) -> dict[str, Values]:
-    """Every registered statistic of every draw's average, block by block."""
-    collected: dict[str, list[Values]] = {name: [] for name in STATISTICS}
-    for rows in blocks(weights, units.shape[1]):
-        average: Averages = rows @ units
-        for name, values in collected.items():
-            values.append(STATISTICS[name](average))
-    return {name: np.concatenate(values) for name, values in collected.items()}
+def _statistics_of(sample: Sample, *, generator: np.random.Generator, draws: int) -> dict[str, Values]:
+    """Every statistic of the average, then of averages without a unit, or of resampled units where it jumps."""
+    n_units, n_positions = sample.independent.shape
+    left_out, drawn = leave_one_out(n_units), draw_weights(n_units, generator=generator, draws=draws)
+    rows = {True: np.concatenate([left_out[:1], drawn]), False: left_out}
+    found: dict[str, list[Values]] = {name: [] for name in STATISTICS}
+    for jumps, weights in rows.items():
+        for part in blocks(weights, n_positions):
+            averages = sample.averages(part)
+            for name in STATISTICS:
+                if (name in RESAMPLED) == jumps:
+                    found[name].append(STATISTICS[name](averages))
+    return {name: np.concatenate(values) for name, values in found.items()}

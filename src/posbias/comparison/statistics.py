@@ -18,6 +18,10 @@ Values = Float64[np.ndarray, "..."]
 """One number per distribution."""
 
 TENTH = 0.1
+SIGNED = ("first_over_middle", "last_over_middle")
+"""Differences of shares, in [-1, 1]; no other statistic is negative."""
+RESAMPLED = ("minimum_position",)
+"""Statistics that jump from one value to another, and have no standard error."""
 
 
 def share_of_span(profiles: Distributions, start: float, stop: float) -> Values:

@@ -21,8 +21,8 @@ from posbias.comparison.sampling import (
     contrast,
     summarise,
 )
-from posbias.intervals import Interval, bootstrap_mean
 from posbias.profiles import Profile
+from posbias.statistics import Interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +42,11 @@ class MeasuredKind:
     def of_prompts(
         cls,
         per_prompt: Float64[np.ndarray, "n_units n_positions"],
-        *,
-        generator: np.random.Generator,
         groups: Int64[np.ndarray, "n_labels"] | None = None,
     ) -> "MeasuredKind":
-        """Normalise each unit, average, and put a bootstrap interval around every position."""
+        """Normalise each unit, average, and put an interval around every position."""
         sample = Sample.of(per_prompt, groups)
-        low, high = bootstrap_mean(sample.independent, generator=generator)
-        bounded = bool(np.all(np.isfinite(low)))
-        profile = Profile(sample.average, low=low if bounded else None, high=high if bounded else None)
-        return cls(profile, sample.units, groups)
+        return cls(Profile.mean_of(sample.independent), sample.units, groups)
 
     @property
     def sample(self) -> Sample | None:

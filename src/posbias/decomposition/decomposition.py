@@ -16,16 +16,16 @@ from jaxtyping import Float64
 
 from posbias.checks import check_seed
 from posbias.decomposition.examiner import Examiner, read_setting
-from posbias.decomposition.shifts import Score, Shift, mean_intervals, scores_of, shifts_of
+from posbias.decomposition.shifts import Score, Shift, scores_of, shifts_of
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series
 from posbias.errors import RunError, UsageError
-from posbias.intervals import Interval
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement import Kind, check_prompts, resolve_kinds
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.prompts import Prompts
 from posbias.records import Record
+from posbias.statistics import Interval, mean_of
 
 DEFAULT_INTERVENTIONS = (
     "bidirectional",
@@ -91,20 +91,20 @@ class Decomposition:
         """Every mass of every source under every intervention."""
         found = []
         for item in self.counterfactuals:
-            found += shifts_of(item.name, self.baseline, item.profiles, seed=self.seed)
+            found += shifts_of(item.name, self.baseline, item.profiles)
         return tuple(found)
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
         """How far each theory's shifts are from the measured ones, beside "nothing changes"."""
         after = {item.name: item.profiles for item in self.counterfactuals}
-        return tuple(scores_of(self.baseline, after, seed=self.seed))
+        return tuple(scores_of(self.baseline, after))
 
     @property
     def divergences(self) -> dict[str, Interval]:
         """Mean over prompts of the KL divergence by intervention, with its interval."""
         return {
-            item.name: mean_intervals(item.divergence[:, None], seed=self.seed)[0]
+            item.name: mean_of(item.divergence).interval(least=0.0)
             for item in self.counterfactuals
             if item.divergence is not None
         }

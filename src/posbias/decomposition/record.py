@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from posbias.comparison import interval_record
 from posbias.decomposition.decomposition import Counterfactual, Decomposition
 from posbias.decomposition.shifts import Score, Shift
-from posbias.intervals import Interval
 from posbias.records import Record, plain
+from posbias.statistics import Interval
 
 
 def decomposition_record(decomposition: Decomposition, arguments: Mapping[str, Any], *, command: str = "") -> Record:
@@ -72,18 +71,18 @@ def _intervention(item: Counterfactual, divergences: Mapping[str, Interval]) -> 
         "name": item.name,
         "ingredient": item.intervention.ingredient,
         "reasons": dict(item.reasons),
-        "divergence": None if divergence is None else interval_record(divergence),
+        "divergence": None if divergence is None else divergence.as_record(),
     }
 
 
 def _shift(shift: Shift) -> dict[str, Any]:
     texts = {name: getattr(shift, name) for name in ("intervention", "source", "kind", "mass")}
-    numbers = {name: interval_record(getattr(shift, name)) for name in ("before", "after", "shift")}
-    return {**texts, **numbers, "gap": None if shift.gap is None else interval_record(shift.gap)}
+    numbers = {name: getattr(shift, name).as_record() for name in ("before", "after", "shift")}
+    return {**texts, **numbers, "gap": None if shift.gap is None else shift.gap.as_record()}
 
 
 def _score(score: Score) -> dict[str, Any]:
-    numbers = {name: interval_record(getattr(score, name)) for name in ("error", "no_shift", "difference")}
+    numbers = {name: getattr(score, name).as_record() for name in ("error", "no_shift", "difference")}
     return {
         "source": score.source,
         "kind": score.kind,

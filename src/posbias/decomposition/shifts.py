@@ -1,7 +1,7 @@
 """From profiles per prompt to shifts of the first, middle and last mass, each with a paired interval over prompts.
 
 Masses are linear in a profile, so a shift is the mean over prompts of the shift of each: a prompt's profile with and
-without the ingredient is one unit, and so is its theory's. Draws of prompts are the same for every number.
+without the ingredient is one unit, and so is its theory's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM
-from posbias.comparison.sampling import draw_weights, interval_of
 from posbias.decomposition.sources import MEASURED, Profiles, Series
-from posbias.intervals import Interval, bootstrap_mean
+from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
 MASSES = ("first_tenth", "middle_tenth", "last_tenth")
 """Shares of the first tenth, of the tenth around the centre and of the last tenth; a flat line has .1 in each."""
@@ -69,16 +68,13 @@ def masses(profiles: Profiles) -> Float64[np.ndarray, "count 3"]:
     return np.stack([np.asarray(STATISTICS[name](profiles)) for name in MASSES], axis=-1)
 
 
-def shifts_of(
-    intervention: str, before: Mapping[Series, Profiles], after: Mapping[Series, Profiles], *, seed: int
-) -> list[Shift]:
+def shifts_of(intervention: str, before: Mapping[Series, Profiles], after: Mapping[Series, Profiles]) -> list[Shift]:
     """Every mass of every source under one intervention.
 
     Args:
         intervention: Its spelling.
         before: Profiles without it, by (source, kind).
         after: Profiles with it; sources it does not apply to are missing.
-        seed: Of the bootstrap.
     """
     shifts = []
     for series in after:
@@ -87,32 +83,26 @@ def shifts_of(
         gaps: list[Interval] | None = None
         if source != MEASURED and (MEASURED, kind) in after:
             truth = masses(after[MEASURED, kind]) - masses(before[MEASURED, kind])
-            gaps = mean_intervals(own - without - truth, seed=seed)
-        parts = zip(*(mean_intervals(values, seed=seed) for values in (without, own, own - without)), strict=True)
+            gaps = mean_intervals(own - without - truth, least=-2.0)
+        sides = (mean_intervals(values, least=0.0) for values in (without, own))
+        parts = zip(*sides, mean_intervals(own - without), strict=True)
         for index, (mass, (start, end, shift)) in enumerate(zip(MASSES, parts, strict=True)):
             gap = None if gaps is None else gaps[index]
             shifts.append(Shift(intervention, source, kind, mass, before=start, after=end, shift=shift, gap=gap))
     return shifts
 
 
-def mean_intervals(units: Float64[np.ndarray, "count values"], *, seed: int) -> list[Interval]:
-    """Mean over prompts of every value with its 95 % interval; infinite with a single prompt."""
-    low, high = bootstrap_mean(units, generator=np.random.default_rng(seed))
-    mean = units.mean(axis=0)
-    # Equal units leave an interval of one point, which rounding may put beside the mean.
-    ends = zip(mean, np.minimum(low, mean), np.maximum(high, mean), strict=True)
-    return [Interval(float(value), float(least), float(most)) for value, least, most in ends]
+def mean_intervals(units: Float64[np.ndarray, "count values"], *, least: float = -1.0) -> list[Interval]:
+    """Mean over prompts of every value with its 95 % interval, in [least, 1]; infinite with a single prompt."""
+    return [mean_of(values).interval(least=least, most=1.0) for values in units.T]
 
 
-def scores_of(
-    before: Mapping[Series, Profiles], after: Mapping[str, Mapping[Series, Profiles]], *, seed: int
-) -> list[Score]:
+def scores_of(before: Mapping[Series, Profiles], after: Mapping[str, Mapping[Series, Profiles]]) -> list[Score]:
     """One score per theory and kind, over all interventions that were measured and that the theory speaks of.
 
     Args:
         before: Profiles without any intervention, by (source, kind).
         after: Profiles under each intervention, by its spelling.
-        seed: Of the bootstrap.
     """
     scores = []
     for source, kind in before:
@@ -121,7 +111,7 @@ def scores_of(
             continue
         truth = _stacked(before, (after[name] for name in shared), (MEASURED, kind))
         theory = _stacked(before, (after[name] for name in shared), (source, kind))
-        scores.append(_score(source, kind, theory, truth, shared=shared, seed=seed))
+        scores.append(_score(source, kind, theory, truth, shared=shared))
     return scores
 
 
@@ -140,19 +130,17 @@ def _score(
     truth: Float64[np.ndarray, "count cells"],
     *,
     shared: tuple[str, ...],
-    seed: int,
 ) -> Score:
     count = len(truth)
-    weights = draw_weights(count, generator=np.random.default_rng(seed))
-    weights = np.concatenate([np.full((1, count), 1 / count), weights])
+    weights = leave_one_out(count)
     error = np.abs(weights @ (theory - truth)).mean(axis=1)
     nothing = np.abs(weights @ truth).mean(axis=1)
     return Score(
         source=source,
         kind=kind,
-        error=interval_of(error[0], error[1:], count),
-        no_shift=interval_of(nothing[0], nothing[1:], count),
-        difference=interval_of(error[0] - nothing[0], (error - nothing)[1:], count),
+        error=jackknife(error).interval(least=0.0),
+        no_shift=jackknife(nothing).interval(least=0.0),
+        difference=jackknife(error - nothing).interval(),
         interventions=shared,
         n_units=count,
     )

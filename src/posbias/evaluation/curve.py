@@ -16,28 +16,23 @@ from posbias.evaluation.statistics import (
     compare_to_best,
     complete_contents,
     detectable_difference,
+    position_means,
 )
-from posbias.evaluation.statistics import position_means as means_of
-from posbias.intervals import CONFIDENCE, DRAWS, Interval
+from posbias.statistics import CONFIDENCE, Interval
 
 
 @dataclass(frozen=True)
 class CurveOptions:
     """How intervals and tests are made."""
 
-    draws: int = DRAWS
-    """Bootstrap draws, >= 100."""
     confidence: float = CONFIDENCE
     """Coverage of intervals in (0, 1); tests are at 1 minus it."""
     seed: int = 0
-    """Of the resamples and folds, >= 0."""
+    """Of the folds, >= 0."""
 
     def __post_init__(self) -> None:
-        if self.draws < 100 or self.seed < 0 or not 0 < self.confidence < 1:
-            raise UsageError(
-                "a curve needs draws >= 100, confidence in (0, 1) and seed >= 0, "
-                f"got {self.draws}, {self.confidence} and {self.seed}"
-            )
+        if self.seed < 0 or not 0 < self.confidence < 1:
+            raise UsageError(f"a curve needs confidence in (0, 1) and seed >= 0, got {self.confidence} and {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def position_curve(
         scores: score[content, position], NaN where an example was skipped.
         positions: Place of each column, ascending.
         gold_tokens: Mean token index of the item in each column.
-        options: Draws, confidence and seed.
+        options: Confidence and seed.
 
     Raises:
         UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
@@ -98,19 +93,19 @@ def position_curve(
         raise UsageError(f"positions must ascend, one for each of the {scores.shape[1]} columns, got {list(places)}")
     if gold_tokens is not None and len(gold_tokens) != len(places):
         raise UsageError(f"{len(gold_tokens)} token places for {len(places)} positions; one is needed for each")
-    generator = np.random.default_rng(options.seed)
     complete = complete_contents(scores)
-    means = means_of(scores, generator=generator, draws=options.draws, confidence=options.confidence)
     comparison = shape = loss = smallest = None
     if len(complete) >= CONTENTS_FOR_CLAIM and len(places) >= 2:
         shape = shape_of(complete, positions=np.array(places, dtype=np.float64), alpha=1 - options.confidence)
-        comparison = compare_to_best(complete, generator=generator, draws=options.draws, confidence=options.confidence)
+        comparison = compare_to_best(
+            complete, generator=np.random.default_rng(options.seed), confidence=options.confidence
+        )
         smallest = detectable_difference(complete, alpha=1 - options.confidence)
         if len(places) > 2:
-            loss = middle_loss(complete, generator=generator, draws=options.draws, confidence=options.confidence)
+            loss = middle_loss(complete, confidence=options.confidence)
     return PositionCurve(
         positions=places,
-        means=means,
+        means=position_means(scores, confidence=options.confidence),
         counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
         n_contents=len(scores),
         n_complete=len(complete),
@@ -154,9 +149,9 @@ def _findings(
     if loss is not None:
         yield f"ends minus middle {loss.value} (p {loss.p:.2g}; {loss.detectable:.3f} would be found with 80 % power)"
     if comparison is not None and smallest is not None:
-        worst = min(comparison.differences, key=lambda difference: difference.bootstrap.value)
+        worst = min(comparison.differences, key=lambda difference: difference.interval.value)
         yield (
-            f"position {places[worst.position]} against the best, {places[comparison.best]}: {worst.bootstrap} jointly "
+            f"position {places[worst.position]} against the best, {places[comparison.best]}: {worst.interval} jointly "
             f"over all pairs, {worst.cross_fitted:.3f} with the best chosen on other contents; "
             f"{smallest:.3f} would be found with 80 % power"
         )

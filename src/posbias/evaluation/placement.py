@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed
 from posbias.errors import UsageError
-from posbias.evaluation.placement_gain import Gain, expected_gain, held_out_gain
+from posbias.evaluation.placement_gain import Gain, fixed_gain, held_out_gain
 from posbias.evaluation.placement_orders import (
     REFERENCES,
     order_by_curve,
@@ -22,6 +22,7 @@ from posbias.evaluation.placement_orders import (
     slot_weights,
 )
 from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, Scores, complete_contents
+from posbias.statistics import Interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +100,7 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
         seed: Of resamples and halves, >= 0.
 
     Returns:
-        The order; gains over the usual ones, expected from all contents and confirmed on held-out halves.
+        The order; gains over the usual ones, judged on contents that had no part in the choice.
 
     Raises:
         UsageError: no relevance, a negative or infinite one, fewer than 6 complete contents, or a single position.
@@ -120,14 +121,17 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
     ordered = weights[ranks]
     order = np.empty(len(weights), dtype=np.int64)
     order[slots] = ranks
-    gains = []
-    for name in REFERENCES:
-        against = REFERENCES[name](len(weights))
-        in_slots = complete @ spread
-        differences = in_slots[:, slots] - in_slots[:, against]
-        expected = expected_gain(differences, ordered, kept=float(shrunk.kept[0]), seed=seed)
-        confirmed = held_out_gain(complete, spread, relevance=ordered, against=against, seed=seed)
-        gains.append(Gain(name, expected, confirmed, _arranged(ranks, against), len(complete)))
+    gains = [
+        Gain(
+            name,
+            _gain(complete, spread, (slots, against), relevance=ordered, seed=seed if shrunk.kept[0] > 0 else None),
+            bool(shrunk.kept[0] > 0),
+            _arranged(ranks, against),
+            len(complete),
+        )
+        for name in REFERENCES
+        for against in [REFERENCES[name](len(weights))]
+    ]
     return Placement(
         order=tuple(int(index) for index in order),
         curve=curve,
@@ -138,6 +142,24 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
         interpolated=tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
         measure=use.measure,
     )
+
+
+def _gain(
+    scores: Scores,
+    spread: Float64[np.ndarray, "n_positions n_slots"],
+    orders: tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]],
+    *,
+    relevance: Float64[np.ndarray, "n"],
+    seed: int | None,
+) -> Interval:
+    """Gain of the first order over the second; on held-out halves with a seed, on all contents without."""
+    slots, against = orders
+    if np.array_equal(slots, against):
+        return Interval(0.0, 0.0, 0.0)
+    if seed is not None:
+        return held_out_gain(scores, spread, relevance=relevance, against=against, seed=seed)
+    in_slots = scores @ spread
+    return fixed_gain(in_slots[:, slots] - in_slots[:, against], relevance)
 
 
 def _arranged(ranks: Int64[np.ndarray, "n"], slots: Int64[np.ndarray, "n"]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What an order is worth against another: expected from all contents, and confirmed on contents it was not made from.
+"""What an order is worth against another, judged on contents that it was not made from.
 
 The gain of an order is the difference of sum_r s_r c_slots[r] / sum_r s_r, in units of the score: with relevances
 proportional to the chance of holding the answer, the difference in expected accuracy.
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.comparison.sampling import interval_of, interval_record
 from posbias.evaluation.placement_orders import order_by_curve, shrink_to_flat
 from posbias.evaluation.statistics import Scores
-from posbias.intervals import DRAWS, Interval, resample_counts, resamples
+from posbias.statistics import DRAWS, Interval, mean_of, percentile_interval, resample_counts
 
 HALVINGS = 200
 """Random halvings behind the held-out estimate; its own scatter is then far below its interval."""
@@ -32,47 +31,41 @@ class Gain:
 
     over: str
     """Name of the usual order."""
-    expected: Interval
-    """Gain on the shrunk curve, the order held fixed; optimistic, for the order was chosen on the same contents."""
-    held_out: Interval
-    """Gain when the order is chosen on one half of the contents and judged on the other, averaged over halvings."""
+    gain: Interval
+    """Of the chosen order; exactly 0, without an interval, where both orders are the same."""
+    held_out: bool
+    """Whether the order was made from the curve, and is judged by halves: made on one half of the contents, judged on
+    the other, averaged over halvings. An order that rests on no curve is judged on all contents."""
     order: tuple[int, ...]
     """The usual order itself: indices of the passages, first slot to last."""
     n_contents: int
-    """Complete contents behind both numbers."""
+    """Complete contents behind the gain."""
 
     @property
     def raises(self) -> bool:
-        """Whether held-out contents show that the chosen order is better."""
-        return self.n_contents >= CONTENTS_TO_CONFIRM and self.held_out.low > 0
+        """Whether contents that had no part in the choice show that the chosen order is better."""
+        return self.n_contents >= CONTENTS_TO_CONFIRM and self.gain.known and self.gain.low > 0
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
             "over": self.over,
-            "expected": interval_record(self.expected),
-            "held_out": interval_record(self.held_out),
+            "gain": self.gain.as_record(),
+            "held_out": self.held_out,
             "order": list(self.order),
             "raises": self.raises,
         }
 
 
-def expected_gain(
-    differences: Float64[np.ndarray, "n_contents n_slots"], relevance: Relevance, *, kept: float, seed: int
-) -> Interval:
-    """Gain of one fixed order over another on the shrunk curve, contents resampled.
+def fixed_gain(differences: Float64[np.ndarray, "n_contents n_slots"], relevance: Relevance) -> Interval:
+    """Gain of one order over another where neither was chosen on these contents.
 
     Args:
-        differences: Each content's score where the chosen order puts the r-th most relevant passage, less its score
-            where the other one puts it.
+        differences: Each content's score where the one order puts the r-th most relevant passage, less its score where
+            the other puts it.
         relevance: Falling.
-        kept: Share of the differences that shrinking keeps.
-        seed: Of the resamples.
     """
-    shares = relevance / relevance.sum()
-    each = kept * differences @ shares
-    drawn = each[resamples(len(each), generator=np.random.default_rng(seed))].mean(axis=1)
-    return interval_of(float(each.mean()), drawn, len(each))
+    return mean_of(differences @ (relevance / relevance.sum())).interval()
 
 
 def held_out_gain(
@@ -86,7 +79,9 @@ def held_out_gain(
     """Gain of "sort by the curve of one half" on the other half, both ways, averaged over random halvings.
 
     The whole procedure, shrinking and its retreat to best-first included, is repeated on resampled contents; copies of
-    one content stay in one half, so nothing is judged on what it was made from.
+    one content stay in one half, so nothing is judged on what it was made from. By simulation its interval holds the
+    gain of the order that all contents give, too (in 91 to 100 of 100 cases); the same contents' own estimate of that
+    gain, optimistic by what the choice owes to luck, had coverages of .54 to .81 and is not given.
 
     Args:
         scores: No NaN; at least 2 contents.
@@ -110,7 +105,7 @@ def held_out_gain(
     point = gains(_halves(n_contents, HALVINGS, generator), np.ones((1, n_contents)))
     counts = resample_counts(n_contents, generator=generator, draws=DRAWS)
     drawn = gains(_halves(n_contents, DRAWS, generator), counts)
-    return interval_of(float(np.nanmean(point)), drawn, n_contents)
+    return percentile_interval(float(np.nanmean(point)), drawn, n_contents)
 
 
 def _halves(n_contents: int, draws: int, generator: np.random.Generator) -> Float64[np.ndarray, "draws n_contents"]:

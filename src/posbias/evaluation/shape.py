@@ -10,33 +10,19 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, Scores, complete_contents, detectable, holm, is_binary
-from posbias.intervals import CONFIDENCE, DRAWS, Interval, bootstrap_mean
+from posbias.evaluation.statistics import (
+    CONTENTS_FOR_CLAIM,
+    Contrast,
+    Scores,
+    Weights,
+    complete_contents,
+    contrast_of,
+    spread_of,
+)
+from posbias.statistics import CONFIDENCE, Interval, detectable, holm
 
 END_SHARE = 5
 """An end is one fifth of the positions, rounded down, at least one; the middle is all between the two ends."""
-
-Weights = Float64[np.ndarray, "n_positions"]
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of scores over positions, whose weights sum to 0, tested over contents."""
-
-    value: Interval
-    """Mean over contents with its Student t interval, in units of the score."""
-    p: float
-    """Two-sided p-value; never below 2^(1-n), what n contents could show at most."""
-
-    @property
-    def p_above(self) -> float:
-        """One-sided p-value for a value above 0."""
-        return self.p / 2 if self.value.value > 0 else 1 - self.p / 2
-
-    @property
-    def p_below(self) -> float:
-        """One-sided p-value for a value below 0."""
-        return self.p / 2 if self.value.value < 0 else 1 - self.p / 2
 
 
 @dataclass(frozen=True)
@@ -70,10 +56,10 @@ class MiddleLoss:
     """How much is lost in the middle."""
 
     value: Interval
-    """Mean of the two ends minus mean of the middle, with its bootstrap interval over contents (Student's, where no
-    content differs from another)."""
+    """Mean of the two ends minus mean of the middle; its interval leaves out 0 exactly where `p` is below 1 - the
+    confidence."""
     p: float
-    """Two-sided t-test of no loss."""
+    """Two-sided p-value of no loss, as of any `Contrast`."""
     detectable: float
     """Smallest true loss that so many contents of this spread find with 80 % power; at 5 %, or 1 - the confidence."""
     end_size: int
@@ -138,15 +124,11 @@ def shape_of(scores: Scores, *, positions: Weights | None = None, alpha: float =
     )
 
 
-def middle_loss(
-    scores: Scores, *, generator: np.random.Generator, draws: int = DRAWS, confidence: float = CONFIDENCE
-) -> MiddleLoss:
+def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss:
     """Mean of the two ends minus mean of the middle, on contents that have a score at every position.
 
     Args:
         scores: One row per content, NaN where skipped.
-        generator: Of the draws.
-        draws: Of the bootstrap, >= 1.
         confidence: Coverage of the interval, in (0, 1).
 
     Raises:
@@ -159,56 +141,14 @@ def middle_loss(
             f"a middle needs 3 positions and {CONTENTS_FOR_CLAIM} complete contents, got {n_positions} and {n_contents}"
         )
     weights = end_weights(n_positions).mean(axis=0)
-    tested, spread = contrast_of(complete, weights, 1 - confidence), spread_of(complete, weights)
-    low, high = bootstrap_mean((complete @ weights)[:, None], generator=generator, draws=draws, confidence=confidence)
-    mean, resampled = tested.value.value, float(high[0] - low[0]) > 2 * _rounding(complete, weights)
+    tested = contrast_of(complete, weights, 1 - confidence)
     return MiddleLoss(
-        value=Interval(mean, min(mean, float(low[0])), max(mean, float(high[0]))) if resampled else tested.value,
+        value=tested.value,
         p=tested.p,
-        detectable=detectable(spread, n_contents, alpha=1 - confidence),
+        detectable=detectable(spread_of(complete, weights), n_contents, alpha=1 - confidence),
         end_size=end_size(n_positions),
         n_contents=n_contents,
     )
-
-
-def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE) -> Contrast:
-    """One-sample Student t-test and interval of a contrast over contents.
-
-    Contents that all agree have no spread: the p-value is then that of the sign test, 2^(1-n), and where scores are 0
-    and 1 the interval is as wide as if one content differed at one position.
-
-    Args:
-        scores: At least 2 contents, no NaN.
-        weights: One per position, summing to 0.
-        alpha: 1 - coverage of the interval.
-    """
-    from scipy.special import stdtr, stdtrit
-
-    n_contents, values = len(scores), scores @ weights
-    mean, spread = float(values.mean()), spread_of(scores, weights)
-    rounding = _rounding(scores, weights)
-    if abs(mean) <= rounding:
-        mean, p = 0.0, 1.0
-    elif values.std() <= rounding:
-        p = 0.0
-    else:
-        p = 2 * float(stdtr(n_contents - 1, -abs(mean) * np.sqrt(n_contents) / spread))
-    half = float(stdtrit(n_contents - 1, 1 - alpha / 2) * spread / np.sqrt(n_contents))
-    return Contrast(Interval(mean, mean - half, mean + half), max(p, 2.0 ** (1 - n_contents)))
-
-
-def spread_of(scores: Scores, weights: Weights) -> float:
-    """Standard deviation of a contrast over contents; where scores are 0 and 1, at least one content's at one place."""
-    values = scores @ weights
-    spread = float(values.std(ddof=1)) if values.std() > _rounding(scores, weights) else 0.0
-    if is_binary(scores):
-        spread = max(spread, float(np.abs(weights).max() / np.sqrt(len(scores))))
-    return spread
-
-
-def _rounding(scores: Scores, weights: Weights) -> float:
-    """What rounding can make of a contrast that is exactly 0."""
-    return float(np.finfo(np.float64).eps * len(weights) * np.abs(weights).sum() * np.abs(scores).max())
 
 
 def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positions"]:

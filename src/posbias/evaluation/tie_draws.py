@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.comparison.sampling import draw_weights
+from posbias.statistics import draw_weights
 
 Weights = Float64[np.ndarray, "_ _"]
 """One row per draw, one column per content, each row summing to 1."""

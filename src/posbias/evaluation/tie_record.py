@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from posbias.comparison import interval_record
 from posbias.evaluation.pooling import PooledTie, TiedRun, group_runs, pool_ties, read_run
 from posbias.evaluation.statistics import Scores, position_means
 from posbias.evaluation.ties import correct_for_number
@@ -106,7 +105,7 @@ def _group(group: TiedRun, seed: int) -> dict[str, Any]:
 
 
 def _means(table: Scores, seed: int) -> list[dict[str, float | None]]:
-    return [interval_record(mean) for mean in position_means(table, generator=np.random.default_rng(seed))]
+    return [mean.as_record() for mean in position_means(table)]
 
 
 def _arrays(group: TiedRun, stem: str) -> dict[str, np.ndarray]:

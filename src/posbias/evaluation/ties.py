@@ -15,11 +15,10 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from posbias.comparison.metrics import finite
-from posbias.comparison.sampling import interval_of, interval_record
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, holm
+from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM
 from posbias.evaluation.tie_draws import Weights, drawn_together
-from posbias.intervals import Interval
+from posbias.statistics import Interval, holm, percentile_interval
 
 PERMUTATIONS = 5000
 """Random permutations of positions where there are too many to go through all."""
@@ -103,7 +102,7 @@ class Correlation:
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
-        return {"controlled": self.controlled, **interval_record(self.value), "p": finite(self.p)}
+        return {"controlled": self.controlled, **self.value.as_record(), "p": finite(self.p)}
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class Tie:
             "correlations": [
                 {**entry.as_record(), "established": self.established(entry.controlled)} for entry in self.correlations
             ],
-            "within": interval_record(self.within),
+            "within": self.within.as_record(),
             "n_positions": self.n_positions,
             "n_contents": self.n_contents,
             "n_groups": self.n_groups,
@@ -297,4 +296,4 @@ def _interval(found: Float64[np.ndarray, "draws"], n_contents: int) -> Interval:
     """The first value with the interval of the others; infinite where the smallest group has a single content."""
     if len(found) < 2 or n_contents < 2:
         return Interval(float(found[0]), -math.inf, math.inf)
-    return interval_of(float(found[0]), found[1:], n_contents)
+    return percentile_interval(float(found[0]), found[1:], n_contents)

@@ -7,8 +7,8 @@ and normalises once (arXiv 2602.16837's code), so that prompts with large gradie
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.intervals import expanded_ends, resampled_means
 from posbias.profiles import Profile
+from posbias.statistics import estimate
 
 AVERAGINGS = ("profiles", "norms")
 
@@ -24,25 +24,18 @@ def average_profile(norms: Float64[np.ndarray, "count n_positions"], *, averagin
 
 
 def profile_with_interval(
-    norms: Float64[np.ndarray, "count n_positions"],
-    *,
-    averaging: str,
-    generator: np.random.Generator,
-    draws: int,
-    confidence: float,
+    norms: Float64[np.ndarray, "count n_positions"], *, averaging: str, confidence: float
 ) -> Profile:
-    """`average_profile` with its pointwise expanded percentile interval, the same statistic on resampled prompts.
+    """`average_profile` with its pointwise interval, from the same statistic with each prompt left out.
 
     With a single prompt the interval is (-inf, inf).
     """
     units = _units(norms, averaging)
-    profile = Profile.normalised(units.mean(axis=0))
-    count = len(units)
-    if count < 2:
-        infinite = np.full(units.shape[1], np.inf)
-        return Profile(profile.influence, -infinite, infinite)
-    means = resampled_means(units, generator=generator, draws=draws)
-    low, high = expanded_ends(means / means.sum(axis=1, keepdims=True), count, confidence)
+    count, total = len(units), units.sum(axis=0)
+    profile = Profile.normalised(total)
+    left_out = total - units if count > 1 else np.ones_like(units)
+    influences = (1 - count) * left_out / left_out.sum(axis=1, keepdims=True)
+    low, high = estimate(profile.influence, influences).ends(confidence, least=0.0, most=1.0)
     return Profile(profile.influence, low, high)
 
 

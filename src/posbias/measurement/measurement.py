@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_seed, check_whole
+from posbias.checks import check_seed
 from posbias.errors import RunError, UsageError
-from posbias.intervals import CONFIDENCE, DRAWS, bootstrap_mean
 from posbias.measurement.averaging import AVERAGINGS, profile_with_interval
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.passes import PassOptions
@@ -17,6 +16,7 @@ from posbias.measurement.precision import PrecisionLoss
 from posbias.measurement.prompt import PromptMeasurement
 from posbias.measurement.running import RunOptions
 from posbias.profiles import Profile
+from posbias.statistics import CONFIDENCE, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
 KEEPS = ("prompts", "mean")
@@ -30,8 +30,6 @@ class MeasureOptions:
     """"profiles" (normalise each prompt, then average) or "norms" (average, then normalise once)."""
     confidence: float = CONFIDENCE
     """Coverage of the intervals over prompts, in (0, 1)."""
-    draws: int = DRAWS
-    """Bootstrap resamples of the prompts, >= 1."""
     passes: PassOptions = field(default_factory=PassOptions)
     """The output that is read, layers, precision check, memory against time."""
     keep: str = "prompts"
@@ -46,7 +44,6 @@ class MeasureOptions:
             raise UsageError(f"keep must be one of {', '.join(KEEPS)}, got {self.keep!r}")
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
-        check_whole("draws", self.draws, least=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +62,7 @@ class DepthProfiles:
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """A model's influence profiles and mixing, with pointwise bootstrap intervals over prompts."""
+    """A model's influence profiles and mixing, with pointwise intervals over prompts."""
 
     kinds: tuple[Kind, ...]
     profiles: dict[str, Profile]
@@ -130,7 +127,7 @@ def combine(
     Args:
         measured: One per prompt, in the order of the prompts.
         kinds: The kinds they were measured with.
-        seed: The seed they were measured with; also that of the bootstrap.
+        seed: The seed they were measured with.
         options: Averaging and intervals.
 
     Raises:
@@ -146,7 +143,7 @@ def combine(
     for kind in resolved:
         for index in np.flatnonzero(per_prompt[kind.name].sum(axis=1) == 0):
             raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
-    profiles = {name: _profile(norms, seed, options) for name, norms in per_prompt.items()}
+    profiles = {name: _profile(norms, options) for name, norms in per_prompt.items()}
     errors = {
         kind.name: _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind)
         for kind in resolved
@@ -154,8 +151,8 @@ def combine(
     }
     missing = () if measured[0].mixing is not None else ("mixing: the model's family has no description",)
     left_out = dict.fromkeys([*missing, *(reason for prompt in measured for reason in prompt.left_out)])
-    tokens = _mean_with_interval([prompt.mixing for prompt in measured], seed, options)
-    frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], seed, options)
+    tokens = _mean_with_interval([prompt.mixing for prompt in measured], options)
+    frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], options)
     return Measurement(
         kinds=resolved,
         profiles=profiles,
@@ -171,20 +168,14 @@ def combine(
         seeds={"measure": seed},
         options=options,
         details=_details(measured),
-        depth=_depth(measured, seed, options),
+        depth=_depth(measured, options),
         precision=_precision(measured, resolved),
     )
 
 
-def _profile(norms: Float64[np.ndarray, "count n_positions"], seed: int, options: MeasureOptions) -> Profile:
+def _profile(norms: Float64[np.ndarray, "count n_positions"], options: MeasureOptions) -> Profile:
     """The prompts' average with its interval."""
-    return profile_with_interval(
-        norms,
-        averaging=options.averaging,
-        generator=np.random.default_rng(seed),
-        draws=options.draws,
-        confidence=options.confidence,
-    )
+    return profile_with_interval(norms, averaging=options.averaging, confidence=options.confidence)
 
 
 def _details(measured: Sequence[PromptMeasurement]) -> dict[str, dict[str, Float64[np.ndarray, "count"]]]:
@@ -194,7 +185,7 @@ def _details(measured: Sequence[PromptMeasurement]) -> dict[str, dict[str, Float
     }
 
 
-def _depth(measured: Sequence[PromptMeasurement], seed: int, options: MeasureOptions) -> DepthProfiles | None:
+def _depth(measured: Sequence[PromptMeasurement], options: MeasureOptions) -> DepthProfiles | None:
     found = [prompt.depth for prompt in measured if prompt.depth is not None]
     if len(found) < len(measured):
         return None
@@ -206,7 +197,7 @@ def _depth(measured: Sequence[PromptMeasurement], seed: int, options: MeasureOpt
     errors = [entry.standard_errors for entry in found if entry.standard_errors is not None]
     return DepthProfiles(
         layers=layers,
-        profiles=tuple(_profile(per_prompt[:, row], seed, options) for row in range(len(layers))),
+        profiles=tuple(_profile(per_prompt[:, row], options) for row in range(len(layers))),
         per_prompt=per_prompt,
         standard_errors=np.stack(errors) if errors else None,
     )
@@ -238,14 +229,11 @@ def _stack(
 
 
 def _mean_with_interval(
-    rows: Sequence[Float64[np.ndarray, "layers"] | None], seed: int, options: MeasureOptions
+    rows: Sequence[Float64[np.ndarray, "layers"] | None], options: MeasureOptions
 ) -> tuple[Float64[np.ndarray, "layers"] | None, ...]:
     """Mean over prompts with the ends of its interval; three times None unless every prompt has a value."""
     present = [row for row in rows if row is not None]
     if len(present) < len(rows):
         return None, None, None
     units = np.stack(present)
-    low, high = bootstrap_mean(
-        units, generator=np.random.default_rng(seed), draws=options.draws, confidence=options.confidence
-    )
-    return units.mean(axis=0), low, high
+    return units.mean(axis=0), *mean_ends(units, confidence=options.confidence, least=0.0, most=1.0)

@@ -15,8 +15,9 @@ from posbias.report.heatmaps import HeatMap, interactive_map, png_map
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.reproductions import Table
 from posbias.report.static import png
-from posbias.report.tables import MISSING, number_text, print_notes, print_tables, share_text
+from posbias.report.tables import number_text, print_notes, print_tables, share_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
+from posbias.statistics import Interval
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _whole_table(view: AttentionView) -> Table:
     ]
     if "learned_sink/per_prompt" in view.record.arrays:
         rows.append(("share of the learned sinks", "learned_sink", 3, ""))
-    cells = [[text, _interval(*view.overall(name), digits), flat] for text, name, digits, flat in rows]
+    cells = [[text, view.overall(name).text(f".{digits}f"), flat] for text, name, digits, flat in rows]
     for name in ("diagonal", "off_diagonal"):
         key = f"similarity/of_mean/{name}"
         if key in view.record.arrays:
@@ -107,9 +108,9 @@ def _whole_table(view: AttentionView) -> Table:
             cells.append([text, number_text(float(view.array(key).mean())), "1 (all equal)"])
     for index, threshold in enumerate(view.thresholds):
         line = view.sinks(index)
-        low, high = (float("nan") if end is None else float(end[0]) for end in (line.low, line.high))
+        low, high = (np.inf if end is None else float(end[0]) for end in (line.low, line.high))
         text = f"queries that give position 0 more than {threshold:g}"
-        cells.append([text, _interval(float(line.value[0]), low, high, 3), ""])
+        cells.append([text, Interval(float(line.value[0]), low, high).text(), ""])
     return Table(f"Attention of {view.title}, {_subtitle(view)}", ("what", "mean [95 %]", "flat line"), cells)
 
 
@@ -141,14 +142,6 @@ def _rollout_table(view: AttentionView) -> Table:
     shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token")
     cells = []
     for name, summary in view.record.scalars["rollouts"].items():
-        flat = summary["flat"]
-        distance = MISSING if flat["value"] is None else _interval(flat["value"], flat["low"], flat["high"], 3)
         texts = [share_text(summary[share]) for share in shares]
-        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, distance])
+        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, Interval.of_record(summary["flat"]).text()])
     return Table("Rollouts of its own attention (flat line: 10 % in every tenth)", header, cells)
-
-
-def _interval(value: float, low: float | None, high: float | None, digits: int) -> str:
-    if low is None or high is None or not np.isfinite(low) or not np.isfinite(high):
-        return number_text(value, digits)
-    return f"{number_text(value, digits)} [{number_text(low, digits)}, {number_text(high, digits)}]"

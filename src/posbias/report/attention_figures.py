@@ -49,22 +49,22 @@ def attention_figures(view: AttentionView) -> list[Figure | HeatMap]:
 
 
 def _distance_figure(view: AttentionView) -> Figure:
-    mean, low, high = view.overall("distance")
+    mean = view.overall("distance")
     even = view.array("distance/even")
     curves = _with_heads(view, "distance", "mean over heads", BLUE)
     curves.append(_layers("even attention", Line(even, None, None), FLAT))
     title = (
-        f"{view.title}: attention looks back {mean:.0f} positions on average{_ends(low, high, 0)};"
+        f"{view.title}: attention looks back {mean.text('.0f', unit=' positions')} on average;"
         f" even attention would look back {even.mean():.0f}"
     )
     return Figure("distance", title, LAYER, "attention distance (positions)", tuple(curves), markers=True)
 
 
 def _entropy_figure(view: AttentionView) -> Figure:
-    mean, low, high = view.overall("entropy")
+    mean = view.overall("entropy")
     curves = _with_heads(view, "entropy", "mean over heads", BLUE)
     curves.append(_layers("even attention", Line(np.ones(view.depth), None, None), FLAT))
-    title = f"{view.title}: the entropy of attention is {mean:.2f} of the largest possible{_ends(low, high, 2)}"
+    title = f"{view.title}: the entropy of attention is {mean.text('.2f')} of the largest possible"
     return Figure("entropy", title, LAYER, "entropy / log(visible keys)", tuple(curves), markers=True)
 
 
@@ -129,14 +129,11 @@ def _sink_layer_figure(view: AttentionView) -> Figure:
 
 
 def _content_figure(view: AttentionView) -> Figure:
-    mean, low, high = view.overall("content/difference")
+    mean = view.overall("content/difference")
     curves = _with_heads(view, "content/difference", "diagonal less off-diagonal, mean over heads", BLUE)
     curves.append(_layers("no content", Line(np.zeros(view.depth), None, None), FLAT))
-    side = "prefers" if mean > 0 else "avoids"
-    title = (
-        f"{view.title}: by content alone a token {side} itself, by {abs(mean):.2f} in the logit on average"
-        f"{_ends(low, high, 2)}"
-    )
+    side = "prefers" if mean.value > 0 else "avoids"
+    title = f"{view.title}: by content alone a token {side} itself, {mean.text('+.2f')} in the logit on average"
     return Figure("content", title, LAYER, "content logit, diagonal less off-diagonal", tuple(curves), markers=True)
 
 
@@ -165,18 +162,18 @@ def _similarity_figure(view: AttentionView) -> Figure:
         if key in view.record.arrays:
             line = Line(view.array(key).mean(axis=1), None, None)
             curves.append(_layers(f"{name.replace('_', '-')}, mean over prompts", line, Stroke(colour, "dash")))
-    own, off = (view.overall(f"similarity/{name}")[0] for name in ("diagonal", "off_diagonal"))
+    own, off = (view.overall(f"similarity/{name}").value for name in ("diagonal", "off_diagonal"))
     title = f"{view.title}: similarity of content logits, {own:.2f} on the diagonal and {off:.2f} off it (1: all equal)"
     return Figure("similarity", title, LAYER, "1 - entropy / log(bins)", tuple(curves), markers=True)
 
 
 def _mixing_figure(view: AttentionView) -> Figure:
-    mean, low, high = view.overall("mixing/tokens")
+    mean = view.overall("mixing/tokens")
     curves = (
         _layers("token mean (code)", view.by_layer("mixing/tokens"), Stroke(BLUE, "solid")),
         _layers("Frobenius (paper)", view.by_layer("mixing/frobenius"), Stroke(VERMILION, "dash")),
     )
-    title = f"{view.title}: attention contributes {mean:.2f} of a layer's output{_ends(low, high, 2)}, token mean"
+    title = f"{view.title}: attention contributes {mean.text('.2f')} of a layer's output, token mean"
     return Figure("mixing", title, LAYER, "mixing coefficient", curves, markers=True)
 
 
@@ -200,14 +197,12 @@ def _mixing_map(view: AttentionView) -> HeatMap:
 
 def _monotonicity_figure(view: AttentionView) -> Figure:
     curves = [_layers("single prompts", view.by_layer("monotonicity/violated"), Stroke(BLUE, "solid"))]
-    mean, low, high = view.overall("monotonicity/violated")
+    mean = view.overall("monotonicity/violated")
     if "monotonicity/of_mean/violated" in view.record.arrays:
         line = Line(view.array("monotonicity/of_mean/violated"), None, None)
         curves.append(_layers("mean over prompts", line, Stroke(VERMILION, "dash")))
-    title = (
-        f"{view.title}: {100 * mean:.0f} % of neighbouring queries' prefix masses rise"
-        f"{_ends(100 * low, 100 * high, 0)}, single prompts"
-    )
+    share = mean.text(".0f", scale=100, unit=" %")
+    title = f"{view.title}: {share} of neighbouring queries' prefix masses rise, single prompts"
     return Figure("monotonicity", title, LAYER, "share of prefixes that rise", tuple(curves), markers=True)
 
 
@@ -240,7 +235,3 @@ def _layers(name: str, line: Line, stroke: Stroke) -> Curve:
 
 def _cycle(view: AttentionView) -> list[str]:
     return [THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)] for index in range(len(view.thresholds))]
-
-
-def _ends(low: float, high: float, digits: int) -> str:
-    return f" [{low:.{digits}f}, {high:.{digits}f}]" if np.isfinite(low) and np.isfinite(high) else ""

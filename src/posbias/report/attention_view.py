@@ -11,6 +11,7 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.records import Record
+from posbias.statistics import Interval, mean_of
 
 VERB = "attention"
 
@@ -84,14 +85,11 @@ class AttentionView:
         value = values.reshape(*values.shape[:2], -1).mean(axis=(0, 2))
         return Line(value, *self._ends(f"{name}/low", f"{name}/high"))
 
-    def overall(self, name: str) -> tuple[float, float, float]:
-        """Mean over layers (and heads) and prompts, with the ends of a 95 % interval over prompts."""
-        from posbias.intervals import bootstrap_mean
-
+    def overall(self, name: str) -> Interval:
+        """Mean over layers (and heads) and prompts, with its 95 % interval over prompts."""
         values = self.array(f"{name}/per_prompt")
-        each = values.reshape(len(values), -1).mean(axis=1)[:, None]
-        low, high = bootstrap_mean(each, generator=np.random.default_rng(0))
-        return float(each.mean()), float(low[0]), float(high[0])
+        each = values.reshape(len(values), -1).mean(axis=1)
+        return mean_of(each).interval(least=0.0 if each.min() >= 0 else -np.inf)
 
     def sinks(self, threshold: int) -> Line:
         """Sink score of every position."""
@@ -109,4 +107,4 @@ class AttentionView:
     def _ends(self, low: str, high: str) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The ends of an interval; None where a single prompt leaves it open."""
         ends = self.array(low), self.array(high)
-        return (None, None) if not np.all(np.isfinite(ends)) else ends
+        return ends if np.isfinite(ends).any() else (None, None)

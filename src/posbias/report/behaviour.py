@@ -15,9 +15,10 @@ from posbias.report.conditions import conditions_of, title_of
 from posbias.report.files import links_of, page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.static import png
-from posbias.report.tables import MISSING, print_notes, print_tables
-from posbias.report.tie_tables import TIE_CAVEAT, interval_text, tie_cells, tie_statements, tied_measures
+from posbias.report.tables import interval_text, print_notes, print_tables
+from posbias.report.tie_tables import TIE_CAVEAT, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
+from posbias.statistics.intervals import MISSING
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -137,12 +138,19 @@ def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
 def _difference_cells(curve: Stored) -> tuple[list[str], list[list[str]]]:
     comparison, places = curve["comparison"], curve["positions"]
     best = places[comparison["best"]]
-    header = ["position", f"difference to position {best}", "chosen on other contents", "McNemar p (Holm)"]
+    header = ["position", f"difference to position {best}", "chosen on other contents", "p, all pairs"]
     cells = []
     for entry in comparison["differences"]:
         adjusted = MISSING if entry["adjusted_p"] is None else f"{entry['adjusted_p']:.2g}"
         number = str(places[entry["position"]])
-        cells.append([number, interval_text(entry["bootstrap"]), f"{entry['cross_fitted']:+.3f}", adjusted])
+        cells.append(
+            [
+                number,
+                interval_text(entry.get("interval") or entry["bootstrap"]),
+                f"{entry['cross_fitted']:+.3f}",
+                adjusted,
+            ]
+        )
     return header, cells
 
 

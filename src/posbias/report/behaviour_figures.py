@@ -114,19 +114,17 @@ def _axis(n_items: int) -> str:
 def _curve(
     name: str, places: Sequence[int], stored: Sequence[Mapping[str, Any]], stroke: Stroke, *, scale: float = 1.0
 ) -> Curve | None:
-    """The positions that have a value, with the band where all its ends are finite."""
+    """The positions that have a value, with the band where it is known."""
     kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
     if not kept:
         return None
-    ends = [_numbers(stored, kept, end) / scale for end in ("low", "high")]
-    finite = bool(np.isfinite(ends).all())
     return Curve(
         name,
         np.array([places[index] for index in kept], dtype=np.float64),
         _numbers(stored, kept, "value") / scale,
         stroke,
-        low=ends[0] if finite else None,
-        high=ends[1] if finite else None,
+        low=_numbers(stored, kept, "low") / scale,
+        high=_numbers(stored, kept, "high") / scale,
         emphasis=stroke.colour != FAINT,
     )
 

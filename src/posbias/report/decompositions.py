@@ -15,8 +15,9 @@ from posbias.report.conditions import caveats_of, conditions_of
 from posbias.report.files import page_template, write_page
 from posbias.report.interactive import plotly_source
 from posbias.report.shift_bars import SOURCE_NAMES, bars_of, shift_chart, shift_png
-from posbias.report.tables import MISSING, print_notes, print_tables
+from posbias.report.tables import print_notes, print_tables
 from posbias.report.wording import KINDS, STATISTICS, label
+from posbias.statistics.intervals import MISSING
 from posbias.version import __version__
 
 if TYPE_CHECKING:

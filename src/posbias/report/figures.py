@@ -34,6 +34,14 @@ class Curve:
     emphasis: bool = False
     """Drawn thicker: the measurement among theories."""
 
+    def __post_init__(self) -> None:
+        if self.low is None or self.high is None:
+            return
+        known = np.isfinite(self.low) & np.isfinite(self.high)
+        for name, end in (("low", self.low), ("high", self.high)):
+            # Where nothing is known the band is as narrow as the line, so that nothing is seen of it.
+            object.__setattr__(self, name, np.where(known, end, self.y) if known.any() else None)
+
 
 @dataclass(frozen=True, eq=False)
 class Figure:
@@ -250,14 +258,8 @@ def _profile_curve(
     """Influence in multiples of the flat line, thinned where the profile is longer than a figure can show."""
     shown = drawn_positions(profile.n_positions)
     x = (profile.relative_positions if relative else np.arange(profile.n_positions, dtype=np.float64))[shown]
-    band: list[np.ndarray | None] = [
-        None if end is None or not np.all(np.isfinite(end)) else end[shown] * profile.n_positions
-        for end in (profile.low, profile.high)
-    ]
-    y = profile.influence[shown] * profile.n_positions
-    if band[0] is None or band[1] is None:
-        return Curve(name, x, y, stroke, emphasis=emphasis)
-    return Curve(name, x, y, stroke, low=band[0], high=band[1], emphasis=emphasis)
+    low, high = (None if end is None else end[shown] * profile.n_positions for end in (profile.low, profile.high))
+    return Curve(name, x, profile.influence[shown] * profile.n_positions, stroke, low, high, emphasis)
 
 
 def _flat_curve(start: float, stop: float) -> Curve:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from posbias.comparison import UNITS_FOR_CLAIM, Contrast, KindComparison, Subject
-from posbias.intervals import Interval
 from posbias.report.layout import RunView
 from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
+from posbias.statistics import Interval
 
 FLAT_TENTH = 0.1
 
@@ -59,16 +59,7 @@ def grouped(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
 
 def percent(interval: Interval) -> str:
     """A share with its interval, e.g. `31 % [28, 35]`; one more digit where it is small."""
-    digits = 0 if abs(interval.value) >= 0.1 else 1
-    low, high = (f"{100 * end:.{digits}f}" for end in (interval.low, interval.high))
-    return f"{100 * interval.value:.{digits}f} % [{low}, {high}]"
-
-
-def distance_text(interval: Interval) -> str:
-    """A distance with its interval, e.g. `0.014 [0.012, 0.019]`; the ends left out where they are unknown."""
-    if not math.isfinite(interval.low):
-        return f"{interval.value:.3f}"
-    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+    return interval.text(".0f" if abs(interval.value) >= 0.1 else ".1f", scale=100, unit=" %")
 
 
 def _opening(view: RunView, subject: Subject, kind: str) -> Finding:
@@ -119,10 +110,7 @@ def _ends(first: Interval, last: Interval) -> Finding:
 
 
 def _minimum(minimum: Interval, n_positions: int) -> Finding:
-    text = (
-        f"The smallest influence lies at position {minimum.value:.0f} [{minimum.low:.0f}, {minimum.high:.0f}]"
-        f" of {n_positions}"
-    )
+    text = f"The smallest influence lies at position {minimum.text('.0f')} of {n_positions}"
     if minimum.low >= 0.1 * n_positions and minimum.high < 0.9 * n_positions:
         return Finding(f"{text}, inside the context and outside its first and last tenth.", "claim")
     return Finding(f"{text}.", "statement")
@@ -145,7 +133,7 @@ def _theory(block: KindComparison) -> Finding:
     prompts = block.prompts
     assert prompts is not None
     theory = f"The {label(THEORIES, block.theory)}"
-    numbers = f"(W1 {distance_text(prompts.distance)} against {prompts.flat.value:.3f})"
+    numbers = f"(W1 {prompts.distance} against {prompts.flat.value:.3f})"
     if prompts.decides == 0:
         return Finding(
             f"{theory}: the data do not decide whether it is closer to the measurement than a flat line {numbers}.",
@@ -168,7 +156,7 @@ def _birth(kind: str, entry: Contrast) -> Iterator[Finding]:
         return
     for name, words in (("first_tenth", "first"), ("last_tenth", "last")):
         yield _change(words, entry.statistics[name])
-    numbers = f"(W1 {distance_text(entry.distance)} against {entry.flat.value:.3f})"
+    numbers = f"(W1 {entry.distance} against {entry.flat.value:.3f})"
     profile = "the profile at initialisation"
     if entry.decides < 0:
         yield Finding(
@@ -184,7 +172,7 @@ def _birth(kind: str, entry: Contrast) -> Iterator[Finding]:
 
 
 def _change(words: str, change: Interval) -> Finding:
-    points = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    points = change.text("+.1f", scale=100, unit=" points")
     if not change.excludes(0.0):
         return Finding(f"whether the share of the {words} tenth differs is not decided ({points}).", "undecided")
     verb = "larger" if change.value > 0 else "smaller"

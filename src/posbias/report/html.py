@@ -21,6 +21,7 @@ from posbias.report.layout import RunView, view_of
 from posbias.report.static import png
 from posbias.report.tables import (
     comparison_rows,
+    interval_text,
     mixing_rows,
     number_text,
     position_text,
@@ -164,19 +165,13 @@ def _interval_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
         if "distance" not in row:
             continue
         names = ("distance", "flat_distance", "difference")
-        texts = [_interval_text(row[name]) for name in names]
+        texts = [interval_text(row[name]) for name in names]
         noise = row["noise"]
-        halves = _interval_text({"value": noise["mean"], "low": noise["low"], "high": noise["high"]})
-        prompts = [_interval_text(row[name]) for name in ("per_prompt", "per_prompt_flat")]
+        halves = interval_text({"value": noise["mean"], "low": noise["low"], "high": noise["high"]})
+        prompts = [interval_text(row[name]) for name in ("per_prompt", "per_prompt_flat")]
         head = [subject_label(row), label(KINDS, row["kind"]), label(THEORIES, row["theory"])]
         cells.append([*head, *texts, halves, *prompts, str(row["n_units"])])
     return header, cells
-
-
-def _interval_text(stored: dict[str, float | None]) -> str:
-    if stored["value"] is None or stored["low"] is None or stored["high"] is None:
-        return number_text(stored["value"])
-    return f"{stored['value']:.3f} [{stored['low']:.3f}, {stored['high']:.3f}]"
 
 
 def _detailed_shares(view: RunView) -> tuple[list[str], list[list[str]]]:
@@ -187,7 +182,7 @@ def _detailed_shares(view: RunView) -> tuple[list[str], list[list[str]]]:
     for row in share_rows(view):
         name = label(KINDS if row["measured"] else THEORIES, row["profile"])
         texts = [share_text(row[key]) for key in shares]
-        mean = _interval_text(row["mean_position"])
+        mean = interval_text(row["mean_position"])
         cells.append([subject_label(row), name, *texts, mean, position_text(row["minimum_position"])])
     return header, cells
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.records import Record
 from posbias.report.conditions import caveats_of
-from posbias.report.tables import MISSING, VERDICTS, print_notes, print_tables
+from posbias.report.tables import VERDICTS, print_notes, print_tables
 from posbias.report.wording import KINDS, label
+from posbias.statistics.intervals import MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -33,15 +33,14 @@ from posbias.comparison import (
     PromptComparison,
     SplitHalf,
     Subject,
-    interval_record,
 )
 from posbias.comparison.comparison import Comparison, Distances
 from posbias.comparison.metrics import finite
 from posbias.comparison.subject import MeasuredKind, TheoryProfile
 from posbias.errors import UsageError
-from posbias.intervals import Interval
 from posbias.profiles import Profile
 from posbias.records import Record
+from posbias.statistics import Interval
 
 DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
@@ -164,7 +163,7 @@ def _subject_scalars(subject: Subject) -> dict[str, Any]:
         "theories": list(subject.theories),
         "mixing": list(subject.mixing),
         "summaries": {
-            kind: {name: interval_record(interval) for name, interval in summary.items()}
+            kind: {name: interval.as_record() for name, interval in summary.items()}
             for kind, summary in subject.summaries.items()
         },
         "comparisons": [
@@ -182,14 +181,14 @@ def _subject_scalars(subject: Subject) -> dict[str, Any]:
 
 def _prompts_scalars(prompts: PromptComparison) -> dict[str, Any]:
     noise = {name: finite(value) for name, value in vars(prompts.noise).items()}
-    intervals = {name: interval_record(getattr(prompts, name)) for name in _INTERVALS}
+    intervals = {name: getattr(prompts, name).as_record() for name in _INTERVALS}
     return {**intervals, "noise": noise, "n_units": prompts.n_units, "decides": prompts.decides}
 
 
 def _contrast_scalars(entry: Contrast) -> dict[str, Any]:
     return {
-        "statistics": {name: interval_record(interval) for name, interval in entry.statistics.items()},
-        **{name: interval_record(getattr(entry, name)) for name in ("distance", "flat", "difference")},
+        "statistics": {name: interval.as_record() for name, interval in entry.statistics.items()},
+        **{name: getattr(entry, name).as_record() for name in ("distance", "flat", "difference")},
         "n_units": entry.n_units,
         "decides": entry.decides,
     }
@@ -199,23 +198,16 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _interval(stored: Mapping[str, float | None]) -> Interval:
-    low, high = stored["low"], stored["high"]
-    return Interval(
-        _number(stored["value"]), -np.inf if low is None else float(low), np.inf if high is None else float(high)
-    )
-
-
 def _distances(stored: Mapping[str, float | None]) -> dict[str, float]:
     return {name: _number(value) for name, value in stored.items()}
 
 
 def _contrast(stored: Mapping[str, Any]) -> Contrast:
     return Contrast(
-        statistics={name: _interval(value) for name, value in stored["statistics"].items()},
-        distance=_interval(stored["distance"]),
-        flat=_interval(stored["flat"]),
-        difference=_interval(stored["difference"]),
+        statistics={name: Interval.of_record(value) for name, value in stored["statistics"].items()},
+        distance=Interval.of_record(stored["distance"]),
+        flat=Interval.of_record(stored["flat"]),
+        difference=Interval.of_record(stored["difference"]),
         n_units=stored["n_units"],
     )
 
@@ -223,7 +215,7 @@ def _contrast(stored: Mapping[str, Any]) -> Contrast:
 def _comparison(stored: Mapping[str, Any]) -> KindComparison:
     prompts = None
     if stored["prompts"] is not None:
-        intervals = {name: _interval(stored["prompts"][name]) for name in _INTERVALS}
+        intervals = {name: Interval.of_record(stored["prompts"][name]) for name in _INTERVALS}
         noise = SplitHalf(**{name: _number(value) for name, value in stored["prompts"]["noise"].items()})
         prompts = PromptComparison(**intervals, noise=noise, n_units=stored["prompts"]["n_units"])
     comparison = Comparison(_distances(stored["metrics"]), Distances(_distances(stored["flat"])))
@@ -238,7 +230,7 @@ def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
         mixing={definition: _mixing(record, f"{name}/mixing/{definition}") for definition in scalars["mixing"]},
         depth=_depth(record, f"{name}/depth/{DEPTH_KIND}"),
         summaries={
-            kind: {statistic: _interval(value) for statistic, value in summary.items()}
+            kind: {statistic: Interval.of_record(value) for statistic, value in summary.items()}
             for kind, summary in scalars["summaries"].items()
         },
         comparisons=tuple(_comparison(block) for block in scalars["comparisons"]),

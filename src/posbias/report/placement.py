@@ -1,10 +1,11 @@
 """A placement in words and a table, from its record alone."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from posbias.records import Record
-from posbias.report.tables import plain_columns, print_notes, ruled
-from posbias.report.tie_tables import interval_text
+from posbias.report.tables import MISSING, plain_columns, print_notes, ruled
+from posbias.statistics import Interval
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,14 +15,12 @@ ORDERS = {"best_first": "best first", "best_last": "best last", "alternating": "
 
 def show_placement(record: Record, console: "Console") -> None:
     """Print the order, what it is worth against the usual ones, and what the data do not decide."""
-    header = ["against", "its order", "expected gain", "on held-out contents", "raises it"]
+    header = ["against", "its order", "gain", "judged on", "raises it"]
     cells = [
         [
             ORDERS[gain["over"]],
             _order(gain["order"]),
-            interval_text(gain["expected"]),
-            interval_text(gain["held_out"]),
-            "yes" if gain["raises"] else "not shown",
+            *_worth(gain, same=gain["order"] == record.scalars["order"]),
         ]
         for gain in record.scalars["gains"]
     ]
@@ -48,6 +47,14 @@ def statements_of(record: Record) -> list[str]:
     if found["interpolated"]:
         statements.append("the slots were not all measured themselves: the curve is interpolated between positions")
     return statements
+
+
+def _worth(gain: Mapping[str, Any], *, same: bool) -> list[str]:
+    """The gain, on what it was judged, and whether it is shown to be one."""
+    if same:
+        return ["0", MISSING, "the same order"]
+    judged = "held-out contents" if gain["held_out"] else "all contents"
+    return [Interval.of_record(gain["gain"]).text("+.3f"), judged, "yes" if gain["raises"] else "not shown"]
 
 
 def _order(order: list[int]) -> str:

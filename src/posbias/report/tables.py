@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbias.comparison import STATISTICS, Mixing, Sample, Subject, TheoryProfile, finite, interval_record
+from posbias.comparison import STATISTICS, Mixing, Sample, Subject, TheoryProfile, finite
 from posbias.comparison.sampling import summarise
 from posbias.comparison.subject import KindComparison
-from posbias.intervals import Interval
 from posbias.profiles import Profile
 from posbias.report.checks import depth_cells, detail_cells, found_cells, precision_cells
-from posbias.report.findings import distance_text
 from posbias.report.layout import RunView
 from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
+from posbias.statistics import Interval
+from posbias.statistics.intervals import MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +27,6 @@ Row = dict[str, Any]
 VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
 BOOTSTRAP_SEED = 0
 """Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
-MISSING = "–"
-"""What a table shows where there is no number."""
 
 
 def comparison_rows(view: RunView) -> list[Row]:
@@ -132,21 +130,19 @@ def number_text(value: float | None, digits: int = 3) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
+def interval_text(stored: Mapping[str, float | None] | None, digits: int = 3) -> str:
+    """A stored number with its interval."""
+    return MISSING if stored is None else Interval.of_record(stored).text(f".{digits}f")
+
+
 def share_text(stored: Mapping[str, float | None]) -> str:
     """A share in percent with its interval."""
-    value, low, high = stored["value"], stored["low"], stored["high"]
-    if value is None:
-        return MISSING
-    ends = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{100 * value:.1f} %{ends}"
+    return Interval.of_record(stored).text(".1f", scale=100, unit=" %")
 
 
 def position_text(stored: Mapping[str, float | None]) -> str:
     """A position with its interval."""
-    value, low, high = stored["value"], stored["low"], stored["high"]
-    if value is None:
-        return MISSING
-    return f"{value:.0f}" if low is None or high is None else f"{value:.0f} [{low:.0f}, {high:.0f}]"
+    return Interval.of_record(stored).text(".0f")
 
 
 def _comparison_row(view: RunView, subject: Subject, block: KindComparison) -> Row:
@@ -157,8 +153,8 @@ def _comparison_row(view: RunView, subject: Subject, block: KindComparison) -> R
     prompts = block.prompts
     if prompts is not None:
         for name in ("distance", "difference", "per_prompt", "per_prompt_flat"):
-            row[name] = interval_record(getattr(prompts, name))
-        row["flat_distance"] = interval_record(prompts.flat)
+            row[name] = getattr(prompts, name).as_record()
+        row["flat_distance"] = prompts.flat.as_record()
         row["noise"] = {name: finite(value) for name, value in vars(prompts.noise).items()}
         row["n_units"] = prompts.n_units
         row["than_flat"] = VERDICTS[prompts.decides]
@@ -171,19 +167,12 @@ def _theory_influence(subject: Subject, block: KindComparison) -> Any:
 
 def _summary_row(row: Row) -> list[str]:
     distance = row.get("distance")
-    if distance is None:
-        w1 = number_text(row["metrics"]["wasserstein"])
-    else:
-        low, high = distance["low"], distance["high"]
-        w1 = distance_text(
-            Interval(distance["value"], -math.inf if low is None else low, math.inf if high is None else high)
-        )
     minimum = row["minimum_position"]
     return [
         subject_label(row),
         label(KINDS, row["kind"]),
         label(THEORIES, row["theory"]),
-        w1,
+        number_text(row["metrics"]["wasserstein"]) if distance is None else interval_text(distance),
         number_text(row["flat"]["wasserstein"]),
         number_text(row.get("noise", {}).get("mean")),
         number_text(row.get("per_prompt", {}).get("value")),
@@ -220,7 +209,7 @@ def _theory_statistics(theory: TheoryProfile) -> Mapping[str, Interval]:
 
 
 def _records(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
-    return {name: interval_record(interval) for name, interval in intervals.items()}
+    return {name: interval.as_record() for name, interval in intervals.items()}
 
 
 def ruled(title: str, header: Sequence[str], cells: Iterable[Sequence[str]]) -> Any:

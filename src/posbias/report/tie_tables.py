@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posbias.report.behaviour_figures import MEASURES, series_name
-from posbias.report.tables import MISSING
+from posbias.report.tables import interval_text
 from posbias.report.wording import label
+from posbias.statistics.intervals import MISSING
 
 CONTROLLED = {
     "nothing": "plain",
@@ -49,14 +50,6 @@ def tie_statements(series: Sequence[Stored], measure: str, *, where: str = "") -
         for entry in series
         if measure in entry["ties"] and (entry["source"] == "measured" or _any_established(entry, measure))
     ]
-
-
-def interval_text(stored: Stored | None) -> str:
-    """A number with its interval."""
-    if stored is None or stored["value"] is None:
-        return MISSING
-    ends = "" if stored["low"] is None or stored["high"] is None else f" [{stored['low']:.3f}, {stored['high']:.3f}]"
-    return f"{stored['value']:.3f}{ends}"
 
 
 def _correlation_text(entry: Stored) -> str:

@@ -19,9 +19,10 @@ from posbias.report.files import page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.palette import RUNS
 from posbias.report.static import png
-from posbias.report.tables import MISSING, print_notes, print_tables
+from posbias.report.tables import print_notes, print_tables
 from posbias.report.tie_tables import CONTROLLED, TIE_CAVEAT, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
+from posbias.statistics.intervals import MISSING
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -183,10 +184,8 @@ def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Fi
         kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
         low, value, high = (_numbers([stored[index][end] for index in kept]) for end in ("low", "value", "high"))
         if kept:
-            finite = bool(np.isfinite(low).all() and np.isfinite(high).all())
             places = np.array(kept, dtype=np.float64) + 1
-            ends = (low, high) if finite else (None, None)
-            curves.append(Curve(CONTROLLED[name], places, value, stroke, *ends))
+            curves.append(Curve(CONTROLLED[name], places, value, stroke, low, high))
     return Figure(
         "tie-correlations",
         f"Influence and {label(MEASURES, measure)}: correlations, pooled and alone",

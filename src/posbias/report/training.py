@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from posbias.errors import UsageError
-from posbias.intervals import Interval, bootstrap_mean
 from posbias.records import Record
 from posbias.report.conditions import conditions_of
 from posbias.report.figures import Curve, Figure
@@ -19,7 +18,9 @@ from posbias.report.files import page_template, write_page
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.palette import RUNS
 from posbias.report.static import png
-from posbias.report.tables import MISSING, print_notes, print_tables
+from posbias.report.tables import print_notes, print_tables
+from posbias.statistics import Interval, mean_ends, mean_of
+from posbias.statistics.intervals import MISSING
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -92,15 +93,14 @@ def _kept_to_the_end(losses: Float[np.ndarray, "seed entry"]) -> Float[np.ndarra
 
 
 def _loss_curve(number: int, name: str, losses: Float[np.ndarray, "seed entry"], window: int) -> Curve:
-    low, high = bootstrap_mean(losses, generator=np.random.default_rng(BOOTSTRAP_SEED))
-    known = bool(np.all(np.isfinite(low)) and np.all(np.isfinite(high)))
+    low, high = mean_ends(losses, least=0.0)
     return Curve(
         name=name,
         x=window * np.arange(1.0, losses.shape[1] + 1),
         y=losses.mean(0),
         stroke=RUNS[number],
-        low=np.maximum(low, 0) if known else None,
-        high=high if known else None,
+        low=low,
+        high=high,
     )
 
 
@@ -140,10 +140,8 @@ def endings_of(record: Record) -> list[str]:
 
 
 def mean_over_seeds(losses: list[float]) -> Interval:
-    """The mean with its 95 % bootstrap interval; infinite from a single seed."""
-    values = np.asarray(losses, dtype=np.float64)
-    low, high = bootstrap_mean(values[:, None], generator=np.random.default_rng(BOOTSTRAP_SEED))
-    return Interval(float(values.mean()), float(low[0]), float(high[0]))
+    """The mean with its 95 % interval; infinite from a single seed."""
+    return mean_of(np.asarray(losses, dtype=np.float64)).interval(least=0.0)
 
 
 def _spelled(axes: list[str], point: Point) -> str:
@@ -174,9 +172,4 @@ def _points(record: Record) -> dict[Point, list[int]]:
 
 
 def _mean_text(losses: list[float]) -> str:
-    if not losses:
-        return MISSING
-    interval = mean_over_seeds(losses)
-    if not np.isfinite(interval.low):
-        return f"{interval.value:.4f}"
-    return f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+    return mean_over_seeds(losses).text(".4f") if losses else MISSING

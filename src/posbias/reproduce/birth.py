@@ -8,21 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from posbias.comparison import STATISTICS, MeasuredKind, compare_with_prompts, interval_record, summarise
+from posbias.comparison import STATISTICS, compare_with_prompts, summarise
 from posbias.comparison.metrics import METRICS, wasserstein
-from posbias.comparison.sampling import draw_weights, interval_of, split_half_noise
+from posbias.comparison.sampling import split_half_noise
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
 from posbias.report.figures import Figure, profiles_figure
 from posbias.report.palette import BLUE, GREEN, PURPLE, SKY, VERMILION, Stroke
 from posbias.report.reproductions import Reproduction, Table
-from posbias.report.tables import number_text
+from posbias.report.tables import interval_text, number_text
 from posbias.reproduce.birth_cases import MODELS, Measured, measure_cases, ones_probe_share
 from posbias.reproduce.birth_models import TOKENS, BirthSettings
 from posbias.reproduce.birth_statements import birth_statements
+from posbias.statistics import jackknife, leave_one_out
 
 PAPER = "arXiv 2603.10123, Lost in the Middle at Birth: An Exact Theory of Transformer Position Bias"
-COMPARED = ("wasserstein", "spearman", "log_error")
+COMPARED = {"wasserstein": (0.0, 1.0), "spearman": (-1.0, 1.0), "log_error": (0.0, np.inf)}
+"""Metrics with an interval, and the range of each."""
 LABELS = {
     "continuous": "published density, mean mixing",
     "continuous_fitted": "published density, mixing fitted",
@@ -91,7 +93,7 @@ def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict
                 "tokens": measured.case.tokens,
                 "theory": name,
                 **_distances(theory, measured, seed),
-                "flat_wasserstein": interval_record(pair.flat),
+                "flat_wasserstein": pair.flat.as_record(),
                 "noise": vars(noise),
                 "than_flat": None if name == "flat" else pair.decides,
                 "interior_recency": float(STATISTICS["interior_recency"](theory.influence)),
@@ -105,7 +107,7 @@ def shape_row(measured: Measured, generator: np.random.Generator) -> dict[str, A
     """The measured profile's shares with intervals, and what the published theory says of its middle and its end."""
     n_positions = measured.sample.units.shape[1]
     average = measured.sample.average
-    shares = {name: interval_record(value) for name, value in summarise(measured.sample, generator=generator).items()}
+    shares = {name: value.as_record() for name, value in summarise(measured.sample, generator=generator).items()}
     return {
         "sort": "shape",
         "model": measured.case.model,
@@ -132,12 +134,11 @@ def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list
         for other in models[1:]:
             for tokens in TOKENS:
                 first, second = known[models[0], tokens].sample, known[other, tokens].sample
-                weights = draw_weights(len(first.units), generator=generator)
+                weights = leave_one_out(len(first.units))
                 row: dict[str, Any] = {"sort": "rope", "model": models[0], "without": other, "tokens": tokens}
-                for name in COMPARED:
-                    point = float(METRICS[name](first.average, second.average))
-                    drawn = METRICS[name](weights @ first.units, weights @ second.units)
-                    row[name] = interval_record(interval_of(point, drawn, len(first.units)))
+                for name, (least, most) in COMPARED.items():
+                    values = METRICS[name](weights @ first.units, weights @ second.units)
+                    row[name] = jackknife(values).interval(least=least, most=most).as_record()
                 row["noise"] = vars(split_half_noise(first, generator=generator))
                 row["flat_wasserstein"] = float(
                     wasserstein(uniform_profile(first.units.shape[1]).influence, first.average)
@@ -149,12 +150,12 @@ def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list
 def _distances(theory: Profile, measured: Measured, seed: int) -> dict[str, dict[str, float | None]]:
     """Each compared metric with its interval; all theories see the same resampled births."""
     units = measured.sample.units
-    weights = draw_weights(len(units), generator=np.random.default_rng(seed))
+    weights = leave_one_out(len(units))
     found = {}
-    for name in COMPARED:
-        point = float(METRICS[name](theory.influence, measured.sample.average))
-        drawn = METRICS[name](theory.influence, weights @ units)
-        found[name] = interval_record(interval_of(point, drawn, len(units)))
+    for name, (least, most) in COMPARED.items():
+        found[name] = (
+            jackknife(METRICS[name](theory.influence, weights @ units)).interval(least=least, most=most).as_record()
+        )
     return found
 
 
@@ -180,7 +181,7 @@ def _figure(measured: Measured) -> Figure:
         f"last position, {shares[2]:.0f} % on the last position; minimum at {minimum:.0f}"
     )
     slug = f"birth-{measured.case.model}-{measured.case.tokens}".lower().replace(" ", "-")
-    banded = MeasuredKind.of_prompts(measured.sample.units, generator=np.random.default_rng(0)).profile
+    banded = Profile.mean_of(measured.sample.units)
     return profiles_figure(slug, title, theories, measured={"measured Jacobian": banded})
 
 
@@ -212,7 +213,10 @@ def _shape_table(shapes: Sequence[Mapping[str, Any]]) -> Table:
     for row in shapes:
         texts = [interval_text(row[name], digits) for name, digits in names]
         texts += [number_text(row["flat_interior_recency"], 4), interval_text(row["last_over_middle"], 4)]
-        texts += [interval_text(row["last_token"], 3), interval_text(row["minimum_position"], 0)]
+        texts += [
+            interval_text(row["last_token"], 3),
+            interval_text(row["minimum_position"], 0),
+        ]
         texts += [number_text(row[name]) for name in ("middle_over_flat", "mixing", "fitted_mixing")]
         cells.append([row["model"], row["tokens"], *texts])
     return Table("The measured shape (interior recency: last tenth without the last position)", header, cells)
@@ -233,11 +237,3 @@ def _rope_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     return Table("With against without RoPE, the same weights and prompts", header, cells)
-
-
-def interval_text(stored: Mapping[str, float | None], digits: int) -> str:
-    """A number with its interval; a dash where it is undefined."""
-    value, low, high = stored["value"], stored["low"], stored["high"]
-    if value is None or low is None or high is None:
-        return number_text(value, digits)
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

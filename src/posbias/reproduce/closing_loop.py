@@ -94,7 +94,7 @@ def with_control(predicted: Mapping[tuple[str, str], Rows]) -> dict[tuple[str, s
     return {**predicted, CONTROL: falling}
 
 
-def agreements(loops: Sequence[Loop], generator: np.random.Generator) -> list[Agreement]:
+def agreements(loops: Sequence[Loop]) -> list[Agreement]:
     """Every theory, moment and outcome, per architecture and pooled over architectures."""
     found = []
     for key in dict.fromkeys(key for loop in loops for key in loop.predicted):
@@ -104,11 +104,11 @@ def agreements(loops: Sequence[Loop], generator: np.random.Generator) -> list[Ag
                 if key in loop.predicted and outcome in loop.outcomes:
                     measures = unit_measures(loop.predicted[key], loop.outcomes[outcome])
                     units.append(measures)
-                    found.append(_agreement(loop.architecture, key, outcome, measures, generator))
+                    found.append(_agreement(loop.architecture, key, outcome, measures))
             if len(units) > 1:
                 means = np.array([np.nanmean(unit, axis=0) for unit in units if not np.isnan(unit).all()])
                 if len(means):
-                    found.append(_agreement(POOLED, key, outcome, means, generator))
+                    found.append(_agreement(POOLED, key, outcome, means))
     return found
 
 
@@ -126,16 +126,12 @@ def unit_measures(predicted: Rows, outcome: Rows) -> Float64[np.ndarray, "n_seed
 
 
 def _agreement(
-    architecture: str,
-    key: tuple[str, str],
-    outcome: str,
-    measures: Float64[np.ndarray, "n_units 3"],
-    generator: np.random.Generator,
+    architecture: str, key: tuple[str, str], outcome: str, measures: Float64[np.ndarray, "n_units 3"]
 ) -> Agreement:
     ordered = measures[~np.isnan(measures).any(axis=1)]
     if not len(ordered):
         return Agreement(architecture, *key, outcome, None, None, float("nan"))
-    correlation, slope = (difference(ordered[:, column], generator=generator) for column in (0, 1))
+    correlation, slope = (difference(ordered[:, column]) for column in (0, 1))
     return Agreement(architecture, *key, outcome, correlation, slope, float(ordered[:, 2].mean()))
 
 
@@ -187,7 +183,7 @@ def _over_control(found: Sequence[Agreement], pooled: Agreement) -> str:
     if own == CONTROL or not shared:
         return ""
     gaps = np.array([known[(name, *own)] - known[(name, *CONTROL)] for name in shared])
-    better = difference(gaps, generator=np.random.default_rng(0))
+    better = difference(gaps)
     return f" Rank correlation minus the control's: {better}."
 
 

@@ -120,21 +120,20 @@ def findings_tables(findings: Sequence[Finding]) -> list[Table]:
 
 
 def _quantities_table(findings: Sequence[Finding]) -> Table:
-    header = ["where", "case", "mean", "Student 95 %", "with its statement's others", "bootstrap 95 %", "p", "seeds"]
+    header = ["where", "case", "mean [95 %]", "with its statement's others", "p", "seeds"]
     cells = [
         [
             finding.where,
             case,
-            f"{test.interval.value:+.3f}",
-            *(f"{ends.low:+.3f}, {ends.high:+.3f}" for ends in (test.interval, test.among(len(finding.tests)))),
-            f"{test.bootstrap.low:+.3f}, {test.bootstrap.high:+.3f}",
+            str(test),
+            test.among(len(finding.tests)).text("+.3f"),
             f"{test.p_value:.3f}",
             str(test.n_seeds),
         ]
         for finding in findings
         for case, test in finding.tests.items()
     ]
-    return Table("Quantities over seeds; p: exact paired test", header, cells)
+    return Table("Quantities over seeds; p: of a zero mean", header, cells)
 
 
 def tally(findings: Sequence[Finding]) -> str:
@@ -163,7 +162,7 @@ def chance(findings: Sequence[Finding]) -> list[str]:
     of_all = Counter(finding.verdict for finding in decided)
     parts = ", ".join(f"{kinds[verdict]} of {total} {verdict}" for verdict, total in of_all.items())
     return [
-        f"Chance: {len(weighable)} verdicts rest on {count} quantities, Student intervals over seeds. Had none of them "
+        f"Chance: {len(weighable)} verdicts rest on {count} quantities, intervals over seeds. Had none of them "
         f"a sign, about {ERROR:g} of the statements, {ERROR * len(weighable):.1f}, would yet be called decided. With "
         f"intervals that hold for all {count} at once (Bonferroni, {100 * (1 - ERROR / count):.4g} % each) these keep "
         f"their verdict: {parts or 'none'}."

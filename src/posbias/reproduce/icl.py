@@ -56,19 +56,18 @@ def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: 
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
     """Statements, tables and figures from trained members."""
-    generator = np.random.default_rng(settings.seed)
     cells = {name: Cells(outcomes, base) for name, base in VARIANTS.items()}
     published = [
-        *_statements(cells["mixture"], Figures("mixture"), generator),
-        *_statements(cells["fixed-vocabulary"], Figures("fixed"), generator),
+        *_statements(cells["mixture"], Figures("mixture")),
+        *_statements(cells["fixed-vocabulary"], Figures("fixed")),
     ]
     controls = [
-        *_controls(cells["mixture"], generator),
-        *flag_findings(cells["mixture"], cells["std-1-over-d"], generator),
+        *_controls(cells["mixture"]),
+        *flag_findings(cells["mixture"], cells["std-1-over-d"]),
     ]
     findings = [*published, *controls]
     loops = icl_loops(outcomes)
-    found = agreements(loops, generator)
+    found = agreements(loops)
     charts = [loop_figure(f"icl-loop-{number}", found, outcome) for number, outcome in enumerate((FINAL, SPEED))]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
     return Reproduction(
@@ -94,17 +93,17 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
     )
 
 
-def _controls(cells: Cells, generator: np.random.Generator) -> list[Finding]:
+def _controls(cells: Cells) -> list[Finding]:
     """What the source has not: gaps where the right label stands nowhere else, and sinks before training."""
     plain = Cells(cells.outcomes, cells.base, design="unconfounded")
-    found = retrieval_findings(plain, Figures("mixture"), generator)
+    found = retrieval_findings(plain, Figures("mixture"))
     unconfounded = [replace(each, where=f"{each.where}, unconfounded sets") for each in found if each.tests]
-    return [*unconfounded, sink_control(cells, Figures("mixture"), generator)]
+    return [*unconfounded, sink_control(cells, Figures("mixture"))]
 
 
-def _statements(cells: Cells, figures: Figures, generator: np.random.Generator) -> list[Finding]:
+def _statements(cells: Cells, figures: Figures) -> list[Finding]:
     """All statements on one variant of the task."""
-    return [*retrieval_findings(cells, figures, generator), *sink_findings(cells, figures, generator)]
+    return [*retrieval_findings(cells, figures), *sink_findings(cells, figures)]
 
 
 def reached(outcomes: Outcomes, *, steps: int, batch: int) -> str:

@@ -69,12 +69,10 @@ class Cells:
         )
 
 
-def slope(
-    rows: Sequence[Float64[np.ndarray, "n_seeds"]], at: Sequence[int], generator: np.random.Generator
-) -> Difference:
+def slope(rows: Sequence[Float64[np.ndarray, "n_seeds"]], at: Sequence[int]) -> Difference:
     """Least-squares slope per unit of `at`, seed by seed."""
     centred = np.asarray(at, dtype=np.float64) - np.mean(at)
-    return difference(centred @ np.stack(rows) / np.sum(centred**2), generator=generator)
+    return difference(centred @ np.stack(rows) / np.sum(centred**2))
 
 
 class Figures:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.intervals import bootstrap_mean
 from posbias.report.figures import Curve, Figure
 from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
 from posbias.report.reproductions import Table
 from posbias.reproduce.icl_cells import ENCODINGS, GAPS, Cells
 from posbias.reproduce.icl_sink_statements import SINK_PREFIXES, SINK_WINDOWS
 from posbias.reproduce.icl_statements import ENDS, NAMED, RELATIVE
+from posbias.statistics import mean_ends, mean_of
 
 _COLOURS = {"none": BLUE, "decay": VERMILION, "rope": GREEN, "sinusoidal": ORANGE}
 _DASHES = {"full": "dash", "causal": "solid"}
@@ -110,9 +110,7 @@ def _sink_figure(name: str, cells: Cells) -> list[Figure]:
 def _banded(
     name: str, x: Float64[np.ndarray, "n_points"], rows: Float64[np.ndarray, "n_seeds n_points"], stroke: Stroke
 ) -> Curve:
-    low, high = bootstrap_mean(rows, generator=np.random.default_rng(0))
-    known = len(rows) > 1
-    return Curve(name, x, rows.mean(axis=0), stroke, low if known else None, high if known else None)
+    return Curve(name, x, rows.mean(axis=0), stroke, *mean_ends(rows))
 
 
 def gaps_table(name: str, cells: Cells) -> Table:
@@ -129,11 +127,7 @@ def gaps_table(name: str, cells: Cells) -> Table:
         seeds = cells.outcomes.seeds(**factors)
         accuracy = cells.outcomes.values("accuracy", factors, seeds).mean(axis=1)
         gaps = cells.outcomes.values("gaps", factors, seeds)
-        low, high = bootstrap_mean(gaps, generator=np.random.default_rng(0))
-        texts = [
-            f"{gaps[:, k].mean():+.3f}" + (f" [{low[k]:+.3f}, {high[k]:+.3f}]" if len(seeds) > 1 else "")
-            for k in range(len(GAPS))
-        ]
+        texts = [mean_of(column).interval().text("+.3f") for column in gaps.T]
         words = [factors["mask"], ENCODINGS[factors["encoding"]], str(factors["depth"])]
         words += ["yes" if factors["residual"] else "no", str(factors["answers"])]
         rows.append([*words, str(len(seeds)), f"{accuracy.mean():.3f}", *texts])

@@ -107,10 +107,9 @@ def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], see
         settings: For the record; `steps` among them.
         seed: Of the bootstrap.
     """
-    generator = np.random.default_rng(seed)
     losses, speeds, loops = outcome.losses, outcome.speeds, outcome.loops
-    findings = position_copy_findings(losses, generator)
-    found = agreements(loops, generator)
+    findings = position_copy_findings(losses)
+    found = agreements(loops)
     seeds = max((len(rows) for rows in losses.values()), default=0)
     figures = [loop_figure(f"position-copy-loop-{n}", found, name) for n, name in enumerate((FINAL, SPEED))]
     return Reproduction(

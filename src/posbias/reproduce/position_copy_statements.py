@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.reproduce.findings import IN_PART, NOT_RUN, Finding, weighed
 from posbias.reproduce.outcomes import Seeded, paired
-from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, PerSeed, difference
+from posbias.reproduce.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
 from posbias.reproduce.position_copy_published import (
     CONFIGURATIONS,
     ONE,
@@ -37,21 +37,20 @@ FLAT = 0.25
 """A plateau varies by less than this share of ln V."""
 
 
-def position_copy_findings(losses: Losses, generator: np.random.Generator) -> list[Finding]:
+def position_copy_findings(losses: Losses) -> list[Finding]:
     """Every statement of the post, in its order.
 
     Args:
         losses: Whatever configurations were trained; statements about others are marked as not run.
-        generator: Source of the resamples.
     """
     return [
-        _one_layer(losses, generator),
-        _two_layers(losses, generator),
-        _plateau(losses, generator),
-        _flat_plateau(losses, generator),
-        _no_plateau(losses, generator),
-        _spiky(losses, generator),
-        _middle_is_harder(losses, generator),
+        _one_layer(losses),
+        _two_layers(losses),
+        _plateau(losses),
+        _flat_plateau(losses),
+        _no_plateau(losses),
+        _spiky(losses),
+        _middle_is_harder(losses),
         *[
             _numbers(losses, configuration)
             for configuration in CONFIGURATIONS
@@ -60,33 +59,33 @@ def position_copy_findings(losses: Losses, generator: np.random.Generator) -> li
     ]
 
 
-def _one_layer(losses: Losses, generator: np.random.Generator) -> Finding:
+def _one_layer(losses: Losses) -> Finding:
     reported = "one layer cannot retrieve any previous token, but retrieves the current one."
     if ONE not in losses:
         return Finding("Figure 1, left", reported, "", NOT_RUN)
     rows = losses[ONE].rows
     easiest = rows[:, :-1].min(axis=1)
     tests = {
-        "easiest earlier token above half of ln V by": difference(easiest - blind_loss() / 2, generator=generator),
-        f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1], generator=generator),
+        "easiest earlier token above half of ln V by": difference(easiest - blind_loss() / 2),
+        f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1]),
     }
     return weighed("Figure 1, left", reported, tests)
 
 
-def _two_layers(losses: Losses, generator: np.random.Generator) -> Finding:
+def _two_layers(losses: Losses) -> Finding:
     reported = "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly."
     tests = {}
     if TWO in losses:
-        tests = {f"{TWO}: {name}": value for name, value in _ends(losses[TWO].rows, generator).items()}
+        tests = {f"{TWO}: {name}": value for name, value in _ends(losses[TWO].rows).items()}
     if TWO in losses and ONE in losses:
         one, two, alone = paired(losses[ONE], losses[TWO])
         if len(one):
             gain = one[:, 0] - two[:, 0]
-            tests[f"first token, one layer minus two{_left_out(alone)}"] = difference(gain, generator=generator)
+            tests[f"first token, one layer minus two{_left_out(alone)}"] = difference(gain)
     return weighed("Figure 1, right", reported, tests)
 
 
-def _plateau(losses: Losses, generator: np.random.Generator) -> Finding:
+def _plateau(losses: Losses) -> Finding:
     reported = (
         "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably."
     )
@@ -94,26 +93,24 @@ def _plateau(losses: Losses, generator: np.random.Generator) -> Finding:
         f"{configuration}: {name}": value
         for configuration in (TWO, THREE, TWO_WIDE, THREE_WIDE)
         if configuration in losses
-        for name, value in _ends(losses[configuration].rows, generator).items()
+        for name, value in _ends(losses[configuration].rows).items()
     }
     return weighed("Figure 2", reported, tests)
 
 
-def _ends(rows: Rows, generator: np.random.Generator) -> dict[str, Difference]:
+def _ends(rows: Rows) -> dict[str, Difference]:
     """Loss of the middle above that of the first and of the last target."""
     middle = rows[:, MIDDLE].mean(axis=1)
     return {
-        "middle minus first": difference(middle - rows[:, 0], generator=generator),
-        "middle minus last": difference(middle - rows[:, -1], generator=generator),
+        "middle minus first": difference(middle - rows[:, 0]),
+        "middle minus last": difference(middle - rows[:, -1]),
     }
 
 
-def _flat_plateau(losses: Losses, generator: np.random.Generator) -> Finding:
+def _flat_plateau(losses: Losses) -> Finding:
     reported = "without residual the losses of the middle form a long plateau."
     tests = {
-        str(configuration): difference(
-            FLAT * blind_loss() - np.ptp(losses[configuration].rows[:, MIDDLE], axis=1), generator=generator
-        )
+        str(configuration): difference(FLAT * blind_loss() - np.ptp(losses[configuration].rows[:, MIDDLE], axis=1))
         for configuration in (TWO, THREE, TWO_WIDE, THREE_WIDE)
         if configuration in losses
     }
@@ -121,25 +118,23 @@ def _flat_plateau(losses: Losses, generator: np.random.Generator) -> Finding:
     return weighed("Figure 2", reported, tests, found=found)
 
 
-def _no_plateau(losses: Losses, generator: np.random.Generator) -> Finding:
+def _no_plateau(losses: Losses) -> Finding:
     reported = "residual connections and MLPs destroy the plateau."
-    tests = _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1), generator)
+    tests = _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1))
     return weighed("Figure 3", reported, tests, found="mean loss of targets 1 to 8, plain minus extended:")
 
 
-def _spiky(losses: Losses, generator: np.random.Generator) -> Finding:
+def _spiky(losses: Losses) -> Finding:
     reported = "and replace it by a more spiky structure."
 
-    def jump(rows: Rows) -> PerSeed:
+    def jump(rows: Rows) -> Float64[np.ndarray, "n_seeds"]:
         return np.asarray(np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1))
 
     found = "largest step between neighbouring targets 1 to 8, extended minus plain:"
-    return weighed("Figure 3", reported, _against_plain(losses, jump, generator), found=found)
+    return weighed("Figure 3", reported, _against_plain(losses, jump), found=found)
 
 
-def _against_plain(
-    losses: Losses, quantity: Callable[[Rows], PerSeed], generator: np.random.Generator
-) -> dict[str, Difference]:
+def _against_plain(losses: Losses, quantity: Callable[[Rows], Float64[np.ndarray, "n_seeds"]]) -> dict[str, Difference]:
     """A quantity of the extended networks minus that of the plain one, seed by seed."""
     tests = {}
     for configuration in (RESIDUAL, RESIDUAL_MLP):
@@ -147,7 +142,7 @@ def _against_plain(
             extended, plain, alone = paired(losses[configuration], losses[THREE_WIDE])
             if len(plain):
                 gap = quantity(extended) - quantity(plain)
-                tests[f"{configuration}{_left_out(alone)}"] = difference(gap, generator=generator)
+                tests[f"{configuration}{_left_out(alone)}"] = difference(gap)
     return tests
 
 
@@ -156,14 +151,14 @@ def _left_out(alone: int) -> str:
     return f" ({alone} seeds without their pair left out)" if alone else ""
 
 
-def _middle_is_harder(losses: Losses, generator: np.random.Generator) -> Finding:
+def _middle_is_harder(losses: Losses) -> Finding:
     """Means of fixed places: a maximum over eight interior places would exceed one over two ends by noise alone."""
     reported = "stacked causal attention has an architectural bias towards losing the middle."
     tests = {}
     for configuration, seeded in losses.items():
         if configuration.depth > 1:
             interior, ends = seeded.rows[:, 1:-1].mean(axis=1), seeded.rows[:, [0, -1]].mean(axis=1)
-            tests[str(configuration)] = difference(interior - ends, generator=generator)
+            tests[str(configuration)] = difference(interior - ends)
     return weighed("Comment", reported, tests, found="mean loss of targets 1 to 8 minus mean of the two ends:")
 
 

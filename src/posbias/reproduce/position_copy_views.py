@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.intervals import bootstrap_mean
 from posbias.report.figures import Curve, Figure
 from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
 from posbias.report.reproductions import Table
@@ -23,6 +22,7 @@ from posbias.reproduce.position_copy_published import (
     published_losses,
 )
 from posbias.reproduce.position_copy_statements import Losses
+from posbias.statistics import mean_ends
 from posbias.tasks.synthetic.copying_baselines import partial_information_losses
 
 _COLOURS = {
@@ -91,10 +91,8 @@ def _speed_figure(speeds: Losses) -> Figure:
 
 
 def _curve(name: str, rows: Float64[np.ndarray, "n_seeds context"], stroke: Stroke, *, emphasis: bool = False) -> Curve:
-    low, high = bootstrap_mean(rows, generator=np.random.default_rng(0))
-    known = len(rows) > 1
     targets = np.arange(rows.shape[1], dtype=np.float64)
-    return Curve(name, targets, rows.mean(axis=0), stroke, low if known else None, high if known else None, emphasis)
+    return Curve(name, targets, rows.mean(axis=0), stroke, *mean_ends(rows, least=0.0), emphasis)
 
 
 def losses_table(losses: Losses) -> Table:
@@ -105,7 +103,7 @@ def losses_table(losses: Losses) -> Table:
         if configuration not in losses:
             continue
         rows = losses[configuration].rows
-        low, high = bootstrap_mean(rows, generator=np.random.default_rng(0))
+        low, high = mean_ends(rows, least=0.0)
         lines = {"mean": [f"{value:.2f}" for value in rows.mean(axis=0)]}
         if len(rows) > 1:
             lines["95 %"] = [f"{a:.2f}, {b:.2f}" for a, b in zip(low, high, strict=True)]

@@ -11,8 +11,8 @@ import numpy as np
 
 from posbias.checks import check_size
 from posbias.errors import UsageError
-from posbias.intervals import bootstrap_mean
 from posbias.limits import REPEATS
+from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.theory.predict import THEORIES, Forecast, ModelTheory
 
@@ -43,7 +43,7 @@ class PowerRolloutTheory(ModelTheory):
         _check(subject, prompts, self.name, n_positions)
         settings = PowerRolloutSettings(**self.describe())
         rows = [power_rollout_prompt(subject, ids, settings) for ids in track(prompts.token_ids, "power rollout")]
-        return _of_rows(combine_prompts(rows, settings, seed=seed))
+        return _of_rows(combine_prompts(rows, settings))
 
 
 @THEORIES.register("shared_direction")
@@ -124,13 +124,13 @@ class ValuePathTheory(ModelTheory):
         found = value_path_share(subject, prompts, **self.describe(), seed=seed)
         norms = found.norms[..., 1]
         rows = norms / norms.sum(axis=1, keepdims=True)
-        low, high = bootstrap_mean(rows, generator=np.random.default_rng(seed))
+        profile = Profile.mean_of(rows)
         shares = {"per_prompt": found.share, "value": found.mean_share, "low": found.low, "high": found.high}
         return Forecast(
-            rows.mean(axis=0),
+            profile.influence,
             None,
-            low,
-            high,
+            profile.low,
+            profile.high,
             rows,
             found={
                 "score_path_share": found.mean_total,

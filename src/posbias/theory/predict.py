@@ -17,11 +17,11 @@ from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding
 from posbias.checks import check_seed, check_whole
 from posbias.errors import UsageError
-from posbias.intervals import Interval
 from posbias.limits import CELLS, STEPS
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.registry import Registry, parse_literal_call
+from posbias.statistics import Interval
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import rollout_profile
 
@@ -137,7 +137,7 @@ class Prediction:
         if self.found:
             record.scalars["found"] = {name: _numbers(value) for name, value in self.found.items()}
         arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
-        known = {name: array for name, array in arrays.items() if array is not None and np.all(np.isfinite(array))}
+        known = {name: array for name, array in arrays.items() if array is not None and np.any(np.isfinite(array))}
         record.arrays.update({f"profile/{name}": array for name, array in known.items()})
         record.arrays.update(self.arrays)
         return record
@@ -147,7 +147,7 @@ def _numbers(value: Interval | float) -> dict[str, float | None]:
     """A number with its interval, None where it has none."""
     if not isinstance(value, Interval):
         return {"value": float(value), "low": None, "high": None}
-    return {name: number if np.isfinite(number) else None for name, number in value.as_record().items()}
+    return value.as_record()
 
 
 def parse_theory(text: str) -> tuple[str, Theory]:

@@ -122,11 +122,11 @@ class Accumulators:
 
     def average(self, name: str) -> PromptMean:
         """The same with its interval."""
-        return PromptMean.of(self.stacked(name), seed=self.options.seed)
+        return PromptMean.of(self.stacked(name))
 
     def by_heads(self, per_prompt: Float64[np.ndarray, "count layers heads"]) -> HeadStatistic:
         """A statistic of heads with its interval."""
-        return HeadStatistic.of(per_prompt, seed=self.options.seed)
+        return HeadStatistic.of(per_prompt)
 
 
 def working_precision(model: Model) -> torch.dtype:

@@ -38,8 +38,6 @@ class AttentionOptions:
     """Most queries at a time, >= 1; long prompts take fewer. Never changes what is measured."""
     memory_limit: int = MEMORY_LIMIT
     """Bytes that the kept matrices may take together, >= 0."""
-    seed: int = 0
-    """Of the bootstrap over prompts, >= 0."""
 
     def __post_init__(self) -> None:
         try:
@@ -51,7 +49,6 @@ class AttentionOptions:
         object.__setattr__(self, "sink_thresholds", thresholds)
         check_whole("block", self.block, least=1)
         check_whole("memory_limit", self.memory_limit, least=0)
-        check_whole("seed", self.seed, least=0)
         if self.kernel_cells is not None:
             check_whole("kernel_cells", self.kernel_cells, least=1)
 

@@ -1,6 +1,6 @@
 """The results of `attention_statistics`: what each number is, in which range, and how it is averaged.
 
-Every number that depends on prompts is kept per prompt where it is small and carries a 95 % bootstrap interval over
+Every number that depends on prompts is kept per prompt where it is small and carries a 95 % interval over
 prompts; ends are infinite with a single prompt.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from posbias.errors import UsageError
-from posbias.intervals import bootstrap_mean
+from posbias.statistics import mean_ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +23,9 @@ class HeadStatistic:
     high: Float64[np.ndarray, "layers"]
 
     @classmethod
-    def of(cls, per_prompt: Float64[np.ndarray, "count layers heads"], *, seed: int) -> "HeadStatistic":
+    def of(cls, per_prompt: Float64[np.ndarray, "count layers heads"]) -> "HeadStatistic":
         """With its interval."""
-        low, high = bootstrap_mean(per_prompt.mean(axis=2), generator=np.random.default_rng(seed))
+        low, high = mean_ends(per_prompt.mean(axis=2), least=0.0 if per_prompt.min() >= 0 else -np.inf)
         return cls(per_prompt, low, high)
 
     @property
@@ -49,12 +49,9 @@ class PromptMean:
     high: Float64[np.ndarray, "*axes"]
 
     @classmethod
-    def of(cls, per_prompt: Float64[np.ndarray, "count *axes"], *, seed: int) -> "PromptMean":
+    def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
         """With its interval."""
-        shape = per_prompt.shape[1:]
-        ends = bootstrap_mean(per_prompt.reshape(len(per_prompt), -1), generator=np.random.default_rng(seed))
-        low, high = (end.reshape(shape) for end in ends)
-        return cls(per_prompt, low, high)
+        return cls(per_prompt, *mean_ends(per_prompt, least=0.0 if per_prompt.min() >= 0 else -np.inf))
 
     @property
     def value(self) -> Float64[np.ndarray, "*axes"]:
@@ -76,17 +73,16 @@ class ContentLogits:
     """Mean at visible j < i."""
     scale: Float64[np.ndarray, "layers"]
     """What q.k is multiplied by."""
-    seed: int
 
     @property
     def difference(self) -> HeadStatistic:
         """Diagonal less off-diagonal mean: the c of "constant + diagonal" content (docs/theory, section 1)."""
-        return HeadStatistic.of(self.diagonal.per_prompt - self.off_diagonal.per_prompt, seed=self.seed)
+        return HeadStatistic.of(self.diagonal.per_prompt - self.off_diagonal.per_prompt)
 
     @property
     def published(self) -> HeadStatistic:
         """`difference` of q.k itself, without the scale: what the code of arXiv 2602.16837 measures."""
-        return HeadStatistic.of(self.difference.per_prompt / self.scale[:, None], seed=self.seed)
+        return HeadStatistic.of(self.difference.per_prompt / self.scale[:, None])
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,7 +133,6 @@ def _finish(kept: Accumulators, model: Model) -> AttentionStatistics:
             diagonal=kept.by_heads(kept.stacked("diagonal")),
             off_diagonal=kept.by_heads(kept.stacked("off_diagonal")),
             scale=np.array([layer.parts.scale for layer in kept.layers]),
-            seed=kept.options.seed,
         ),
         similarity=_similarity(kept, count),
         sink_thresholds=kept.options.sink_thresholds,

@@ -13,7 +13,6 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from posbias.errors import RunError, UsageError
-from posbias.intervals import bootstrap_mean
 from posbias.models.attention import AttentionState, project_attention, query_blocks, rotated
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -75,7 +74,7 @@ class AttentionRollouts:
     """What does not apply to this model, and why."""
 
 
-def attention_rollouts(model: Model, prompts: Prompts, *, seed: int = 0) -> AttentionRollouts:
+def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     """Every rollout of a model's own attention, from one forward pass and one recomputation per prompt and layer.
 
     Kept per prompt: what each attention module read, layers x N x d numbers. With the norms of stream and branch
@@ -84,7 +83,6 @@ def attention_rollouts(model: Model, prompts: Prompts, *, seed: int = 0) -> Atte
     Args:
         model: A model of a described family.
         prompts: Equally long prompts.
-        seed: Of the bootstrap over prompts.
 
     Returns:
         By name the mean profile with its interval and one profile per prompt.
@@ -107,7 +105,7 @@ def attention_rollouts(model: Model, prompts: Prompts, *, seed: int = 0) -> Atte
         for name, row in _pull(trace.layers, {name: ROLLOUTS[name] for name in names}, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
-    return AttentionRollouts({name: _averaged(found, seed) for name, found in rows.items()}, np.array(mixing), left_out)
+    return AttentionRollouts({name: _averaged(found) for name, found in rows.items()}, np.array(mixing), left_out)
 
 
 def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | float) -> AttentionRollout:
@@ -127,7 +125,7 @@ def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | 
     Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel.
     """
     rows = [attention_rollout_prompt(model, ids, mixing) for ids in track(prompts.token_ids, "attention rollout")]
-    return _averaged(rows, 0)
+    return _averaged(rows)
 
 
 def attention_rollout_prompt(
@@ -210,10 +208,9 @@ def _applicable(trace: AttentionTrace) -> tuple[list[str], tuple[str, ...]]:
     return list(ROLLOUTS), ()
 
 
-def _averaged(rows: Sequence[Row], seed: int) -> AttentionRollout:
+def _averaged(rows: Sequence[Row]) -> AttentionRollout:
     per_prompt = np.stack(rows)
-    low, high = bootstrap_mean(per_prompt, generator=np.random.default_rng(seed))
-    return AttentionRollout(Profile(per_prompt.mean(0), low, high), per_prompt)
+    return AttentionRollout(Profile.mean_of(per_prompt), per_prompt)
 
 
 def _shares(mixing: Sequence[float] | float, depth: int) -> list[float]:

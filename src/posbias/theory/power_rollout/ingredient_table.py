@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError, UsageError
-from posbias.intervals import bootstrap_mean
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -63,7 +62,6 @@ def ingredients(
     *,
     names: Sequence[str] = tuple(INGREDIENTS),
     target: str = "jacobian",
-    seed: int = 0,
 ) -> IngredientTable:
     """Predict with the diagonal power rollout as it is, and without each of its ingredients.
 
@@ -72,7 +70,6 @@ def ingredients(
         prompts: Equally long prompts.
         names: Ingredients to leave out, one at a time, of INGREDIENTS.
         target: One of TARGETS.
-        seed: Of the bootstrap over prompts.
 
     Returns:
         A profile per ingredient that was left out, and `WHOLE`.
@@ -88,11 +85,7 @@ def ingredients(
         ingredients_prompt(model, ids, names=names, target=target) for ids in track(prompts.token_ids, "ingredients")
     ]
     per_prompt = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    generator = np.random.default_rng(seed)
-    profiles = {
-        name: Profile(values.mean(0), *bootstrap_mean(values, generator=generator))
-        for name, values in per_prompt.items()
-    }
+    profiles = {name: Profile.mean_of(values) for name, values in per_prompt.items()}
     return IngredientTable(profiles, per_prompt, target)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError, UsageError
-from posbias.intervals import bootstrap_mean
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -132,15 +131,12 @@ def power_rollout_of(trace: PromptTrace, settings: PowerRolloutSettings) -> Floa
     return np.asarray(influence / influence.sum())
 
 
-def combine_prompts(
-    rows: Sequence[Float64[np.ndarray, "n_positions"]], settings: PowerRolloutSettings, *, seed: int = 0
-) -> PowerRollout:
-    """Average normalised prompts, with a pointwise bootstrap interval over prompts.
+def combine_prompts(rows: Sequence[Float64[np.ndarray, "n_positions"]], settings: PowerRolloutSettings) -> PowerRollout:
+    """Average normalised prompts, with a pointwise interval over prompts.
 
     Args:
         rows: One profile per prompt, at least 1, equally long.
         settings: What they were computed with.
-        seed: Of the bootstrap.
 
     Raises:
         UsageError: no rows.
@@ -148,5 +144,4 @@ def combine_prompts(
     if not rows:
         raise UsageError("the power rollout needs at least 1 prompt, got 0")
     per_prompt = np.stack(list(rows))
-    low, high = bootstrap_mean(per_prompt, generator=np.random.default_rng(seed))
-    return PowerRollout(Profile(per_prompt.mean(0), low, high), per_prompt, settings)
+    return PowerRollout(Profile.mean_of(per_prompt), per_prompt, settings)

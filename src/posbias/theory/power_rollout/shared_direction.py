@@ -23,7 +23,6 @@ from torch import Tensor
 
 from posbias.checks import check_whole
 from posbias.errors import RunError
-from posbias.intervals import bootstrap_mean
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -100,7 +99,7 @@ def shared_direction_rollout(
         vectors = covectors(trace, probes if target == "jacobian" else 1, source)
         rows.append(shared_direction_of(trace, vectors, directions=directions))
     per_prompt = np.stack([row.profile for row in rows])
-    profile = Profile(per_prompt.mean(0), *bootstrap_mean(per_prompt, generator=np.random.default_rng(seed)))
+    profile = Profile.mean_of(per_prompt)
     own, shared = np.stack([row.own for row in rows]), np.stack([row.shared for row in rows])
     return SharedDirectionRollout(profile, per_prompt, own, shared, target, probes, directions, seed)
 

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError
-from posbias.intervals import DRAWS, bootstrap_mean, expanded_ends, resamples
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
+from posbias.statistics import estimate
 from posbias.theory.power_rollout.probes import check_draws, check_request, covectors, draw_signs, generators
 from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.walk import Walk
@@ -30,13 +30,13 @@ class SignRandomised:
     """What is left of influence when no two paths agree on a direction."""
 
     profile: Profile
-    """Mean over normalised prompts, with pointwise bootstrap intervals over prompts."""
+    """Mean over normalised prompts, with pointwise intervals over prompts."""
     per_prompt: Float64[np.ndarray, "count n_positions"]
     """Root of each prompt's mean energy over draws, normalised."""
     energies: Float64[np.ndarray, "count draws n_positions"]
     """||g_j||^2 of every draw, scaled so that a prompt's mean over draws sums to 1. Heavy-tailed."""
     low: Float64[np.ndarray, "n_positions"]
-    """Lower end of the profile's pointwise bootstrap interval over draws, these prompts fixed."""
+    """Lower end of the profile's pointwise interval over draws, these prompts fixed."""
     high: Float64[np.ndarray, "n_positions"]
     target: str
     seed: int
@@ -89,10 +89,8 @@ def sign_randomised_rollout(
     ]
     energies = np.stack([row / row.mean(0).sum() for row in rows])
     per_prompt = _profiles(energies.mean(1))
-    generator = np.random.default_rng(seed)
-    profile = Profile(per_prompt.mean(0), *bootstrap_mean(per_prompt, generator=generator))
-    low, high = _over_draws(energies, generator)
-    return SignRandomised(profile, per_prompt, energies, low, high, target, seed)
+    low, high = _over_draws(energies)
+    return SignRandomised(Profile.mean_of(per_prompt), per_prompt, energies, low, high, target, seed)
 
 
 @torch.no_grad()
@@ -126,13 +124,10 @@ def _profiles(energies: Float64[np.ndarray, "*rows n_positions"]) -> Float64[np.
 
 
 def _over_draws(
-    energies: Float64[np.ndarray, "count draws n_positions"], generator: np.random.Generator
+    energies: Float64[np.ndarray, "count draws n_positions"],
 ) -> tuple[Float64[np.ndarray, "n_positions"], Float64[np.ndarray, "n_positions"]]:
-    """Interval of the mean profile when each prompt's draws are drawn again."""
-    count, draws, n_positions = energies.shape
-    means = np.zeros((DRAWS, n_positions))
-    for rows in energies:
-        samples = resamples(draws, generator=generator)
-        weights = np.stack([np.bincount(sample, minlength=draws) for sample in samples]) / draws
-        means += _profiles(weights @ rows) / count
-    return expanded_ends(means, draws)
+    """Interval of the mean profile over draws, the prompts fixed: each prompt's draws are a sample of their own."""
+    count, draws, _ = energies.shape
+    left_out = _profiles((energies.sum(axis=1, keepdims=True) - energies) / (draws - 1))
+    value = _profiles(energies.mean(axis=1)).mean(axis=0)
+    return estimate(value, *((1 - draws) * rows / count for rows in left_out)).ends(least=0.0, most=1.0)

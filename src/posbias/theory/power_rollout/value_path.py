@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError
-from posbias.intervals import Interval, bootstrap_mean
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
+from posbias.statistics import Interval, mean_ends, mean_of
 from posbias.theory.power_rollout.probes import check_draws, check_request, covectors, generators
 from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk
@@ -88,16 +88,14 @@ def value_path_share(
         ]
     )
     (share, share_error), (total, total_error) = _ratio(squares), _ratio(squares.sum(2, keepdims=True))
-    (low, high), (total_low, total_high) = (
-        bootstrap_mean(values, generator=np.random.default_rng(seed)) for values in (share, total)
-    )
+    low, high = mean_ends(share, least=0.0)
     return ValuePathShare(
         squares=squares,
         share=share,
         share_error=share_error,
         total=total[:, 0],
         total_error=total_error[:, 0],
-        mean_total=Interval(float(total.mean()), float(total_low[0]), float(total_high[0])),
+        mean_total=mean_of(total[:, 0]).interval(least=0.0),
         mean_share=share.mean(0),
         low=low,
         high=high,
