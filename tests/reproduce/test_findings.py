@@ -59,8 +59,9 @@ def test_the_interval_is_no_narrower_than_students_and_agrees_with_its_p():
     assert found.among(7).low <= wider.low + 1e-12
     assert found.among(7).excludes(0.0) == (found.p_value < 0.05 / 7)
     assert of([1.0]).among(3).as_record() == {"value": 1.0, "low": None, "high": None}
-    assert of([1.0]).p_value == of([0.1] * 6).p_value == 1, "nothing is known"
-    assert str(of([0.1] * 6)) == "+0.100"
+    assert of([1.0]).p_value == of([0.0] * 6).p_value == 1, "nothing is known"
+    assert str(of([0.0] * 6)) == "+0.000"
+    assert of([0.1] * 6).supports(1) == "reproduced"
 
 
 def test_that_some_cases_hold_takes_intervals_that_hold_together():
