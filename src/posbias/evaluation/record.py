@@ -44,7 +44,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
             "max_tokens": options.max_tokens,
             "responder": responder,
         },
-        seeds={"contents": options.seed, "bootstrap": options.seed},
+        seeds={"contents": options.seed, "folds": options.seed},
     )
     record.scalars = {
         "n_items": evaluation.n_items,
