@@ -17,7 +17,7 @@ from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record
-from posbias.statistics import Interval, bootstrap_mean
+from posbias.statistics import mean_of
 from posbias.theory.power_rollout import ingredients, sign_randomised_rollout, value_path_share
 
 SEED, DRAWS, PROBES = 0, 8, 4
@@ -75,9 +75,8 @@ def _compare(measured: list[dict[str, np.ndarray]], rows: list[dict[str, np.ndar
             compared = compare_with_prompts(predicted, target, generator=np.random.default_rng(SEED))
             found.setdefault(kind, {})[name] = compared.distance.as_record()
         found[kind]["flat"], found[kind]["noise"] = compared.flat.as_record(), compared.noise.mean
-    shares = np.array([row[SHARE] for row in rows], dtype=np.float64).reshape(len(rows), 1)
-    low, high = bootstrap_mean(shares, generator=np.random.default_rng(SEED))
-    found[SHARE] = Interval(float(shares.mean()), float(low[0]), float(high[0])).as_record()
+    shares = np.array([row[SHARE] for row in rows], dtype=np.float64).reshape(len(rows))
+    found[SHARE] = mean_of(shares).interval(least=0.0).as_record()
     return found
 
 

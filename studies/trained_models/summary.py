@@ -16,7 +16,7 @@ from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
 from posbias.comparison.sampling import PromptComparison, compare_with_prompts
 from posbias.records import Record, load_record, write_atomically
-from posbias.statistics import Interval, bootstrap_mean
+from posbias.statistics import mean_of
 
 CHOSEN_ON = "novels"
 """The kind of text on which the form of the theory was chosen; it is judged on the others."""
@@ -84,12 +84,11 @@ def ends(cell: Cell, theory: str, kind: str) -> dict[str, Any]:
     """The shares of the first and last position, measured and how far off, and the distance between them."""
     measured, predicted = cell.profiles(theory, kind)
     off = predicted[:, [0, -1]] - measured[:, [0, -1]]
-    low, high = bootstrap_mean(off, generator=np.random.default_rng(0))
     inner = compare_with_prompts(_inner(predicted), _inner(measured), generator=np.random.default_rng(0))
     found: dict[str, Any] = {
         end: {
             "measured": float(measured[:, place].mean()),
-            "off": Interval(float(off[:, column].mean()), float(low[column]), float(high[column])).as_record(),
+            "off": mean_of(off[:, column]).interval(least=-1.0, most=1.0).as_record(),
         }
         for column, (end, place) in enumerate({"first": 0, "last": -1}.items())
     }

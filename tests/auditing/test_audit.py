@@ -287,7 +287,7 @@ def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
     assert alone["distance"]["high"] is None
     first, second = (view_of(record).subjects[0].measured["probability"].sample for record in (few, many))
     assert block["difference"] == pytest.approx(
-        interval_record(contrast(second, first, generator=np.random.default_rng(1)).difference), abs=0.02
+        contrast(second, first, generator=np.random.default_rng(1)).difference.as_record(), abs=0.02
     )
 
 

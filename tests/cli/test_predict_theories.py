@@ -86,7 +86,7 @@ def test_value_path_has_the_share_of_the_score_path(posbias, tiny_llama, loaded,
 
 def test_ingredients_are_measured_and_set_beside_the_flat_line(posbias, tiny_llama, loaded, tmp_path):
     record, printed = run(posbias, tmp_path, "--model", tiny_llama, "--ingredients", *FLAGS)
-    table, measurement = pb.ingredients(*loaded, seed=SEED), pb.measure(*loaded, seed=SEED)
+    table, measurement = pb.ingredients(*loaded), pb.measure(*loaded, seed=SEED)
     assert record.arguments["theory"] == "power_rollout"
     assert list(record.scalars["ingredients"]) == ["jacobian", "probability"]
     for kind, found in record.scalars["ingredients"].items():

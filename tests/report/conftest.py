@@ -34,7 +34,7 @@ def falling(n_positions: int = N_POSITIONS) -> np.ndarray:
 def measured(shape: np.ndarray, *, seed: int, count: int, groups: bool = False) -> MeasuredKind:
     units = shape * np.exp(0.35 * np.random.default_rng(seed).normal(size=(count, shape.size)))
     labels = np.arange(count) if groups else None
-    return MeasuredKind.of_prompts(units, generator=np.random.default_rng(seed), groups=labels)
+    return MeasuredKind.of_prompts(units, groups=labels)
 
 
 def mixing(layers: int, seed: int) -> dict[str, Mixing]:

@@ -86,12 +86,20 @@ def test_an_interval_leaves_out_a_value_exactly_where_its_p_is_below_the_level(c
 
 
 def test_what_cannot_be_known_has_no_interval_and_rejects_nothing():
-    for units in (np.ones((1, 3)), np.full((8, 3), 0.1), np.zeros((8, 3)), 0.1 + 1e-18 * np.arange(24.0).reshape(8, 3)):
+    for units in (np.ones((1, 3)), np.zeros((8, 3)), np.full((2, 3), np.nan)):
         found = mean_of(units)
         low, high = found.ends(least=0.0, most=1.0)
         assert np.isinf(low).all()
         assert np.isinf(high).all()
         assert (found.p() == 1).all()
+
+
+def test_units_that_all_agree_are_as_sure_as_if_one_of_them_had_shown_nothing():
+    for units in (np.full((8, 3), 0.1), 0.1 + 1e-18 * np.arange(24.0).reshape(8, 3)):
+        low, high = mean_ends(units)
+        np.testing.assert_allclose((high - low) / 2, stats.t.ppf(0.975, 7) * 0.1 / 8)
+        assert (mean_of(units).p() < 0.05).all()
+    assert not mean_of(np.full(3, 0.1)).interval().excludes(0.0), "three that agree do not reach 5 %"
 
 
 def test_ends_stay_within_the_range_and_around_the_estimate():

@@ -127,8 +127,6 @@ def test_profiles_are_means_over_prompts_with_intervals() -> None:
     one = attention_rollouts(_model("llama"), _prompts(1)).rollouts["rollout"].profile
     assert one.high is not None
     assert np.all(np.isinf(one.high))
-    again = attention_rollouts(_model("llama"), _prompts(6), seed=1).rollouts["rollout"].profile
-    assert not np.array_equal(again.low, found.rollouts["rollout"].profile.low)
 
 
 def test_attention_is_recomputed_once_per_layer_for_all_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:

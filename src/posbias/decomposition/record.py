@@ -37,7 +37,7 @@ def decomposition_record(decomposition: Decomposition, arguments: Mapping[str, A
             "kinds": [str(kind) for kind in decomposition.kinds],
             **plain(describes),
         },
-        seeds={"measure": decomposition.seed, "bootstrap": decomposition.seed},
+        seeds={"measure": decomposition.seed},
         arrays=_arrays(decomposition),
     )
     divergences = decomposition.divergences

@@ -42,7 +42,7 @@ class EvaluateOptions:
     positions: Sequence[int] | None = None
     """Places of the moved item; None: at most SPREAD_POSITIONS, evenly spread, both ends among them."""
     seed: int = 0
-    """Of contents and bootstrap, >= 0."""
+    """Of contents and folds, >= 0."""
     generate: bool = True
     """Whether answers are generated and judged by the task's published rule."""
     score: bool = True

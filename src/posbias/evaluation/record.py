@@ -49,7 +49,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
             "responder": responder,
             "fingerprint": fingerprint({"evaluation": evaluation.fingerprint}),
         },
-        seeds={"contents": options.seed, "bootstrap": options.seed},
+        seeds={"contents": options.seed, "folds": options.seed},
     )
     record.scalars = {
         "n_items": evaluation.n_items,

@@ -165,8 +165,8 @@ def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidenc
 def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE) -> Contrast:
     """Test and interval of a contrast over contents: Student's and the one corrected for skewness, at once.
 
-    Contents that all agree have no spread; the error is then that of one content which shows nothing (scores of 0 and
-    1: which differs at one position), and where they agree on 0 nothing is known.
+    Scores of 0 and 1: the error is at least that of one content which differs at one position, since never having seen
+    a difference does not exclude one.
 
     Args:
         scores: At least 2 contents, no NaN.
@@ -218,7 +218,7 @@ def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
     if abs(mean) <= np.finfo(np.float64).eps * len(weights) * scale:
         mean = 0.0
     found = estimate(np.array(mean), values, scale=scale)
-    least = (np.abs(weights).max() if is_binary(scores) else (0.0 if found.error > 0 else abs(mean))) / count
+    least = np.abs(weights).max() / count if is_binary(scores) else 0.0
     if found.error >= least:
         return found
     return replace(found, error=np.array(least), skewness=np.zeros(()), freedom=np.array(count - 1.0))

@@ -31,7 +31,7 @@ def measure(
         model: What `posbias.load_model` returns.
         prompts: Equally long prompts, at least 1.
         kinds: Kinds of influence, objects or literals such as `"jacobian(probes=8)"`, each at most once.
-        seed: Of the random probes and the bootstrap, >= 0.
+        seed: Of the random probes, >= 0.
         options: Averaging, intervals; in `options.passes`, the output (the last position's by default), layers, the
             precision check, memory; in `options.run`, the engine and where finished prompts are kept.
 

@@ -1,4 +1,4 @@
-"""`Measurement`: what many prompts together say of a model, each number with a bootstrap interval over prompts."""
+"""`Measurement`: what many prompts together say of a model, each number with an interval over prompts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

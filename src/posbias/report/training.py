@@ -26,7 +26,6 @@ from posbias.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
-BOOTSTRAP_SEED = 0
 TEMPLATE = "reproduction.html.jinja"
 ENDED_WELL = ("done", "stopped_early")
 

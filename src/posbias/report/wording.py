@@ -89,9 +89,10 @@ GLOSSARY = {
     "Split-half noise": "W1 between the profiles of two random halves of the prompts: how well the measurement agrees"
     " with itself. No theory can be asked for much less.",
     "Single prompts": "The median W1 to the profile of one prompt, instead of to the average of all prompts.",
-    "Interval": "In brackets, the 95 % bootstrap interval: prompts (or initialisation seeds) are drawn again with"
-    " replacement 1000 times. Each interval stands alone; of twenty comparisons about one misses by chance.",
-    "Closer / farther / undecided": "Whether the interval of the difference to the flat line, on the same resampled"
+    "Interval": "In brackets, the 95 % interval over prompts (or initialisation seeds): where the number would lie with"
+    " other ones. Each interval stands alone; of twenty comparisons about one misses by chance. None is printed where"
+    " nothing is known, as with a single prompt.",
+    "Closer / farther / undecided": "Whether the interval of the difference to the flat line, on the same"
     " prompts, lies below zero, above zero, or around it. With fewer than 6 independent prompts or seeds nothing is"
     " decided.",
     "Jacobian": "The size of the derivative of the last hidden state (after the final norm) by an input embedding.",
@@ -117,7 +118,7 @@ GLOSSARY = {
 }
 
 ATTENTION_GLOSSARY = {
-    "Interval": "In brackets, the 95 % bootstrap interval over prompts; none with a single prompt.",
+    "Interval": "In brackets, the 95 % interval over prompts; none with a single prompt.",
     "Distance": "How many positions back a query's attention lies on average, over queries, heads and prompts. Even"
     " attention spreads equally over all keys that the mask lets a query see.",
     "Entropy": "Of each query's attention, divided by its largest possible value. 1 is even, 0 a single key.",

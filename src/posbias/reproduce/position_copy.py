@@ -105,7 +105,7 @@ def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], see
     Args:
         outcome: Of trained members, or of the record of a reproduction.
         settings: For the record; `steps` among them.
-        seed: Of the bootstrap.
+        seed: For the record.
     """
     losses, speeds, loops = outcome.losses, outcome.speeds, outcome.loops
     findings = position_copy_findings(losses)

@@ -31,7 +31,8 @@ class Estimate:
 
     value: Numbers
     error: Numbers
-    """Standard error; 0 where no unit differs from another, or there is a single one: then nothing is known."""
+    """Standard error. Where no unit differs from another, that of one unit in n which shows nothing; 0 where there is a
+    single unit, or all show nothing: then nothing is known."""
     skewness: Numbers
     """Third cumulant of the estimate over its standard error cubed: g / sqrt(n) for the mean of n units of skewness g.
     """
@@ -93,26 +94,28 @@ def estimate(value: Scalars, *influences: PerUnit, scale: float = 0.0) -> Estima
     Source: Student 1908; Welch 1947 for several samples; Hall 1992, "On the removal of skewness by transformation",
     with the population moments that it uses.
     """
-    variance, moment, third, squared = (np.zeros(np.shape(value)) for _ in range(4))
-    known = np.ones(np.shape(value), dtype=np.bool_)
+    variance, moment, third, squared, largest = (np.zeros(np.shape(value)) for _ in range(5))
+    fewest = min(len(rows) for rows in influences)
+    known = np.full(np.shape(value), fewest > 1)
     for rows in influences:
-        count = len(rows)
+        count = max(len(rows), 1)
         with np.errstate(invalid="ignore"):  # infinite or undefined values have no interval
-            centred = rows - rows.mean(axis=0) if count else rows
+            centred = rows - rows.mean(axis=0) if len(rows) else rows
             squares = np.square(centred).sum(axis=0)
-        largest = np.maximum(np.abs(rows).max(axis=0, initial=0.0), scale)
-        known &= (count > 1) & np.isfinite(squares) & (squares > np.square(ROUNDING * count * largest))
+        largest = np.maximum(largest, np.maximum(np.abs(rows).max(axis=0, initial=0.0), scale))
+        known &= np.isfinite(squares) & (squares > np.square(ROUNDING * count * largest))
         own = squares / max(count * (count - 1), 1)
-        variance, moment = variance + own, moment + squares / max(count, 1) ** 2
-        third = third + (centred**3).sum(axis=0) / max(count, 1) ** 3
-        squared = squared + own**2 / max(count - 1, 1)
+        variance, moment = variance + own, moment + squares / count**2
+        third, squared = third + (centred**3).sum(axis=0) / count**3, squared + own**2 / max(count - 1, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         skewness, freedom = third / moment**1.5, variance**2 / squared
+        alike = np.isfinite(value) & (np.abs(value) > ROUNDING * largest) & (fewest > 1)
+        unanimous = np.where(alike, np.abs(value) / max(fewest, 1), 0.0)
     return Estimate(
-        np.asarray(value),
-        np.where(known, np.sqrt(variance), 0.0),
-        np.where(known, skewness, 0.0),
-        np.where(known, freedom, 1.0),
+        value=np.asarray(value),
+        error=np.where(known, np.sqrt(variance), unanimous),
+        skewness=np.where(known, skewness, 0.0),
+        freedom=np.where(known, freedom, max(fewest - 1, 1)),
     )
 
 

@@ -32,10 +32,10 @@ def paired_shares(first: Binary, second: Binary, confidence: float = CONFIDENCE)
     Tango's interval, extended to 0 where the exact test does not reject; hence it leaves out 0 exactly where p is below
     1 - confidence.
     """
-    from scipy.stats import binomtest
+    from scipy.special import bdtr
 
-    gained, discordant = round((first * (1 - second)).sum()), round(np.abs(first - second).sum())
-    p = float(binomtest(gained, discordant).pvalue) if discordant else 1.0
+    gained, lost = round((first * (1 - second)).sum()), round(((1 - first) * second).sum())
+    p = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))  # McNemar's exact test
     found = tango(first, second, confidence)
     if found.excludes(0.0) and p < 1 - confidence:
         return found, p

@@ -64,7 +64,7 @@ def attention_statistics(
         options: What is kept.
 
     Returns:
-        Means with bootstrap intervals over prompts, and per prompt what is small.
+        Means with intervals over prompts, and per prompt what is small.
 
     Raises:
         UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.

@@ -57,7 +57,7 @@ class AttentionRollout:
     """One rollout for a set of prompts."""
 
     profile: Profile
-    """Mean over prompts, with pointwise bootstrap intervals over prompts."""
+    """Mean over prompts, with pointwise intervals over prompts."""
     per_prompt: Float64[np.ndarray, "count n_positions"]
     """Each prompt's own rollout; rows sum to 1."""
 

@@ -50,7 +50,7 @@ class IngredientTable:
     """Predictions with nothing (`WHOLE`) and with each ingredient left out, by name, for a set of prompts."""
 
     profiles: dict[str, Profile]
-    """Means over normalised prompts, with pointwise bootstrap intervals over prompts."""
+    """Means over normalised prompts, with pointwise intervals over prompts."""
     per_prompt: dict[str, Float64[np.ndarray, "count n_positions"]]
     """Each prompt's own profile; rows sum to 1."""
     target: str

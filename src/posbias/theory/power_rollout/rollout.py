@@ -1,6 +1,6 @@
 """`power_rollout`: the profile that squared attention predicts for a trained model on given prompts.
 
-Each prompt gives one profile from its own forward activations; prompts are normalised, then averaged, with a bootstrap
+Each prompt gives one profile from its own forward activations; prompts are normalised, then averaged, with an
 interval over prompts (docs/theory, section 5).
 """
 
@@ -55,7 +55,7 @@ class PowerRollout:
     """The prediction for a set of prompts."""
 
     profile: Profile
-    """Mean over normalised prompts, with pointwise bootstrap intervals over prompts."""
+    """Mean over normalised prompts, with pointwise intervals over prompts."""
     per_prompt: Float64[np.ndarray, "count n_positions"]
     """Each prompt's own profile; rows sum to 1."""
     settings: PowerRolloutSettings

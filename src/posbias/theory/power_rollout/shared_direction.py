@@ -37,7 +37,7 @@ class SharedDirectionRollout:
     """The prediction for a set of prompts."""
 
     profile: Profile
-    """Mean over normalised prompts, with pointwise bootstrap intervals over prompts."""
+    """Mean over normalised prompts, with pointwise intervals over prompts."""
     per_prompt: Float64[np.ndarray, "count n_positions"]
     """Each prompt's own profile; rows sum to 1."""
     own: Float64[np.ndarray, "count layers"]

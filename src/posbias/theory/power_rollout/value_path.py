@@ -42,11 +42,11 @@ class ValuePathShare:
     total_error: Float64[np.ndarray, "count"]
     """Standard error of `total` over probes (jackknife)."""
     mean_total: Interval
-    """Mean of `total` over prompts, with a bootstrap interval over prompts."""
+    """Mean of `total` over prompts, with an interval over prompts."""
     mean_share: Float64[np.ndarray, "n_positions"]
     """Mean of `share` over prompts."""
     low: Float64[np.ndarray, "n_positions"]
-    """Lower end of the pointwise bootstrap interval of `mean_share` over prompts."""
+    """Lower end of the pointwise interval of `mean_share` over prompts."""
     high: Float64[np.ndarray, "n_positions"]
     target: str
     seed: int
