@@ -163,8 +163,8 @@ _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "nu
 def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:
     """A family's own initialisation of its tiny configuration with more heads, as many times wider.
 
-    Norms are moved off their identity: gains grow by about a half, biases scatter. Weights are large enough for the branches to
-    outweigh the embeddings, and small enough for a first order in the logits.
+    Norms are moved off their identity: gains grow by about a half, biases scatter. Weights are large enough for the
+    branches to outweigh the embeddings, and small enough for a first order in the logits.
 
     Args:
         name: Of `CONFIGS`.

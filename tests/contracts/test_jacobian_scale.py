@@ -66,7 +66,9 @@ def test_the_error_shrinks_with_width(name: str) -> None:
         squares = measured(name, seeds=12, times_wider=times_wider)
         sizes = squares.sum(axis=1)
         noise = sizes.std(ddof=1) / sizes.mean() / 2 / np.sqrt(len(sizes))
-        assert size(predicted(name, times_wider=times_wider) ** 2) == pytest.approx(size(squares), rel=close + 3 * noise)
+        assert size(predicted(name, times_wider=times_wider) ** 2) == pytest.approx(
+            size(squares), rel=close + 3 * noise
+        )
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
