@@ -161,7 +161,7 @@ _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "nu
 
 
 def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:
-    """A family's own initialisation of its tiny configuration with more heads, as many times wider.
+    """A family's own initialisation of its tiny configuration, so many times wider, with so many times more heads.
 
     Norms are moved off their identity: gains grow by about a half, biases scatter. Weights are large enough for the
     branches to outweigh the embeddings, and small enough for a first order in the logits.
@@ -173,9 +173,9 @@ def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:
     """
     tiny = CONFIGS[name]()
     values = tiny.to_dict()
-    values.update({key: values[key] * times_wider for key in _WIDTHS + _HEADS if values.get(key)})
-    if getattr(tiny, "multi_query", False) and not tiny.new_decoder_architecture:
-        values["num_kv_heads"] = tiny.num_kv_heads
+    one_key = getattr(tiny, "multi_query", False) and not tiny.new_decoder_architecture
+    wider = _WIDTHS if one_key else _WIDTHS + _HEADS  # a single key and value head has to grow itself
+    values.update({key: values[key] * times_wider for key in wider if values.get(key)})
     values["initializer_range"] = 0.45 / (32 * times_wider) ** 0.5
     network = random_network(type(tiny)(**values), seed=seed)
     generator = torch.Generator().manual_seed(seed)

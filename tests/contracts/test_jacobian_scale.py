@@ -1,7 +1,8 @@
 """Contract of every described family: mean field predicts the Jacobian's absolute size, not its profile alone.
 
 Every factor of a family stands off its identity: Granite's multipliers, Gemma's embedding scale, BLOOM's norm of the
-embeddings, gains of 1.5, norms' biases, logit scales. A factor left out shows as its own size.
+embeddings, gains of 1.5, norms' biases, logit scales. A factor of the input or the output shows as its own size
+everywhere; one of a branch moves the last position against the others, and is why there are three sizes.
 """
 
 import numpy as np
@@ -22,12 +23,12 @@ REFUSED = {
 }
 DESCRIBED = sorted(set(CONFIGS) - set(REFUSED))
 CLOSE = 0.3
-"""Relative, at width 256 and two seeds, where seeds scatter by 5 to 15 %."""
+"""Relative, at width 256 and two seeds: the largest of 180 differences was 0.21, their standard deviation 0.06."""
 
 
-def size(squares: np.ndarray) -> float:
-    """Root of the mean over seeds of the squared Jacobian norms, all positions together."""
-    return float(np.sqrt(squares.sum(axis=-1).mean()))
+def sizes(squares: np.ndarray) -> np.ndarray:
+    """Jacobian norms of three parts of the context: its first half, the rest, the last position."""
+    return np.sqrt([squares[: N // 2].sum(), squares[N // 2 : -1].sum(), squares[-1]])
 
 
 def predicted(name: str, *, times_wider: int) -> np.ndarray:
@@ -54,8 +55,8 @@ def _squares(name: str, seed: int, times_wider: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_absolute_scale(name: str) -> None:
-    found = size(measured(name, seeds=2, times_wider=8))
-    assert size(predicted(name, times_wider=8) ** 2) == pytest.approx(found, rel=CLOSE)
+    found = sizes(measured(name, seeds=2, times_wider=8).mean(axis=0))
+    np.testing.assert_allclose(sizes(predicted(name, times_wider=8) ** 2), found, rtol=CLOSE)
 
 
 @pytest.mark.slow
@@ -64,11 +65,11 @@ def test_the_error_shrinks_with_width(name: str) -> None:
     """Twelve seeds at widths 128 and 512: within 25 % and 10 %, three standard errors of the seeds more."""
     for times_wider, close in ((4, 0.25), (16, 0.10)):
         squares = measured(name, seeds=12, times_wider=times_wider)
-        sizes = squares.sum(axis=1)
-        noise = sizes.std(ddof=1) / sizes.mean() / 2 / np.sqrt(len(sizes))
-        assert size(predicted(name, times_wider=times_wider) ** 2) == pytest.approx(
-            size(squares), rel=close + 3 * noise
-        )
+        found = sizes(squares.mean(axis=0))
+        single = np.array([sizes(row) for row in squares]) / found
+        noise = single.std(axis=0, ddof=1) / np.sqrt(len(squares))
+        ratio = sizes(predicted(name, times_wider=times_wider) ** 2) / found
+        assert np.all(np.abs(ratio - 1) < close + 3 * noise), ratio
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -74,7 +74,8 @@ def mean_field(
 
     Returns:
         The prediction. Its profile compares with a root mean square over seeds. The mean over seeds of normalised
-        profiles, as an audit takes it, differs by W1 .01 at 8 layers of width 64 and by less for wider models.
+        profiles, as an audit takes it, differs by W1 .01 at 8 layers of width 64 and by less for wider models; where
+        logits are large by more: see `network_profiles`.
 
     Raises:
         UsageError: trained weights, no mean-field theory for this model, prompts of another length, more positions than
