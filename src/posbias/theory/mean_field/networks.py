@@ -65,6 +65,6 @@ def scatter_caveat(profiles: Profiles, *, births: int | None = None) -> str:
     many = 100 if births is None else births
     return (
         f"mean field: attention logits are large at this initialisation, and a network has few heads: a single one "
-        f"lies W1 {one:.3f} from the mean of all, that of {many} about {one / np.sqrt(many):.3f}, a flat line "
-        f"{flat:.3f}; a distance no larger than this is chance"
+        f"lies at least W1 {one:.3f} from the mean of all, the mean of {many} about {one / np.sqrt(many):.3f}, a flat "
+        f"line {flat:.3f}; a distance no larger than that is chance"
     )
