@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import transformers
 
-from posbias.models import HuggingFaceModel
-from posbias.models.initialise import attention_of
+from posbias.models import HuggingFaceModel, Origin
+from posbias.models.initialise import attention_of, random_network
 
 VOCABULARY = 50
 COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -154,6 +154,37 @@ MIXTURES: dict[str, Callable[[], Any]] = {
     ),
 }
 """Families with experts for MLPs: everything about their attention is described."""
+
+
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "word_embed_proj_dim")
+_HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "num_kv_heads")
+
+
+def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:
+    """A family's own initialisation of its tiny configuration, so many times wider, with so many times more heads.
+
+    Norms are moved off their identity: gains grow by about a half, biases scatter. Weights are large enough for the
+    branches to outweigh the embeddings, and small enough for a first order in the logits.
+
+    Args:
+        name: Of `CONFIGS`.
+        seed: Of the initialiser, and of the norms.
+        times_wider: Factor on widths and on numbers of heads.
+    """
+    tiny = CONFIGS[name]()
+    values = tiny.to_dict()
+    one_key = getattr(tiny, "multi_query", False) and not tiny.new_decoder_architecture
+    wider = _WIDTHS if one_key else _WIDTHS + _HEADS  # a single key and value head has to grow itself
+    values.update({key: values[key] * times_wider for key in wider if values.get(key)})
+    values["initializer_range"] = 0.45 / (32 * times_wider) ** 0.5
+    network = random_network(type(tiny)(**values), seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for path, parameter in network.named_parameters():
+            if parameter.dim() == 1 or "norm" in path:
+                shift = 0.5 if path.endswith("weight") else 0.0
+                parameter.add_(shift + 0.25 * torch.randn(parameter.shape, generator=generator))
+    return HuggingFaceModel(network, origin=Origin(name, init_seed=seed))
 
 
 def shaken_model(

@@ -137,6 +137,13 @@ def test_auto_chooses_by_the_logit_variance(fresh):
     assert mean_field(loud, 8).logit_variance[0] == pytest.approx(128 * mean_field(spec, 8).logit_variance[0], rel=1e-2)
 
 
+def test_auto_sees_the_gain_of_the_norms(fresh):
+    """Nemotron's norms multiply by 2 from the start: its logits vary 16 times as much as its weights alone say."""
+    found = mean_field(fresh("nemotron", initializer_range=0.04), 8)
+    assert found.logit_variance.max() == pytest.approx(16 * 0.25 * (0.04**2 * 128) ** 2 * 4, rel=0.1)
+    assert isinstance(found.level, SampledHeads)
+
+
 def test_sampling_is_repeatable(fresh):
     spec = spec_of(fresh("qwen3", head_dim=32))
     runs = [mean_field(spec, 16, level="sampled(heads=20)", seed=seed).jacobian_norm for seed in (1, 1, 2)]

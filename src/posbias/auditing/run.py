@@ -107,7 +107,7 @@ def _run(
     cost = _preflight(model, prompts, options)
     examined = [examiner.examine(name, units) for name, units in _states(model, prompts, options).items()]
     generator = np.random.default_rng(options.seed)
-    subjects = tuple(compare_subject(subject, generator=generator) for subject, _ in examined)
+    subjects = tuple(compare_subject(state.subject, generator=generator) for state in examined)
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
     resolved = {
         "title": str(settings["model"].get("source", "model")),
@@ -116,8 +116,9 @@ def _run(
         "engine": options.engine.describe(),
         **settings,
     }
-    record = _record(arguments, resolved, subjects, contrasts, [reasons for _, reasons in examined])
+    record = _record(arguments, resolved, subjects, contrasts, [state.left_out for state in examined])
     record.scalars["cost"] = cost
+    record.scalars["caveats"] = [caveat for state in examined for caveat in state.caveats]
     return Audit(record, subjects, contrasts, directory, _concluded(record, directory))
 
 

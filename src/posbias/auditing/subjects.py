@@ -22,10 +22,12 @@ from posbias.models.request import ModelRequest
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore
 from posbias.prompts import Prompts
+from posbias.theory.mean_field import scatter_caveat
 
 TRAINED, INITIALISED = "trained", "initialised"
 """The states of a model."""
 THEORY = "theory/"
+NETWORKS = "networks"
 LEFT_OUT = "left_out/"
 
 
@@ -63,14 +65,27 @@ class StateWork:
         kinds = resolve_kinds(list(self.options.kinds))
         key = (self.options.seed, wanted.prompt)
         measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=self.options.passes)
-        theories, left_out = prompt_theories(
+        theories = prompt_theories(
             model, token_ids, mixing=measured.mixing, birth=None if wanted.birth is None else wanted.prompt
         )
         return {
             **measured.to_arrays(),
-            **{THEORY + name: influence for name, influence in theories.items()},
-            **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
+            **{THEORY + name: influence for name, influence in theories.profiles.items()},
+            **({} if theories.networks is None else {NETWORKS: theories.networks}),
+            **{LEFT_OUT + reason: np.zeros(0) for reason in theories.left_out},
         }
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A state of the model with everything about it."""
+
+    subject: Subject
+    """Not compared yet."""
+    left_out: list[str]
+    """What was not measured or does not apply, one sentence each."""
+    caveats: list[str]
+    """What bounds the trust in a theory, one sentence each."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +98,8 @@ class Examiner:
     options: AuditOptions
     store: PartStore
 
-    def examine(self, name: str, units: Sequence[Unit]) -> tuple[Subject, list[str]]:
+    def examine(self, name: str, units: Sequence[Unit]) -> Examined:
         """Measure all units of a state and set the theories beside them; comparing is left to `compare_subject`.
-
-        Returns:
-            The subject, and what was left out, one sentence each.
 
         Raises:
             RunError: a gradient is not finite, or a piece cannot be written.
@@ -100,7 +112,7 @@ class Examiner:
         theories, left_out = architecture_theories(self.model, measurement.n_positions, measurement.mixing)
         read, unread = _prompt_theories(pieces)
         subject = measured_subject(name, measurement, {**theories, **read})
-        return subject, [*measurement.left_out, *left_out, *unread]
+        return Examined(subject, [*measurement.left_out, *left_out, *unread], _caveats(pieces))
 
     def work(self, name: str, units: Sequence[Unit]) -> StateWork:
         """The units of one state, for an engine."""
@@ -120,3 +132,9 @@ def _prompt_theories(pieces: Sequence[dict[str, np.ndarray]]) -> tuple[dict[str,
         if key.startswith(THEORY):
             theories[key.removeprefix(THEORY)] = TheoryProfile.of_prompts(np.stack([piece[key] for piece in pieces]))
     return theories, [key.removeprefix(LEFT_OUT) for key in pieces[0] if key.startswith(LEFT_OUT)]
+
+
+def _caveats(pieces: Sequence[dict[str, np.ndarray]]) -> list[str]:
+    """How far single births lie from mean field, where it draws their heads."""
+    networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
+    return [scatter_caveat(np.concatenate(networks), births=len(networks))] if networks else []

@@ -5,6 +5,7 @@ prompt's forward activations: the rollout of the model's own attention and the p
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -16,7 +17,7 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts import Prompts
 from posbias.theory import predict
-from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
+from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 
@@ -24,9 +25,20 @@ ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
 
 SAMPLED_HEADS = 64
-"""Heads per layer that mean field draws in an audit, where it has to sample."""
+"""Heads per layer that mean field draws for every birth, where it has to sample: as networks of the model's own."""
 
 Row = Float64[np.ndarray, "n_positions"]
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTheories:
+    """Predictions that read one prompt."""
+
+    profiles: dict[str, Row]
+    left_out: list[str]
+    """A sentence for each theory that does not apply."""
+    networks: Float64[np.ndarray, "network n_positions"] | None = None
+    """Of which mean field is the mean; a single row where it draws no heads."""
 
 
 def prompt_theories(
@@ -35,7 +47,7 @@ def prompt_theories(
     *,
     mixing: Float64[np.ndarray, "layers"] | None,
     birth: int | None,
-) -> tuple[dict[str, Row], list[str]]:
+) -> PromptTheories:
     """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
 
     Args:
@@ -45,12 +57,15 @@ def prompt_theories(
         birth: Number of the birth, which seeds mean field's sampled heads; None for trained weights, of which
             mean field does not speak.
     """
-    theories: dict[str, Callable[[], Row]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
+    theories: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
     if mixing is not None:
         theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
-    if birth is not None:
-        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), birth)
-    return _applicable(theories)
+    found, left_out = _applicable(theories)
+    if birth is None:
+        return PromptTheories(found, left_out)
+    networks, refused = _applicable({"mean_field": lambda: _mean_field(model, Prompts(token_ids[None]), birth)})
+    found.update({name: rows.mean(axis=0) for name, rows in networks.items()})
+    return PromptTheories(found, [*left_out, *refused], networks.get("mean_field"))
 
 
 def architecture_theories(
@@ -69,17 +84,22 @@ def architecture_theories(
     return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
 
 
-def _mean_field(model: Model, prompt: Prompts, seed: int) -> Row:
-    """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it)."""
+def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:
+    """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it).
+
+    An audit averages the births' own profiles, so that where heads are drawn these are profiles of networks too.
+    """
     spec = spec_of(model)
     level = resolve_level(spec, "auto", prompt.n_positions)
-    if isinstance(level, SampledHeads):
-        level = SampledHeads(heads=SAMPLED_HEADS)
-    return mean_field(spec, prompt.n_positions, prompts=prompt, level=level, seed=seed).profile.influence
+    if not isinstance(level, SampledHeads):
+        return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence[None]
+    heads = max(layer.attention.heads for layer in spec.layers if layer.attention is not None)
+    count = max(2, SAMPLED_HEADS // heads)
+    return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
 
 
-def _applicable(theories: dict[str, Callable[[], Row]]) -> tuple[dict[str, Row], list[str]]:
-    found: dict[str, Row] = {}
+def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    found: dict[str, np.ndarray] = {}
     left_out: list[str] = []
     for name, compute in theories.items():
         try:

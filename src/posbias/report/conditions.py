@@ -31,9 +31,10 @@ def command_of(record: Record) -> str:
 
 
 def caveats_of(record: Record) -> tuple[str, ...]:
-    """What a reader must know of the model itself, such as an encoding that is not the published one."""
+    """What a reader must know of the model, such as an encoding that is not the published one, and of the theories."""
     model = record.resolved.get("model")
-    return tuple(model.get("caveats", ())) if isinstance(model, Mapping) else ()
+    of_model = model.get("caveats", ()) if isinstance(model, Mapping) else ()
+    return (*of_model, *record.scalars.get("caveats", ()))
 
 
 def conditions_of(record: Record) -> dict[str, str]:

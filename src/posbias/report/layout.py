@@ -59,7 +59,7 @@ class RunView:
     """Per kind, the first subject (trained) against the second (at initialisation)."""
     left_out: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
-    """What a reader must know of the model, one sentence each."""
+    """What a reader must know of the model and of the theories, one sentence each."""
     command: str = ""
     """What reproduces the run, to be pasted into a shell or into Python."""
     conditions: Mapping[str, str] = field(default_factory=dict)

@@ -157,11 +157,25 @@ class MeanFieldTheory(ModelTheory):
             LEVELS.parse(self.level)
 
     def forecast(self, subject: Any, n_positions: int, prompts: Any, *, seed: int) -> Forecast:
-        """The root mean square over initialisations."""
-        from posbias.theory.mean_field import mean_field
+        """The root mean square over initialisations; where heads are drawn, how far a single one lies from it."""
+        from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
+        from posbias.theory.mean_field.networks import scatter
 
-        found = mean_field(_at_birth(subject), n_positions, prompts=prompts, level=self.level, seed=seed)
-        return Forecast(found.profile.influence, None)
+        model = _at_birth(subject)
+        found = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
+        if not isinstance(found.level, SampledHeads):
+            return Forecast(found.profile.influence, None)
+        networks = network_profiles(spec_of(model), n_positions, prompts=prompts, seed=seed)
+        return Forecast(
+            found.profile.influence,
+            None,
+            found={
+                "largest_logit_variance": float(found.logit_variance.max()),
+                "distance_of_one_initialisation": scatter(networks),
+            },
+            arrays={"networks": networks},
+            caveats=(scatter_caveat(networks),),
+        )
 
 
 def _of_rows(found: Any) -> Forecast:

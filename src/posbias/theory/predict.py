@@ -47,6 +47,8 @@ class Forecast:
     """Numbers that the theory finds beside the profile, by name."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays of the same sort, by slash-separated name."""
+    caveats: tuple[str, ...] = ()
+    """What bounds the trust in it, one sentence each."""
 
 
 class ModelTheory(ABC):
@@ -102,6 +104,8 @@ class Prediction:
     """Numbers beside the profile, by name, such as the value path's `score_path_share`."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays beside the profile, by slash-separated name."""
+    caveats: tuple[str, ...] = ()
+    """What bounds the trust in this prediction, one sentence each."""
     seed: int = 0
 
     def record(
@@ -136,6 +140,8 @@ class Prediction:
             record.seeds["theory"] = self.seed
         if self.found:
             record.scalars["found"] = {name: _numbers(value) for name, value in self.found.items()}
+        if self.caveats:
+            record.scalars["caveats"] = list(self.caveats)
         arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
         known = {name: array for name, array in arrays.items() if array is not None and np.any(np.isfinite(array))}
         record.arrays.update({f"profile/{name}": array for name, array in known.items()})
@@ -225,6 +231,7 @@ def _of_model(theory: ModelTheory, forecast: Forecast, seed: int) -> Prediction:
         per_prompt=forecast.per_prompt,
         found=forecast.found,
         arrays=forecast.arrays,
+        caveats=forecast.caveats,
         seed=seed,
     )
 

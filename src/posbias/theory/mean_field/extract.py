@@ -65,10 +65,12 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     first = family.attention_parts(blocks[0], config)
     if first.query.shape[1] != model.width:
         raise UsageError(f"mean field needs embeddings as wide as the blocks, got {model.width}")
+    input_scale = family.input_scale(config)
     return MeanFieldSpec(
         width=model.width,
         layers=layers,
-        embedding=_embedding_power(model) * family.input_scale(config) ** 2,
+        embedding=_embedding_power(model) * input_scale**2,
+        input_scale=input_scale,
         positions=_position_power(family, network),
         embedding_norm=None
         if family.embedding_norm is None

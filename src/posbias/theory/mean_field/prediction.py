@@ -22,7 +22,7 @@ from posbias.theory.mean_field.bins import (
 from posbias.theory.mean_field.extract import spec_of
 from posbias.theory.mean_field.first_order import attention_grams
 from posbias.theory.mean_field.inputs import input_kernel, vector_kernel
-from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, SampledHeads, Setting
+from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, SampledHeads, Setting, ValueOnly
 from posbias.theory.mean_field.operators import depends_on_position
 from posbias.theory.mean_field.recursion import Forward, run_backward, run_forward
 from posbias.theory.mean_field.spec import AttentionSpec, MeanFieldSpec
@@ -32,6 +32,8 @@ FIRST_ORDER_LIMIT = 0.3
 SAMPLED_POSITIONS = 256_000
 """Heads times positions that `auto` samples per layer: 2000 heads at N = 128."""
 SAMPLED_RANGE = (200, 2000)
+PROBED_POSITIONS = 16
+"""Context from which `auto` reads the size of the logits: with norms before the branches it depends on no length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,8 @@ def mean_field(
 
     Returns:
         The prediction. Its profile compares with a root mean square over seeds. The mean over seeds of normalised
-        profiles, as an audit takes it, differs by W1 .01 at 8 layers of width 64 and by less for wider models.
+        profiles, as an audit takes it, differs by W1 .01 at 8 layers of width 64 and by less for wider models; where
+        logits are large by more: see `network_profiles`.
 
     Raises:
         UsageError: trained weights, no mean-field theory for this model, prompts of another length, more positions than
@@ -177,17 +180,17 @@ def resolve_level(spec: MeanFieldSpec, level: Level | str, n_positions: int) -> 
         return LEVELS.parse(level)
     attentions = [layer.attention for layer in spec.layers if layer.attention is not None]
     normed = any(attention.query_norm is not None or attention.key_norm is not None for attention in attentions)
-    largest = max((_normed_logit_variance(attention, spec.width) for attention in attentions), default=0.0)
-    if not normed and largest < FIRST_ORDER_LIMIT:
+    if not normed and largest_logit_variance(spec) < FIRST_ORDER_LIMIT:
         return FirstOrder()
     return SampledHeads(int(np.clip(SAMPLED_POSITIONS // n_positions, *SAMPLED_RANGE)))
 
 
-def _normed_logit_variance(attention: AttentionSpec, width: int) -> float:
-    """scale^2 head_dim (v_q d)(v_k d): what a pre-norm gives; exact there, a guide elsewhere."""
-    return (
-        attention.scale**2 * attention.head_dim * (attention.query.variance * width) * (attention.key.variance * width)
-    )
+def largest_logit_variance(spec: MeanFieldSpec) -> float:
+    """Over layers, from a short context: gains and biases of the norms, and a stream that grows, are in it."""
+    bins = unit_bins(PROBED_POSITIONS)
+    setting = Setting(bins, spec.width, np.random.default_rng())
+    forward = run_forward(spec, input_kernel(spec, bins), ValueOnly(), setting)
+    return float(_logit_variances(spec, forward).max(initial=0.0))
 
 
 def _logit_variances(spec: MeanFieldSpec, forward: Forward) -> Float64[np.ndarray, "layer"]:

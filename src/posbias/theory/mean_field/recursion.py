@@ -71,7 +71,9 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
         gradient = gradient.scaled(step.residual.kept**2)
         for branch in step.branches:
             gradient = gradient + _branch_gradient(branch, arriving, level, setting)
-    return gradient if spec.embedding_norm is None else spec.embedding_norm.backward(gradient, forward.entry)
+    if spec.embedding_norm is not None:
+        gradient = spec.embedding_norm.backward(gradient, forward.entry)
+    return gradient.scaled(spec.input_scale**2)
 
 
 def _groups(layer: LayerSpec) -> list[list[AttentionSpec | MlpSpec]]:

@@ -127,7 +127,9 @@ class MeanFieldSpec:
     """Features d of the residual stream."""
     layers: tuple[LayerSpec, ...]
     embedding: float
-    """Mean square of the vectors that enter the network (Gemma: after their scaling)."""
+    """Mean square of the vectors that enter the first block, positions apart (Gemma, Granite: after their scaling)."""
+    input_scale: float = 1.0
+    """What the network itself multiplies its input by (Granite); `embedding` includes it, the Jacobian's input not."""
     positions: float = 0.0
     """Mean square of a learned position table added to the input; 0 without one."""
     sinusoidal: bool = False
