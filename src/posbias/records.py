@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
 
@@ -104,6 +105,7 @@ class Record:
         return directory
 
 
+@checked
 def load_record(directory: str | Path) -> Record:
     """Read a run directory written by `Record.save`.
 

@@ -102,8 +102,9 @@ def bash(tmp_path):
     ],
 )
 def test_bash_completes_verbs_and_options(bash, words, found):
-    ask = f'COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _posbias_completion posbias; echo "${{COMPREPLY[@]}}"'
-    assert set(bash(f'eval "$(posbias --show-completion bash)"; {ask}').split()) == found
+    cursor = f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    ask = f'eval "$(posbias --show-completion bash)"; {cursor}; _posbias_completion posbias; echo "${{COMPREPLY[@]}}"'
+    assert set(bash(ask).split()) == found
 
 
 def test_completion_is_installed_for_the_shell_at_hand(bash, tmp_path):

@@ -17,6 +17,7 @@ import numpy as np
 
 from posbias.auditing.behaviour_cost import influence_cost
 from posbias.auditing.behaviour_weighing import Name, Weighing
+from posbias.checks import checked
 from posbias.comparison import interval_record
 from posbias.evaluation import EvaluateOptions, Evaluation, Pair, evaluate, evaluation_record, tie, write_outputs
 from posbias.evaluation.record import BEHAVIOUR
@@ -34,6 +35,7 @@ from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 
 
+@checked
 @dataclass(frozen=True)
 class BehaviourPlan:
     """What is asked and measured."""
@@ -75,6 +77,7 @@ def link_behaviour(audit: Record, directory: Path) -> Path:
     return write_report([audit], directory)
 
 
+@checked
 def audit_behaviour(
     model: Model,
     plan: BehaviourPlan,

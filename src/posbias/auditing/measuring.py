@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.auditing.recording import measurement_record
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.measurement import DEFAULT_KINDS, Kind, MeasureOptions, measure, preflight, resolve_kinds
 from posbias.models import Model, load_model
@@ -34,6 +35,7 @@ WITHOUT_EFFECT = ("model", "out", "engine", "workers", "ray_address", "max_memor
 """Arguments that may differ between a finished record and the run that takes it over; the model is compared itself."""
 
 
+@checked
 @dataclass(frozen=True)
 class MeasurePlan:
     """What is measured of a model; the same for all models of a run."""
@@ -110,6 +112,7 @@ def measure_source(
     return record
 
 
+@checked
 def measure_models(
     sources: Sequence[str],
     plan: MeasurePlan | None = None,

@@ -1,6 +1,6 @@
 """`posbias list`: the variants that posbias knows, read off the source where decorators register them.
 
-Importing every registry takes seconds (torch, numba and scipy with it); the decorators and docstrings alone say the same.
+Importing every registry takes seconds (torch, numba and scipy with it); decorators and docstrings say the same.
 """
 
 import ast

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from posbias.checks import check_seed
+from posbias.checks import check_seed, checked
 from posbias.decomposition.examiner import Examiner, read_setting
 from posbias.decomposition.shifts import Score, Shift, mean_intervals, scores_of, shifts_of
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series
@@ -38,6 +38,7 @@ DEFAULT_INTERVENTIONS = (
 DEFAULT_KINDS = ("jacobian(probes=2)", "probability")
 
 
+@checked
 @dataclass(frozen=True)
 class DecompositionOptions:
     """What is measured, and where finished pieces are kept."""
@@ -114,6 +115,7 @@ class Decomposition:
         return len(next(iter(self.baseline.values())))
 
 
+@checked
 def counterfactuals(
     model: Any,
     prompts: Prompts,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.evaluation import Evaluation, reciprocal_rank
 from posbias.evaluation.placement import MeasuredUse
@@ -88,6 +89,7 @@ def load_behaviour(run: str | Path) -> Record:
     return load_record(below if below.is_dir() else run)
 
 
+@checked
 def measured_use(run: Record | str | Path, *, measure: str | None = None) -> MeasuredUse:
     """The curve of a finished run, for placing passages.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.comparison import interval_record
 from posbias.evaluation.pooling import PooledTie, TiedRun, group_runs, pool_ties, read_run
 from posbias.evaluation.statistics import Scores, position_means
@@ -20,6 +21,7 @@ from posbias.evaluation.ties import correct_for_number
 from posbias.records import Record
 
 
+@checked
 def tie_runs(
     runs: Sequence[Record | str | Path],
     *,

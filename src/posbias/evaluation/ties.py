@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from posbias.checks import checked
 from posbias.comparison.metrics import finite
 from posbias.comparison.sampling import interval_of, interval_record
 from posbias.errors import UsageError
@@ -142,6 +143,7 @@ class Tie:
         }
 
 
+@checked
 def tie(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Tie:
     """Rank correlations over positions of one model, or pooled over several models and lengths.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_seed, check_whole
+from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import RunError, UsageError
 from posbias.intervals import CONFIDENCE, DRAWS, bootstrap_mean
 from posbias.measurement.averaging import AVERAGINGS, profile_with_interval
@@ -22,6 +22,7 @@ DEFAULT_KINDS = ("jacobian", "probability")
 KEEPS = ("prompts", "mean")
 
 
+@checked
 @dataclass(frozen=True)
 class MeasureOptions:
     """How prompts are averaged, how intervals are made and how passes are run."""

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.initialise import attention_of, random_network
@@ -29,6 +30,7 @@ from posbias.models.weights import first_not_finite, quantised
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
+@checked
 def load_model(
     source: str | Path,
     *,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.prompts.prompts import Prompts
 from posbias.prompts.tokens import TokenModel, check_vocabulary, tokenise
@@ -39,6 +40,7 @@ class ChatPrompts(Prompts):
         }
 
 
+@checked
 def chat_prompts(
     model: TokenModel,
     conversations: Sequence[Conversation],

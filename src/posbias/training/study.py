@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.architecture import Architecture
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.models.reference import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
@@ -53,6 +54,7 @@ SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
 Settings = dict[str, Any]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Study:
     """What a study file says, with its sections as plain settings."""
@@ -115,6 +117,7 @@ class Study:
         return member
 
 
+@checked
 def load_study(path: str | Path) -> Study:
     """Read a study file and check all of it but the points of its grid.
 

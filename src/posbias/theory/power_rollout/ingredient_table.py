@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.intervals import bootstrap_mean
 from posbias.models.model import Model
@@ -57,6 +58,7 @@ class IngredientTable:
     target: str
 
 
+@checked
 def ingredients(
     model: Model,
     prompts: Prompts,

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import RunError
 from posbias.intervals import bootstrap_mean
 from posbias.models.model import Model
@@ -63,6 +63,7 @@ class SharedDirectionPrompt:
     """As in `SharedDirectionRollout`."""
 
 
+@checked
 def shared_direction_rollout(
     model: Model, prompts: Prompts, *, probes: int = 2, directions: int = 1, seed: int = 0, target: str = "jacobian"
 ) -> SharedDirectionRollout:
