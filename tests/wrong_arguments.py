@@ -1,4 +1,4 @@
-"""Every public name called with arguments of wrong classes; `python wrong_arguments.py MODEL` prints what is not refused.
+"""Every public name called with arguments of wrong classes; `wrong_arguments.py MODEL` prints what is not refused.
 
 Run in an interpreter of its own, without the type checks that tests switch on: as a user would meet it.
 """
