@@ -1,4 +1,14 @@
-"""What several packages refuse in the same words."""
+"""What several packages refuse in the same words: numbers out of range, and arguments of a wrong class."""
+
+import inspect
+import os
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -7,6 +17,29 @@ from posbias.limits import Limit
 
 MACHINE_INTEGERS = 2**63
 """Whole numbers lie below it, on either side of 0: arrays and records hold no larger ones."""
+
+Public = TypeVar("Public", bound=Callable[..., Any])
+SEE = {
+    "Model": "load_model",
+    "HuggingFaceModel": "load_model",
+    "TokenModel": "load_model",
+    "Prompts": "load_prompts, which takes token ids too",
+    "Record": "load_record",
+    "Profile": "Profile.normalised",
+    "Responder": "LocalResponder, posbias.ServerResponder",
+    "MeasuredUse": "measured_use",
+    "Study": "load_study",
+}
+"""What of posbias makes the objects that no user makes by calling their class."""
+PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((Integral,), "a whole number"),
+    float: ((Real,), "a number"),
+    bool: ((bool, np.bool_), "True or False"),
+    str: ((str,), "a text"),
+    Path: ((str, os.PathLike), "a path"),
+    NoneType: ((NoneType,), "None"),
+}
+"""Of a plain annotation, the classes that are taken, and their name in a message."""
 
 
 def check_whole(
@@ -48,6 +81,34 @@ def check_size(name: str, value: object, limit: Limit, *, least: int = 1) -> Non
     limit.check(name, int(value))  # type: ignore[call-overload]
 
 
+def checked(function: Public) -> Public:
+    """Decorator of what is public: an argument of a wrong class is refused before anything is done with it.
+
+    The annotations say what is allowed; where they name no class (`Any`, callables) the function itself decides. A
+    dataclass checks the arguments that it is made from.
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
+    signature = inspect.signature(function)
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            given = signature.bind(*arguments, **keywords).arguments
+        except TypeError:  # an argument too many or too few, which Python itself tells best
+            return function(*arguments, **keywords)
+        hints = _hints(function)
+        for parameter, value in given.items():
+            hint = hints.get(parameter, Any)
+            if not _fits(value, hint):
+                raise UsageError(f"{name}: {parameter} must be {_wanted(hint)}, got {_shown(value)}")
+        return function(*arguments, **keywords)
+
+    return cast(Public, with_checked_arguments)
+
+
 def check_seed(seed: object) -> None:
     """Refuse a seed that is not a whole number >= 0.
 
@@ -61,3 +122,62 @@ def _power(number: int) -> str:
     """2^62 for that number, the digits for one that is no large power of 2."""
     exponent = number.bit_length() - 1
     return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else str(number)
+
+
+@cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(function)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value is of a class that an annotation allows."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, member) for member in get_args(hint))
+    if hasattr(hint, "array_type"):  # jaxtyping; whole numbers are numbers too
+        allowed = {"whole numbers", _numbers(hint.dtypes[0])}
+        return isinstance(value, hint.array_type) and _numbers(value.dtype) in allowed
+    if hint in PLAIN:
+        return isinstance(value, PLAIN[hint][0])
+    if origin in (Sequence, list, tuple):
+        return _fits_list(value, get_args(hint)[0], arrays=origin is Sequence)
+    owner = origin or hint
+    return owner is Any or not isinstance(owner, type) or isinstance(value, owner)
+
+
+def _fits_list(value: object, member: Any, *, arrays: bool) -> bool:
+    """Whether a value lists what an annotation allows; where `arrays`, a vector of numbers does."""
+    if isinstance(value, np.ndarray):
+        return arrays and (member is Any or (member in (int, float) and value.ndim == 1))
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(entry, member) for entry in value)
+
+
+def _numbers(dtype: object) -> str:
+    """The sort of number that an array's dtype, numpy's, torch's or jaxtyping's, stands for."""
+    name = str(dtype).removeprefix("torch.")
+    return "whole numbers" if name.startswith(("int", "uint")) else "numbers" if "float" in name else name
+
+
+def _wanted(hint: Any) -> str:
+    """What an annotation allows, in words."""
+    origin, members = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_wanted(member) for member in members))
+    if hasattr(hint, "array_type"):
+        return f"an array of {_numbers(hint.dtypes[0])} ({hint.array_type.__module__}.{hint.array_type.__name__})"
+    if hint in PLAIN:
+        return PLAIN[hint][1]
+    if origin in (Sequence, list, tuple):
+        return f"a list, each {_wanted(members[0])}"
+    if origin in (Mapping, dict):
+        return "a mapping"
+    name = getattr(origin or hint, "__name__", str(hint))
+    return f"{name} (see posbias.{SEE[name]})" if name in SEE else name
+
+
+def _shown(value: object) -> str:
+    """A value in a few words: short ones as they are written, others by their class."""
+    if value is None or isinstance(value, str | int | float | list | tuple | dict):
+        return " ".join(reprlib.repr(value).split())
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return f"{type(value).__name__}{f' of {dtype}, shape {tuple(shape)}' if isinstance(shape, tuple) else ''}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.statistics import CONFIDENCE, mean_ends
 
@@ -15,6 +16,7 @@ SUM_TOLERANCE = 1e-8
 """How far a profile's sum may be from 1: far above float64 round-off at N = 10^6, far below any effect."""
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Profile:
     """Non-negative influence of every input position on the last one; sums to 1."""
@@ -59,6 +61,7 @@ class Profile:
         return np.arange(self.n_positions, dtype=np.float64) / max(self.n_positions - 1, 1)
 
 
+@checked
 def uniform_profile(n_positions: int) -> Profile:
     """The flat baseline: every position weighs 1/N."""
     if n_positions < 1:

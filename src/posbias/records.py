@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.directories import held, write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
@@ -109,6 +110,7 @@ class Record:
         return directory
 
 
+@checked
 def load_record(directory: str | Path) -> Record:
     """Read a run directory written by `Record.save`.
 

@@ -13,7 +13,7 @@ import pytest
 import posbias as pb
 from posbias import parts as storage
 from posbias.auditing import measurement_record, subjects
-from posbias.auditing.recording import comparison_record
+from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample, contrast
 from posbias.errors import RunError, UsageError
@@ -256,14 +256,65 @@ def other_measurement(tiny_llama, **settings):
 
 def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finished, tiny_llama):
     measured, record = other_measurement(tiny_llama)
-    compared = comparison_record(finished.record, record, {})
+    compared = comparison_record(finished.record, record)
     blocks = {block["theory"]: block for block in compared.scalars["subjects"]["comparison"]["comparisons"]}
     theory = finished.subjects[0].theories["power_rollout"]
     assert theory.per_prompt is not None
     units = Sample.of(measured.per_prompt["probability"]).units
     single = [pb.compare(theory.profile, Profile(unit)).wasserstein for unit in units]
-    block = blocks["trained: power_rollout"]
+    block = blocks["power_rollout"]
     assert block["prompts"]["per_prompt"]["value"] == pytest.approx(np.median(single), rel=1e-9)
+
+
+def compared_profiles(*runs, **chosen):
+    """What is compared with what, as (theory, kind), and the subject of either run."""
+    compared = comparison_record(*runs, Chosen(**chosen))
+    blocks = compared.scalars["subjects"]["comparison"]["comparisons"]
+    return {(block["theory"], block["kind"]) for block in blocks}, tuple(compared.resolved["subjects"].values())
+
+
+def test_of_audits_the_trained_model_is_compared_unless_another_subject_is_named(finished):
+    audited = finished.record
+    trained, initialised = view_of(audited).subjects
+    for chosen, subject in (({}, trained), ({"subject": "initialised"}, initialised)):
+        pairs, names = compared_profiles(audited, audited, **chosen)
+        assert names == (subject.name, subject.name)
+        assert pairs == {(theory, kind) for theory in subject.theories for kind in subject.measured}
+    assert compared_profiles(audited, audited, theory="jacobian", kind="probability") == (
+        {("jacobian", "probability")},
+        ("trained", "trained"),
+    )
+
+
+def test_of_an_audit_the_subject_is_compared_that_the_other_run_has_alone(finished, tiny_llama):
+    model = pb.load_model(tiny_llama, init_seed=3)
+    prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=2, seed=9)
+    born = measurement_record(pb.measure(model, prompts, kinds="probability"), model, prompts, {})
+    assert compared_profiles(finished.record, born)[1] == ("initialised", "initialised")
+    assert compared_profiles(finished.record, born, subject="trained")[1] == ("trained", "initialised")
+    assert compared_profiles(born, finished.record, kind="jacobian") == (
+        {("probability", "jacobian")},
+        ("initialised", "initialised"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({"theory": "rolout"}, "first run holds no profile 'rolout'; it holds: jacobian, probability, attention_only"),
+        ({"kind": "rollout"}, "second run holds no profile 'rollout'; it holds: jacobian, probability$"),
+        ({"subject": "born"}, "subject 'born': allowed is one of trained, initialised"),
+    ],
+)
+def test_what_a_run_does_not_hold_is_listed(finished, chosen, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        comparison_record(finished.record, finished.record, Chosen(**chosen))
+
+
+def test_a_subject_is_chosen_only_where_there_are_several(tiny_llama):
+    record = measured_record(tiny_llama, count=2, seed=5)
+    with pytest.raises(UsageError, match="subject 'trained': allowed is one where a run holds several"):
+        comparison_record(record, record, Chosen(subject="trained"))
 
 
 def measured_record(tiny_llama, *, count, seed):
@@ -279,10 +330,10 @@ def only_block(compared):
 
 def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
     few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
-    block = only_block(comparison_record(few, many, {}))
+    block = only_block(comparison_record(few, many))
     assert (block["n_units"], block["decides"]) == (3, 0)
     single = measured_record(tiny_llama, count=1, seed=5)
-    alone = only_block(comparison_record(single, many, {}))
+    alone = only_block(comparison_record(single, many))
     assert (alone["n_units"], alone["decides"]) == (1, 0)
     assert alone["distance"]["high"] is None
     first, second = (view_of(record).subjects[0].measured["probability"].sample for record in (few, many))
@@ -293,14 +344,14 @@ def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
 
 def test_two_runs_on_the_same_prompts_are_paired(tiny_llama):
     record = measured_record(tiny_llama, count=6, seed=5)
-    block = only_block(comparison_record(record, measured_record(tiny_llama, count=6, seed=5), {}))
+    block = only_block(comparison_record(record, measured_record(tiny_llama, count=6, seed=5)))
     assert max(block["distance"].values()) < 1e-12
     assert block["n_units"] == 6
 
 
 def test_the_seed_of_a_comparison_is_that_of_its_resamples(tiny_llama):
     few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
-    first, again, other = (comparison_record(few, many, {}, seed=seed) for seed in (0, 0, 5))
+    first, again, other = (comparison_record(few, many, seed=seed) for seed in (0, 0, 5))
     assert (first.seeds, other.seeds) == ({"bootstrap": 0}, {"bootstrap": 5})
     assert only_block(first) == only_block(again) != only_block(other)
 
@@ -315,7 +366,7 @@ def test_an_average_of_raw_norms_has_intervals_of_that_very_average(tiny_llama):
     assert first["low"] < first["value"] < first["high"]
     again = view_of(record).subjects[0].measured["probability"]
     np.testing.assert_allclose(again.sample.average, profile.influence, rtol=1e-12)
-    compared = comparison_record(pb.predict(pb.Architecture(depth=2), LENGTH).record({}), record, {})
+    compared = comparison_record(pb.predict(pb.Architecture(depth=2), LENGTH).record({}), record)
     (block,) = compared.scalars["subjects"]["comparison"]["comparisons"]
     expected = pb.compare(pb.predict(pb.Architecture(depth=2), LENGTH).profile, profile).wasserstein
     assert block["metrics"]["wasserstein"] == pytest.approx(expected)

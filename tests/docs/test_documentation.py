@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from page_blocks import PAGES, ROOT, blocks_of
 from posbias.cli.app import app
 from posbias.theory import THEORIES, parse_theory
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 IMAGES = sorted((DOCS / "images").glob("*.png"))
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 LARGEST_PICTURE = 120 * 1024
 """Bytes: a page of pictures must open at once."""
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.M | re.S)
@@ -38,7 +37,7 @@ def anchors(page: Path) -> set[str]:
 def commands(page: Path) -> list[str]:
     """Every command line of posbias that a page shows, in fences and in the text."""
     text = page.read_text()
-    fenced = [line for block in FENCE.findall(text) for line in block.splitlines() if line.startswith("posbias ")]
+    fenced = [line for block in blocks_of(page) for line in block.commands if line.startswith("posbias ")]
     inline = re.findall(r"`(posbias [^`]+)`", FENCE.sub("", text))
     return [*fenced, *inline]
 
@@ -59,6 +58,8 @@ def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(page)
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
+        if target.is_relative_to(ROOT / "studies") and not (ROOT / "studies").exists():
+            continue  # the source distribution leaves the studies out
         assert target.exists(), link
         assert target.is_relative_to(ROOT), link
         assert not anchor or anchor in anchors(target), link

@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from posbias.architecture.encodings import ENCODINGS, Encoding
 from posbias.architecture.masks import MASKS, Mask
 from posbias.architecture.mixing import Schedule, resolve_mixing
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import HEADS
 from posbias.registry import Registry
@@ -61,6 +61,7 @@ class HeadGroup:
         return logits
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """What mixes positions: `depth` layers of `heads` heads, each layer T_l = (1 - m_l) I + m_l mean_h A_lh.

@@ -3,6 +3,7 @@
 from posbias.auditing.attention import attention_record
 from posbias.auditing.attention_cost import preflight_attention
 from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour
+from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.ingredients import ingredient_record
 from posbias.auditing.measuring import (
     MeasurePlan,
@@ -11,13 +12,14 @@ from posbias.auditing.measuring import (
     measure_source,
 )
 from posbias.auditing.options import AuditOptions
-from posbias.auditing.recording import comparison_record, measurement_record
+from posbias.auditing.recording import measurement_record
 from posbias.auditing.run import Audit, audit
 
 __all__ = [
     "Audit",
     "AuditOptions",
     "BehaviourPlan",
+    "Chosen",
     "MeasurePlan",
     "attention_record",
     "audit",

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from posbias.checks import checked
 from posbias.measurement import AttentionOptions, attention_statistics
 from posbias.measurement.attention.accumulators import working_precision
 from posbias.measurement.attention.options import KERNEL_CELLS
@@ -31,6 +32,7 @@ NUMBERS_PER_LOGIT = 3
 """Held per mean content logit of a layer while its similarity is formed, at the end."""
 
 
+@checked
 def preflight_attention(
     model: Model, prompts: Prompts, *, options: AttentionOptions | None = None, max_memory: int | None = None
 ) -> dict[str, Any]:

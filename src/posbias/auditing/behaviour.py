@@ -15,6 +15,7 @@ from typing import Any
 
 from posbias.auditing.behaviour_cost import influence_cost
 from posbias.auditing.behaviour_weighing import Name, Weighing
+from posbias.checks import checked
 from posbias.directories import held
 from posbias.evaluation import (
     EvaluateOptions,
@@ -42,6 +43,7 @@ from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 
 
+@checked
 @dataclass(frozen=True)
 class BehaviourPlan:
     """What is asked and measured."""
@@ -86,6 +88,7 @@ def link_behaviour(audit: Record, directory: Path) -> Path:
         return write_report([audit], directory)
 
 
+@checked
 def audit_behaviour(
     model: Model,
     plan: BehaviourPlan,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.auditing.recording import measurement_record
+from posbias.checks import checked
 from posbias.directories import held
 from posbias.errors import RunError, UsageError
 from posbias.measurement import DEFAULT_KINDS, Kind, MeasureOptions, measure, preflight, resolve_kinds
@@ -22,6 +23,7 @@ from posbias.report import write_report
 from posbias.report.files import conclude
 
 
+@checked
 @dataclass(frozen=True)
 class MeasurePlan:
     """What is measured of a model; the same for all models of a run."""
@@ -123,6 +125,7 @@ def measure_source(
     return record, False
 
 
+@checked
 def measure_models(
     sources: Sequence[str],
     plan: MeasurePlan | None = None,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from posbias.checks import check_size, check_whole
+from posbias.checks import check_size, check_whole, checked
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
@@ -18,6 +18,7 @@ UNRECORDED = {"resume", "command", "engine", "max_memory"}
 """Options that change no result, the engine's threads apart."""
 
 
+@checked
 @dataclass(frozen=True)
 class AuditOptions:
     """Settings of an audit; the defaults are what `posbias audit` runs."""

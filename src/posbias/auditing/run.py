@@ -13,6 +13,7 @@ import numpy as np
 
 from posbias.auditing.options import AuditOptions
 from posbias.auditing.subjects import INITIALISED, TRAINED, Examiner, Unit
+from posbias.checks import checked
 from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
 from posbias.errors import UsageError
 from posbias.measurement import MeasureOptions, RunOptions, check_prompts, preflight, resolve_kinds
@@ -47,6 +48,7 @@ class Audit:
         return paragraph(view_of(self.record))
 
 
+@checked
 def audit(
     model: str | Path | Model,
     *,

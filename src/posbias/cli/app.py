@@ -39,7 +39,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="posbias",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Predict, measure and explain how a transformer language model weighs the positions of its context.\n\n"

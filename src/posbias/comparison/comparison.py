@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.checks import checked
 from posbias.comparison.metrics import METRICS, finite
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
@@ -46,6 +47,7 @@ class Comparison(Distances):
         return {"theory": self.as_record(), "flat": self.flat.as_record()}
 
 
+@checked
 def compare(predicted: Profile, measured: Profile) -> Comparison:
     """Every registered distance of a prediction to a measurement, beside the flat line's.
 

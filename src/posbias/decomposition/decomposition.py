@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from posbias.checks import check_seed
+from posbias.checks import check_seed, checked
 from posbias.decomposition.examiner import Examiner, read_setting
 from posbias.decomposition.shifts import Score, Shift, scores_of, shifts_of
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series
@@ -39,6 +39,7 @@ DEFAULT_INTERVENTIONS = (
 DEFAULT_KINDS = ("jacobian(probes=2)", "probability")
 
 
+@checked
 @dataclass(frozen=True)
 class DecompositionOptions:
     """What is measured, and where finished pieces are kept."""
@@ -140,6 +141,7 @@ def finished_decomposition(
     return finished_run(options.directory, settings, resume=options.resume)
 
 
+@checked
 def counterfactuals(
     model: Any,
     prompts: Prompts,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.checks import check_seed, check_whole
+from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.asking import TEXTS, Asking, Content, Pieces, as_bytes, ask, contents_of, read_json
 from posbias.evaluation.cost import preflight_answers
@@ -33,6 +33,7 @@ SPREAD_POSITIONS = 9
 """Positions that are asked by default: enough to see a bend, few enough to be quick."""
 
 
+@checked
 @dataclass(frozen=True)
 class EvaluateOptions:
     """What is asked, and where finished contents are kept."""
@@ -141,6 +142,7 @@ def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
     return found
 
 
+@checked
 def evaluate(task: str | LanguageTask, responder: Responder, *, options: EvaluateOptions | None = None) -> Evaluation:
     """Ask one model every content at every position, and judge its answers.
 

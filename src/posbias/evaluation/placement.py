@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.checks import check_seed
+from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
 from posbias.evaluation.placement_gain import Gain, fixed_gain, held_out_gain
 from posbias.evaluation.placement_orders import (
@@ -25,6 +25,7 @@ from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM, Scores, complete_c
 from posbias.statistics import Interval
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class MeasuredUse:
     """What a run measured of one model: how often an item is used, by where it stands."""
@@ -88,6 +89,7 @@ class Placement:
         }
 
 
+@checked
 def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Placement:
     """Order passages so that the relevant ones stand where this model uses them.
 

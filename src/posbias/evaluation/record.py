@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, questions, reciprocal_rank, settings_of
@@ -112,6 +113,7 @@ def load_behaviour(run: str | Path) -> Record:
     return load_record(below if below.is_dir() else run)
 
 
+@checked
 def measured_use(run: Record | str | Path, *, measure: str | None = None) -> MeasuredUse:
     """The curve of a finished run, for placing passages.
 

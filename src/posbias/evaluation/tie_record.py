@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.evaluation.pooling import PooledTie, TiedRun, group_runs, pool_ties, read_run
 from posbias.evaluation.statistics import Scores, position_means
 from posbias.evaluation.ties import correct_for_number
 from posbias.records import Record
 
 
+@checked
 def tie_runs(
     runs: Sequence[Record | str | Path],
     *,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from posbias.checks import checked
 from posbias.comparison.metrics import finite
 from posbias.errors import UsageError
 from posbias.evaluation.statistics import CONTENTS_FOR_CLAIM
@@ -141,6 +142,7 @@ class Tie:
         }
 
 
+@checked
 def tie(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Tie:
     """Rank correlations over positions of one model, or pooled over several models and lengths.
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.models.families.base import AttentionParts, Block, Family
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
@@ -69,6 +70,7 @@ class Intervention(ABC):
         return INTERVENTIONS.spell(self)
 
 
+@checked
 @contextmanager
 def intervened(model: Any, intervention: Intervention | str) -> Iterator[HuggingFaceModel]:
     """Within the context, the model with one ingredient replaced; measure it like any other.

@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
+from posbias.checks import checked
 from posbias.engines.threads import pinned
 from posbias.errors import RunError, UsageError
 from posbias.measurement.checkpointing import network_blocks
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.live_memory import peak_tensor_bytes
+from posbias.measurement.measurement import MeasureOptions
 from posbias.measurement.passes import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.memory import available_bytes, show_bytes
@@ -29,9 +31,6 @@ from posbias.models.precision import REDUCED, not_convertible
 from posbias.progress import announce, tell
 from posbias.prompts.controls import embedded_tokens
 from posbias.prompts.prompts import Prompts
-
-if TYPE_CHECKING:
-    from posbias.measurement.measurement import MeasureOptions
 
 SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""
@@ -188,12 +187,13 @@ def estimate_cost(
     return replace(found, coefficients=(constant - size, *others), copy_bytes=size, copies=passes.precision_prompts)
 
 
+@checked
 def preflight(
     model: Model,
     prompts: Prompts,
     *,
     kinds: str | Kind | Sequence[str | Kind],
-    options: "MeasureOptions",
+    options: MeasureOptions,
     max_memory: int | None = None,
 ) -> dict[str, Any]:
     """Say what a measurement will cost before it begins, and refuse one that cannot fit.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posbias.checks import check_seed
+from posbias.checks import check_seed, checked
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, combine
 from posbias.measurement.prompt import check_prompts
@@ -12,6 +12,7 @@ from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
 
 
+@checked
 def measure(
     model: Model,
     prompts: Prompts,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_seed
+from posbias.checks import check_seed, checked
 from posbias.errors import RunError, UsageError
 from posbias.measurement.averaging import AVERAGINGS, profile_with_interval
 from posbias.measurement.kinds import Kind, resolve_kinds
@@ -22,6 +22,7 @@ DEFAULT_KINDS = ("jacobian", "probability")
 KEEPS = ("prompts", "mean")
 
 
+@checked
 @dataclass(frozen=True)
 class MeasureOptions:
     """How prompts are averaged, how intervals are made and how passes are run."""

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.measurement.outputs import Output, resolve_output
 
 ALL_LAYERS = "all"
 
 
+@checked
 @dataclass(frozen=True)
 class PassOptions:
     """Per prompt: the output that is read, what else is recorded, memory against time. All values are plain."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int64
 
+from posbias.checks import checked
 from posbias.engines import Engine, Local, collect
 from posbias.measurement.kinds import Kind
 from posbias.measurement.passes import PassOptions
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from posbias.measurement.measurement import MeasureOptions
 
 
+@checked
 @dataclass(frozen=True)
 class RunOptions:
     """Where prompts are measured and kept; nothing here changes a number, but for the engine's threads."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.precision import cast_weights
 from posbias.models.quiet import quiet
@@ -49,6 +49,7 @@ def _unquantised_network(config: Any) -> nn.Module:
     return network
 
 
+@checked
 def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
     """The same configuration with all weights drawn anew by the model class's own initialiser; a new model.
 

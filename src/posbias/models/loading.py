@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.placement import AUTO, check_device
@@ -26,6 +27,7 @@ from posbias.models.weights import first_not_finite, quantised
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
+@checked
 def load_model(
     source: str | Path,
     *,

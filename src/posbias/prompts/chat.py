@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import check_text
 from posbias.limits import READ_BYTES
@@ -42,6 +43,7 @@ class ChatPrompts(Prompts):
         }
 
 
+@checked
 def chat_prompts(
     model: TokenModel,
     conversations: Sequence[Conversation],

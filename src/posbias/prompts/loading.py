@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.prompts.chat_files import CHAT_SCHEME, chat_file_prompts
@@ -29,6 +30,7 @@ from posbias.prompts.tokens import (
 from posbias.prompts.windows import WindowDrawer
 
 
+@checked
 def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
     """Equally long prompts for a model.
 

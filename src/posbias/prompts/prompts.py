@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Prompts:
     """`count` prompts of exactly `n_positions` tokens each; no padding."""
@@ -32,6 +34,9 @@ class Prompts:
             raise UsageError(f"prompts need shape [count, n_positions], both >= 1; got {self.token_ids.shape}")
         if self.token_ids.min() < 0:
             raise UsageError(f"token ids must be >= 0, got {self.token_ids.min()}")
+
+    def __repr__(self) -> str:
+        return f"Prompts({self.count} of {self.n_positions} tokens, source={self.source!r}, seed={self.seed})"
 
     @property
     def count(self) -> int:

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 
 WINDOWS = ("random", "starts")
 
 
+@checked
 @dataclass(frozen=True)
 class PromptSource:
     """What `load_prompts` takes in place of a bare source, where the defaults do not fit."""

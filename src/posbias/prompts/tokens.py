@@ -19,6 +19,7 @@ PROBE = "a"
 
 
 @runtime_checkable
+@runtime_checkable
 class TokenModel(Protocol):
     """What prompts need to know of a model; `posbias.models.Model` has it."""
 

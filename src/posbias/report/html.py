@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.records import Record
 from posbias.report.checks import depth_cells, detail_cells, found_cells, precision_cells
@@ -49,6 +50,7 @@ class Section:
     tables: tuple[dict[str, Any], ...]
 
 
+@checked
 def write_report(records: Sequence[Record], out: Path) -> Path:
     """Write `report.html` and a PNG per figure into the directory `out`, each atomically.
 

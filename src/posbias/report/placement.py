@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from posbias.records import Record
-from posbias.report.tables import MISSING, plain_columns, print_notes, ruled
+from posbias.report.tables import plain_columns, print_notes, ruled
 from posbias.statistics import Interval
+from posbias.statistics.intervals import MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console

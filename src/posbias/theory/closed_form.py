@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy import special
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 
 EULER_MACLAURIN_TERMS = 12
@@ -22,6 +22,7 @@ DIRECT_TERMS = 40
 """Reciprocals 1/i^r with i below this plus r are added one by one: too near the pole for the expansion."""
 
 
+@checked
 def closed_form(
     n_positions: int, positions: Sequence[int] | Int64[np.ndarray, "chosen"], mixing: Sequence[float] | np.ndarray
 ) -> Float64[np.ndarray, "chosen"]:

@@ -15,10 +15,11 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding
-from posbias.checks import check_seed, check_whole
+from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS, STEPS
 from posbias.profiles import Profile
+from posbias.prompts.prompts import Prompts
 from posbias.records import Record
 from posbias.registry import Registry, parse_literal_call
 from posbias.statistics import Interval
@@ -171,8 +172,9 @@ def parse_theory(text: str) -> tuple[str, Theory]:
     return name, THEORIES[name]
 
 
+@checked
 def predict(
-    subject: Any, n_positions: int, *, theory: str = "rollout", prompts: Any = None, seed: int = 0
+    subject: Any, n_positions: int, *, theory: str = "rollout", prompts: Prompts | None = None, seed: int = 0
 ) -> Prediction:
     """The position-bias profile a theory predicts.
 

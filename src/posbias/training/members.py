@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference import ReferenceConfig, constants_of, shape_of
@@ -23,6 +23,7 @@ INITIALISATION = 0
 """Distinguishes the draw of the initial parameters from other draws of the same seed."""
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Member:
     """One model to train."""

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.training.stopping import Never, StoppingRule
 
 
+@checked
 @dataclass(frozen=True)
 class TrainingOptions:
     """What decides the result of a training, beside the member itself."""
@@ -50,6 +51,7 @@ class TrainingOptions:
         return {**vars(self), "stopping": str(self.stopping)}
 
 
+@checked
 @dataclass(frozen=True)
 class TrainingRun:
     """Where members are trained and kept; nothing here changes a number, but for the device."""

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference import draw_parameters, save_reference
@@ -53,6 +54,7 @@ class StudyRun:
     """The record of the run that trained it, where the directory held it finished; None: trained now."""
 
 
+@checked
 def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool = False) -> StudyRun:
     """Train all members of a study and save each that ended well as a model directory.
 

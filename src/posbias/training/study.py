@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.architecture import Architecture
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference import ReferenceConfig
@@ -55,6 +56,7 @@ SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
 Settings = dict[str, Any]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Study:
     """What a study file says, with its sections as plain settings."""
@@ -121,6 +123,7 @@ class Study:
         return member
 
 
+@checked
 def load_study(path: str | Path) -> Study:
     """Read a study file and check all of it but the points of its grid.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from posbias.checks import checked
 from posbias.engines import collect
 from posbias.errors import UsageError
 from posbias.models.placement import check_device
@@ -40,6 +41,7 @@ class Trained:
         return dict(Counter(member.status for member in self.members))
 
 
+@checked
 def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingRun | None = None) -> Trained:
     """Train all members.
 

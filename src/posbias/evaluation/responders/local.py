@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.decoding import Ending, Started, decode_alone, decode_together
@@ -42,6 +42,7 @@ class LocalOptions:
         check_whole("local responder: cache_bytes", self.cache_bytes, least=1)
 
 
+@checked
 class LocalResponder(Responder):
     """A loaded model.
 

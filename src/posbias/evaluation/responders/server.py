@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.answer_cache import AnswerCache, answer_key
 from posbias.evaluation.responders.asking import Asker, RefusedError, StoppedError
@@ -39,6 +40,7 @@ class Usage:
     """Answers whose tokens the server did not count."""
 
 
+@checked
 class ServerResponder(Responder):
     """A model on a server.
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.memory import show_bytes
 from posbias.models.attention import BLOCK_QUERIES
@@ -22,6 +22,7 @@ NUMBER_BYTES = 4
 """Of one kept number, unless the model is in float64."""
 
 
+@checked
 @dataclass(frozen=True)
 class AttentionOptions:
     """What `attention_statistics` keeps."""

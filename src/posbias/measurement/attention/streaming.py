@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.measurement.attention.accumulators import Accumulators, PromptNumbers, working_precision
 from posbias.measurement.attention.content import LayerContent, reduce_content, reduce_mean_content
@@ -45,6 +46,7 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 
 
+@checked
 def attention_statistics(
     model: Model, prompts: Prompts, *, options: AttentionOptions | None = None
 ) -> AttentionStatistics:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
@@ -28,6 +28,7 @@ from posbias.tasks.synthetic.copying_baselines import partial_information_losses
 from posbias.tasks.synthetic.draws import Draws, Purpose
 
 
+@checked
 @SYNTHETIC_TASKS.register("position_copy")
 @dataclass(frozen=True)
 class PositionCopy(SyntheticTask):

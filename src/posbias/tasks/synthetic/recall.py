@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import torch
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.tasks.synthetic.base import SYNTHETIC_TASKS, SyntheticTask, TaskStack
 from posbias.tasks.synthetic.draws import Draws
@@ -91,6 +91,7 @@ class RecallTask(SyntheticTask):
         )
 
 
+@checked
 @SYNTHETIC_TASKS.register("free_recall")
 @dataclass(frozen=True)
 class FreeRecall(RecallTask):
@@ -105,6 +106,7 @@ class FreeRecall(RecallTask):
         _check_list(self)
 
 
+@checked
 @SYNTHETIC_TASKS.register("running_span")
 @dataclass(frozen=True)
 class RunningSpan(RecallTask):
@@ -132,6 +134,7 @@ class RunningSpan(RecallTask):
         return 0.0
 
 
+@checked
 @SYNTHETIC_TASKS.register("recall_and_span")
 @dataclass(frozen=True)
 class RecallAndSpan(RecallTask):

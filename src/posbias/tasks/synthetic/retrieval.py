@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
@@ -35,6 +35,7 @@ SCALES = ("variance", "deviation")
 PLACES = ("any", "first", "middle", "last", "first_and_last")
 
 
+@checked
 @SYNTHETIC_TASKS.register("in_context_retrieval")
 @dataclass(frozen=True)
 class InContextRetrieval(SyntheticTask):

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.attention import AttentionState, project_attention, query_blocks, rotated
 from posbias.models.model import Model
@@ -74,6 +75,7 @@ class AttentionRollouts:
     """What does not apply to this model, and why."""
 
 
+@checked
 def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     """Every rollout of a model's own attention, from one forward pass and one recomputation per prompt and layer.
 
@@ -108,6 +110,7 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     return AttentionRollouts({name: _averaged(found) for name, found in rows.items()}, np.array(mixing), left_out)
 
 
+@checked
 def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | float) -> AttentionRollout:
     """Rollout of the measured attention with a given residual share per layer.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -56,6 +57,7 @@ class IngredientTable:
     target: str
 
 
+@checked
 def ingredients(
     model: Model,
     prompts: Prompts,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -61,6 +62,7 @@ class PowerRollout:
     settings: PowerRolloutSettings
 
 
+@checked
 def power_rollout(
     model: Model, prompts: Prompts, *, form: str = "diagonal", key_path: bool = True, target: str = "jacobian"
 ) -> PowerRollout:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import RunError
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -62,6 +62,7 @@ class SharedDirectionPrompt:
     """As in `SharedDirectionRollout`."""
 
 
+@checked
 def shared_direction_rollout(
     model: Model, prompts: Prompts, *, probes: int = 2, directions: int = 1, seed: int = 0, target: str = "jacobian"
 ) -> SharedDirectionRollout:

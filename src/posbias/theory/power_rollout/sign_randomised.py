@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
+from posbias.checks import checked
 from posbias.errors import RunError
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -47,6 +48,7 @@ class SignRandomised:
         return _profiles(self.energies)
 
 
+@checked
 def sign_randomised_rollout(
     model: Model, prompts: Prompts, *, draws: int = 32, seed: int = 0, target: str = "jacobian"
 ) -> SignRandomised:

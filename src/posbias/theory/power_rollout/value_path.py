@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
+from posbias.checks import checked
 from posbias.errors import RunError
 from posbias.models.model import Model
 from posbias.progress import track
@@ -57,6 +58,7 @@ class ValuePathShare:
         return np.asarray(np.sqrt(self.squares.mean(1)))
 
 
+@checked
 def value_path_share(
     model: Model, prompts: Prompts, *, probes: int = 8, seed: int = 0, target: str = "jacobian"
 ) -> ValuePathShare:

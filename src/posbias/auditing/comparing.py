@@ -1,0 +1,169 @@
+"""Two runs compared, as a record: the predictions of one beside the measurements of the other.
+
+A run may hold several subjects (an audit: the model as trained and re-initialised), each with several profiles; one
+subject of each run is compared, and `Chosen` says which, and which of its profiles.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from posbias.comparison import MeasuredKind, Sample, Subject, TheoryProfile, compare_subject
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.records import Record
+from posbias.report.layout import RunView, store_subjects, view_of
+from posbias.report.wording import SUBJECTS, label
+
+Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
+COMPARED = ("predict", "measure", "audit")
+"""Verbs whose runs hold profiles of influence."""
+PREFERRED = "trained"
+"""The subject that is taken of a run with several, where nothing else decides."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which profiles of two runs are compared."""
+
+    theory: str | None = None
+    """This prediction of the first run only, or this kind measured there; by default all its theories, or, where it
+    has none, all its kinds."""
+    kind: str | None = None
+    """This measured kind of the second run only; all by default."""
+    subject: str | None = None
+    """Of a run that holds several: "trained" or "initialised". By default the one that the other run holds alone, else
+    as trained."""
+
+
+def comparison_record(
+    predicted: Record,
+    measured: Record,
+    chosen: Chosen | None = None,
+    *,
+    command: str = "",
+    seed: int = 0,
+) -> Record:
+    """Every theory of the first run beside what was measured in the second.
+
+    The prompts of both runs are resampled: together where both read the same ones, else independently, and the smaller
+    number of them decides whether a claim is made. A prediction that read no prompts is taken as it is.
+
+    Args:
+        predicted: A run with predictions; where it has none, its measured kinds are taken in their place.
+        measured: A run with measured kinds; where it has none, its predictions are taken in their place.
+        chosen: Which of their profiles; all of the model as trained by default.
+        command: What repeats the comparison in a shell.
+        seed: Of the resamples.
+
+    Raises:
+        UsageError: nothing to compare, an unknown profile or subject, or profiles of different lengths.
+    """
+    for record in (predicted, measured):
+        if record.verb not in COMPARED:
+            raise UsageError(f"a run of {record.verb} cannot be compared; allowed are runs of {', '.join(COMPARED)}")
+    chosen = chosen or Chosen()
+    views = view_of(predicted), view_of(measured)
+    first, second = _subjects(views, chosen.subject)
+    kinds = _measurements(second, chosen.kind)
+    theories = _predictions(first, chosen.theory, shared=_shared_units(predicted, measured, kinds))
+    subject = Subject(name="comparison", measured=kinds, theories=theories)
+    compared = compare_subject(subject, generator=np.random.default_rng(seed))
+    titles = [_title(view, part) for view, part in zip(views, (first, second), strict=True)]
+    record = Record(
+        verb="compare",
+        arguments={**vars(chosen), "seed": seed},
+        resolved={
+            "title": " beside ".join(titles),
+            "command": command,
+            "predicted_run": predicted.run_id,
+            "measured_run": measured.run_id,
+            "subjects": {"predicted": first.name, "measured": second.name},
+        },
+        seeds={"bootstrap": seed},
+    )
+    return store_subjects(record, [compared])
+
+
+def _subjects(views: tuple[RunView, RunView], asked: str | None) -> tuple[Subject, Subject]:
+    """The subject of either run that is compared: its only one, the one asked for, the other run's, or as trained."""
+    held = [[subject.name for subject in view.subjects] for view in views]
+    known = list(dict.fromkeys(name for names in held if len(names) > 1 for name in names))
+    if asked is not None and asked not in known:
+        allowed = f"of {', '.join(known)}" if known else "where a run holds several subjects; each of these holds one"
+        raise UsageError(f"subject {asked!r}: allowed is one {allowed}")
+    alone = [names[0] for names in held if len(names) == 1]
+    first, second = (_subject(view, [asked] if asked else [*alone, PREFERRED]) for view in views)
+    return first, second
+
+
+def _subject(view: RunView, wanted: Iterable[str]) -> Subject:
+    subjects = {subject.name: subject for subject in view.subjects}
+    return next((subjects[name] for name in wanted if name in subjects), view.subjects[0])
+
+
+def _title(view: RunView, subject: Subject) -> str:
+    return f"{view.title} {label(SUBJECTS, subject.name)}" if subject.name in SUBJECTS else view.title
+
+
+def _predictions(subject: Subject, wanted: str | None, *, shared: int) -> dict[str, TheoryProfile]:
+    """The subject's theories, or what was measured, taken as predictions.
+
+    Args:
+        subject: Of the first run.
+        wanted: The only one that is taken; it may be a measured kind.
+        shared: How many prompts it read that are those of the measurement; 0: its own are resampled on their own.
+    """
+    theories = {
+        name: _prediction(entry.profile, _theory_sample(entry, subject), shared=shared)
+        for name, entry in subject.theories.items()
+    }
+    measured = {
+        name: _prediction(entry.profile, entry.sample or Sample(entry.profile.influence[None]), shared=shared)
+        for name, entry in subject.measured.items()
+    }
+    if wanted is None:
+        return theories or measured
+    return _only({**measured, **theories}, wanted, run="first")
+
+
+def _measurements(subject: Subject, wanted: str | None) -> dict[str, MeasuredKind]:
+    """What was measured, or the theories, taken as given."""
+    kinds = dict(subject.measured) or {name: MeasuredKind(entry.profile) for name, entry in subject.theories.items()}
+    return kinds if wanted is None else _only(kinds, wanted, run="second")
+
+
+def _only(profiles: Mapping[str, Entry], wanted: str, *, run: str) -> dict[str, Entry]:
+    if wanted not in profiles:
+        raise UsageError(f"the {run} run holds no profile {wanted!r}; it holds: {', '.join(profiles)}")
+    return {wanted: profiles[wanted]}
+
+
+def _shared_units(predicted: Record, measured: Record, kinds: Mapping[str, MeasuredKind]) -> int:
+    """How many prompts both runs read, the same ones in the same order and one unit each; 0 where they differ."""
+    first, second = (record.resolved.get("prompts") or {} for record in (predicted, measured))
+    units = {len(entry.per_prompt) for entry in kinds.values() if entry.per_prompt is not None}
+    same = first.get("sha256") is not None and first["sha256"] == second.get("sha256")
+    return int(first["count"]) if same and units == {first["count"]} else 0
+
+
+def _theory_sample(theory: TheoryProfile, subject: Subject) -> Sample | None:
+    """A theory's own units, grouped as the subject's measured units are; None where it read no prompts."""
+    if theory.per_prompt is None:
+        return None
+    groups = [entry.groups for entry in subject.measured.values() if entry.groups is not None]
+    return Sample.of(theory.per_prompt, next((own for own in groups if len(own) == len(theory.per_prompt)), None))
+
+
+def _prediction(profile: Profile, sample: Sample | None, *, shared: int) -> TheoryProfile:
+    """With its units paired with the measurement's where these are the same prompts, else resampled on their own.
+
+    A measurement of which only the mean was kept is one unit: no interval, no claim.
+    """
+    if sample is None:
+        return TheoryProfile(profile)
+    if 1 < shared == len(sample.units) and sample.groups is None and sample.scales is None:
+        return TheoryProfile(profile, sample.units)
+    return TheoryProfile(profile, sample=sample)

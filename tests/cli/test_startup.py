@@ -1,0 +1,114 @@
+"""Help, `list` and shell completion answer at once: they import nothing heavy, and print nothing but the answer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from posbias.cli.app import app
+from posbias.cli.listing import SORTS, registered_variants
+
+VERBS = sorted(typer.main.get_command(app).commands)
+HEAVY = {"torch", "transformers", "numba", "scipy", "plotly", "matplotlib", "pyarrow", "jinja2", "httpx2"}
+LOADED = f"""
+import sys
+from posbias.cli import main
+
+try:
+    main()
+finally:
+    print(*sorted({HEAVY} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def heavy_modules(*arguments):
+    """What a fresh interpreter imported of the heavy packages to run `posbias ARGUMENTS`."""
+    done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout
+    return done.stderr.split()
+
+
+def test_list_imports_nothing_heavy():
+    assert heavy_modules("list") == []
+
+
+def test_the_help_of_every_verb_imports_nothing_heavy():
+    code = f"""
+import contextlib, io, sys, typer
+from posbias.cli.app import app
+for verb in {VERBS}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        app([verb, "--help"])
+print(*sorted({HEAVY} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_importing_the_library_imports_nothing_heavy():
+    code = f"import sys, posbias; dir(posbias); print(*sorted(({HEAVY} | {{'numpy'}}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+REGISTERED = """
+import json
+from importlib import import_module
+from pkgutil import walk_packages
+import posbias
+from posbias.registry import Registry
+
+found = {}
+for module in walk_packages(posbias.__path__, "posbias."):
+    for name, value in vars(import_module(module.name)).items():
+        if isinstance(value, Registry):
+            found[name] = {variant: (value[variant].__doc__ or "").strip().split("\\n")[0] for variant in value}
+print(json.dumps(found))
+"""
+
+
+def test_what_is_listed_is_what_is_registered():
+    done = subprocess.run([sys.executable, "-c", REGISTERED], capture_output=True, text=True, check=True)
+    live = json.loads(done.stdout)
+    assert registered_variants(SORTS) == {sort: live[registry] for sort, registry in SORTS.items()}
+
+
+@pytest.fixture
+def bash(tmp_path):
+    """Run a line in bash with an empty home, `posbias` on its path."""
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run(line):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, check=True)
+        assert done.stderr == ""
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("posbias mea", {"measure"}),
+        ("posbias re", {"report", "reproduce"}),
+        ("posbias ''", set(VERBS)),
+        ("posbias measure demo --prom", {"--prompts"}),
+        ("posbias models ''", {"get"}),
+        ("posbias predict --nosuch", set()),
+    ],
+)
+def test_bash_completes_verbs_and_options(bash, words, found):
+    cursor = f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    ask = f'eval "$(posbias --show-completion bash)"; {cursor}; _posbias_completion posbias; echo "${{COMPREPLY[@]}}"'
+    assert set(bash(ask).split()) == found
+
+
+def test_completion_is_installed_for_the_shell_at_hand(bash, tmp_path):
+    assert "installed" in bash("posbias --install-completion bash")
+    script = next((tmp_path / ".bash_completions").iterdir())
+    assert script.read_text().strip() == bash("posbias --show-completion bash").strip()
+    assert str(script) in (tmp_path / ".bashrc").read_text()

@@ -1,0 +1,81 @@
+"""What `dir` and `help` show of the library, and what its functions answer to arguments of a wrong class."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import posbias as pb
+
+NAMES = [name for name in pb.__all__ if name != "__version__"]
+
+
+def test_dir_shows_the_public_names_and_no_others():
+    assert dir(pb) == sorted(pb.__all__)
+
+
+def first_sentence(name):
+    text = " ".join(inspect.cleandoc(getattr(pb, name).__doc__).split("\n\n")[0].split())
+    return re.match(r".*?\.(?= [A-Z]|$)", text)[0]
+
+
+def test_the_docstring_lists_every_name_with_its_first_sentence():
+    entries = re.split(r"\n    (?=\w+: )", pb.__doc__.partition("`measure`.\n")[2])[1:]
+    listed = dict(" ".join(entry.split()).split(": ", 1) for entry in entries)
+    assert listed == {name: first_sentence(name) for name in NAMES}
+
+
+def test_help_shows_them():
+    shown = subprocess.run(
+        [sys.executable, "-c", "import posbias; help(posbias)"], capture_output=True, text=True, check=True
+    ).stdout
+    for name in NAMES:
+        assert re.search(rf"^ {{8}}{name}: ", shown, re.MULTILINE), name
+        assert name == "architecture" or re.search(rf"^    (class )?{name}\b *[(=]", shown, re.MULTILINE), name
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return pb.load_model(tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def prompts(model):
+    return pb.load_prompts("default", model, n_positions=12, count=2)
+
+
+def test_measuring_token_ids_says_what_makes_prompts_of_them(model):
+    ids = [[1, 2, 3], [4, 5, 6]]
+    for given in (ids, ids[0], np.array(ids), torch.tensor(ids), "some text", ["some", "texts"], None, model):
+        with pytest.raises(pb.UsageError, match=r"^measure: prompts must be Prompts \(see posbias.load_prompts, which"):
+            pb.measure(model, given)
+    made = pb.load_prompts(ids, model, n_positions=3, count=2)
+    assert pb.measure(model, made, kinds="probability").profiles["probability"].n_positions == 3
+
+
+def test_a_name_where_a_loaded_model_is_wanted_is_refused(prompts):
+    with pytest.raises(pb.UsageError, match=r"^measure: model must be Model \(see posbias.load_model\), got 'demo'$"):
+        pb.measure("demo", prompts)
+
+
+def test_arguments_of_wrong_classes_are_refused_in_one_line(tiny_llama, tmp_path):
+    script = Path(__file__).with_name("wrong_arguments.py")
+    done = subprocess.run(
+        [sys.executable, script, tiny_llama], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    *not_refused, tried = done.stdout.splitlines()
+    assert not_refused == []
+    assert int(tried) > 3000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_submodule_imported_first_hides_no_function():
+
+    for name in NAMES:
+        assert getattr(pb, name) is not None
+    assert all(callable(getattr(pb, name)) for name in ("measure", "compare", "audit", "predict", "power_rollout"))

@@ -1,0 +1,62 @@
+"""Every public name called with arguments of wrong classes; `wrong_arguments.py MODEL` prints what is not refused.
+
+Run in an interpreter of its own, without the type checks that tests switch on: as a user would meet it.
+"""
+
+import inspect
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import posbias as pb
+from posbias.models.model import Model
+
+NOT_CALLED = {"__version__", "architecture", "Audit", "AttentionStatistics", "Comparison", "Decomposition",
+              "Evaluation", "Measurement", "Placement", "Prediction", "Record", "RunError", "Trained", "TrainedMember",
+              "UsageError"}  # fmt: skip
+"""One module, errors, and results, which no user makes."""
+RIGHT = {"audit": (str, Model), "load_model": str, "measure_models": list}
+"""Of what would go on for long, only the first argument is tried, and not what is right there."""
+
+
+def wrong_values(model, prompts):
+    profile = pb.uniform_profile(4)
+    record = pb.predict(pb.Architecture(depth=1), 4).record({})
+    return ([1, 2], [[1, 2], [3, 4]], np.array([[1, 2]]), torch.tensor([[1, 2]]), "demo", ["a", "b"], None, 7, 1.5,
+            {"a": 1}, Path("nowhere"), object(), model, prompts, profile, record)  # fmt: skip
+
+
+def attempts(model):
+    """(name, parameter, value, all arguments) of every call."""
+    prompts = pb.load_prompts("default", model, n_positions=12, count=2)
+    architecture, profile = pb.Architecture(depth=2), pb.uniform_profile(12)
+    known = {"model": model, "prompts": prompts, "subject": architecture, "n_positions": 12, "path": "nowhere",
+             "source": "default", "predicted": profile, "measured": profile, "task": "key_value"}  # fmt: skip
+    for name in sorted({*pb.__all__} - NOT_CALLED):
+        parameters = inspect.signature(getattr(pb, name)).parameters.values()
+        needed = {entry.name: known.get(entry.name, 1) for entry in parameters if entry.default is entry.empty}
+        for parameter in [entry.name for entry in parameters][: 1 if name in RIGHT else None]:
+            for value in wrong_values(model, prompts):
+                if not isinstance(value, RIGHT.get(name, ())):
+                    yield name, parameter, value, {**needed, parameter: value}
+
+
+def main(source):
+    tried = 0
+    for name, parameter, value, arguments in attempts(pb.load_model(source)):
+        tried += 1
+        shown = f"{name}({parameter}={type(value).__name__})"
+        try:
+            getattr(pb, name)(**arguments)
+        except (pb.UsageError, pb.RunError) as error:
+            if "\n" in str(error):
+                print(f"{shown}: several lines: {error}")
+        except Exception as error:
+            print(f"{shown}: {type(error).__name__}: {error}")
+    print(tried)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
