@@ -42,10 +42,10 @@ def _registries() -> dict[str, Registry[Any]]:
     from posbias.interventions import INTERVENTIONS
     from posbias.measurement import KINDS, OUTPUTS
     from posbias.models import FAMILIES
+    from posbias.papers import CLAIMS
     from posbias.tasks.language import LANGUAGE_TASKS
     from posbias.tasks.synthetic import SYNTHETIC_TASKS
     from posbias.theory import THEORIES
-    from posbias.theory.claims import CLAIMS
     from posbias.training import OPTIMISERS, STOPPING
 
     return {

@@ -19,13 +19,13 @@ def report(
 ) -> None:
     """Draw the HTML report and PNGs of finished runs; no model is loaded."""
     from posbias.cli.output import print_document
+    from posbias.papers.claims_page import write_claims_report
+    from posbias.papers.reproduction import write_reproduction_report
     from posbias.records import check_writable, load_record
     from posbias.report import write_report
     from posbias.report.attention import write_attention_report
     from posbias.report.behaviour import write_behaviour_report
-    from posbias.report.claims import write_claims_report
     from posbias.report.decompositions import write_decomposition_report
-    from posbias.report.reproductions import write_reproduction_report
     from posbias.report.ties import write_ties_report
     from posbias.report.training import write_training_report
 

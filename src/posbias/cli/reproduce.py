@@ -74,10 +74,10 @@ def reproduce(
 ) -> None:
     """Run a published experiment again: what the paper reports, what comes out, and what survives."""
     from posbias.cli.invocation import command_line, passed_arguments
+    from posbias.papers import PAPERS
+    from posbias.papers import reproduce as run_again
+    from posbias.papers.reproduction import reproduction_record
     from posbias.records import run_directory
-    from posbias.report.reproductions import reproduction_record
-    from posbias.reproduce import PAPERS
-    from posbias.reproduce import reproduce as run_again
 
     arguments = passed_arguments(context)
     _ = PAPERS[paper]
@@ -85,13 +85,13 @@ def reproduce(
     options.check_resume(resume, out)
     settings: Any = None
     if paper == BIRTH:
-        from posbias.reproduce.birth_models import BirthSettings
+        from posbias.papers.birth2603.models import BirthSettings
 
         settings = BirthSettings(
             size=size, n_positions=length, births=births, probes=probes, seed=seed, tokenizer=tokenizer
         )
     elif paper in TRAINED:
-        from posbias.reproduce.study_runs import StudySettings, shipped_studies
+        from posbias.papers.study_runs import StudySettings, shipped_studies
         from posbias.training import TrainingRun
 
         chosen = options.engine_of(engine, workers=workers, threads=threads, address=ray_address)
@@ -118,8 +118,8 @@ def _finish(record: "Record", directory: Path | None, *, as_json: bool) -> None:
     from rich.console import Console
 
     from posbias.cli.output import print_json
+    from posbias.papers.reproduction import show_reproduction, write_reproduction_report
     from posbias.records import plain
-    from posbias.report.reproductions import show_reproduction, write_reproduction_report
 
     page = None
     if directory is not None:

@@ -13,9 +13,8 @@ from posbias.report.conditions import conditions_of
 from posbias.report.files import page_template, write_page
 from posbias.report.heatmaps import HeatMap, interactive_map, png_map
 from posbias.report.interactive import interactive, plotly_source
-from posbias.report.reproductions import Table
 from posbias.report.static import png
-from posbias.report.tables import MISSING, number_text, print_notes, print_tables, share_text
+from posbias.report.tables import MISSING, Table, number_text, print_notes, print_tables, share_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.version import __version__
 

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,17 @@ VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
 BOOTSTRAP_SEED = 0
 """Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
 MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Ready-made text cells."""
+
+    title: str
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+
+
 """What a table shows where there is no number."""
 
 
