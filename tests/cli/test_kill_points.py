@@ -31,7 +31,7 @@ main()
 POINTS = {
     "calibrating": ("posbias.measurement.cost", "peak_tensor_bytes", 2),
     "saving": ("posbias.records", "_remove_report", 1),
-    "reporting": ("posbias.report.files", "write_atomically", 2),
+    "reporting": ("posbias.report.page", "write_atomically", 2),
     "clearing": ("posbias.parts", "clear_parts", 2),
 }
 """Module, function and number of the call in which a run dies: in its second short run; between the record's two files;

@@ -13,9 +13,11 @@ from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO
 from posbias.papers.liu2026.statements import position_copy_findings
 from posbias.papers.liu2026.views import losses_table, position_copy_figures
 from posbias.papers.outcomes import Seeded
-from posbias.papers.reproduction import reproduction_record, stored_figures, write_reproduction_report
+from posbias.papers.reproduction import reproduction_record
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.records import load_record
+from posbias.report.page import write_run_report
+from posbias.report.reproductions import stored_figures
 from posbias.tasks.synthetic.copying_baselines import partial_information_losses
 from posbias.training import TrainingRun
 
@@ -133,7 +135,7 @@ def test_the_smoke_size_runs_and_its_members_are_models(tmp_path):
     record = load_record(tmp_path)
     assert len(stored_figures(record)) == len(made.figures) == 6
     assert record.arrays["2 layers, d 10/loss"].shape == (2, 10)
-    assert write_reproduction_report(record, tmp_path).exists()
+    assert write_run_report(record, tmp_path).exists()
     trained = load_record(tmp_path / "studies" / "study")
     entry = trained.scalars["members"][20]
     model = load_model(str(tmp_path / "studies" / "study" / entry["model"]))

@@ -11,14 +11,9 @@ import pytest
 from rich.console import Console
 
 from posbias.errors import UsageError
-from posbias.papers.reproduction import (
-    render_reproduction,
-    reproduction_record,
-    show_reproduction,
-    stored_figures,
-    write_reproduction_report,
-)
+from posbias.papers.reproduction import reproduction_record
 from posbias.records import Record, load_record
+from posbias.report.page import page_of, report_of, show_report, write_run_report
 
 # In a process of its own: typer hands commands a plain click context, which the type checker of the tests refuses.
 PROGRAM = """
@@ -42,7 +37,7 @@ def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
     assert (record.verb, record.status) == ("reproduce", "done")
     assert len(record.scalars["rows"]) == 5 * 2 * 4
     assert record.arrays["bloom-176b/published/residual"].shape == (256,)
-    page = write_reproduction_report(record, tmp_path).read_text()
+    page = write_run_report(record, tmp_path).read_text()
     assert page.count("<figure>") == 5
     assert 'src="http' not in page
     assert "default-src 'none'" in page
@@ -52,7 +47,7 @@ def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
 
 def test_tables_and_sentences_on_a_pipe(rollout):
     console = Console(file=StringIO(), width=100)
-    show_reproduction(reproduction_record(rollout, {}), console)
+    show_report(report_of(reproduction_record(rollout, {})), console)
     text = console.file.getvalue()
     assert "0.0159" in text
     assert "0.0682" in text
@@ -72,7 +67,7 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
     record = load_record(tmp_path / "run")
     assert record.scalars == document["scalars"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page == render_reproduction(record, stored_figures(record))
+    assert page == page_of(record)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +84,4 @@ def test_bad_requests_are_usage_errors(arguments, complaint):
 
 def test_a_page_is_drawn_from_reproductions_only(tmp_path):
     with pytest.raises(UsageError, match="reproduce"):
-        write_reproduction_report(Record(verb="predict", arguments={}), tmp_path)
+        write_run_report(Record(verb="predict", arguments={}), tmp_path)

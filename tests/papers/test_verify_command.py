@@ -9,8 +9,8 @@ import pytest
 
 from posbias.cli.verify import read_mask
 from posbias.errors import UsageError
-from posbias.papers.claims_page import render_claims, write_claims_report
 from posbias.records import Record, load_record
+from posbias.report.page import page_of, write_run_report
 
 # In a process of its own: typer hands commands a plain click context, which the type checker of the tests refuses.
 PROGRAM = """
@@ -52,7 +52,7 @@ def test_report_saves_the_evidence_and_draws_every_claim_from_it(tmp_path):
         for curve in entry["figure"]["curves"]:
             assert record.arrays[f"{curve['arrays']}/x"].shape == record.arrays[f"{curve['arrays']}/y"].shape
     page = (out / "report.html").read_text()
-    assert page == render_claims(record)
+    assert page == page_of(record)
     assert page.count("<figure>") == 6
     assert 'src="http' not in page
     assert "default-src 'none'" in page
@@ -68,7 +68,7 @@ def test_without_report_a_record_but_no_page(tmp_path):
 
 def test_a_page_is_drawn_from_records_of_verdicts_only(tmp_path):
     with pytest.raises(UsageError, match="verify"):
-        write_claims_report(Record(verb="predict", arguments={}), tmp_path)
+        write_run_report(Record(verb="predict", arguments={}), tmp_path)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".txt"])

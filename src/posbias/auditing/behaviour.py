@@ -28,7 +28,6 @@ from posbias.models import Model
 from posbias.parts import PartStore, clear_parts, made_by
 from posbias.records import REPORT_FILE, Record, run_directory
 from posbias.report import write_report
-from posbias.report.behaviour import write_behaviour_report
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
@@ -116,7 +115,7 @@ def audit_behaviour(
         if directory is not None:
             write_outputs(evaluation, directory)
             record.save(directory)
-            write_behaviour_report(record, directory)
+            write_report([record], directory)
             clear_parts(directory)
     return record
 

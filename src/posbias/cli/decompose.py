@@ -49,7 +49,6 @@ def decompose(
     from posbias.parts import clear_parts
     from posbias.prompts import PromptSource, load_prompts
     from posbias.records import run_directory
-    from posbias.report.decompositions import show_decomposition, write_decomposition_report
 
     options.check_resume(resume, out)
     wanted = resolve_interventions(options.split_literals(interventions))
@@ -70,6 +69,6 @@ def decompose(
             raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
         record = decomposition_record(found, arguments, command=command_line(context))
         record.scalars["cost"] = cost
-        finish(record, out=directory, as_json=json, write=write_decomposition_report, show=show_decomposition)
+        finish(record, out=directory, as_json=json)
         if directory is not None:
             clear_parts(directory)

@@ -120,7 +120,6 @@ def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateO
     from posbias.evaluation.record import evaluation_record, write_outputs
     from posbias.parts import clear_parts
     from posbias.records import run_directory
-    from posbias.report.behaviour import show_behaviour, write_behaviour_report
 
     arguments = passed_arguments(context)
     with run_directory(context.params["out"], verb="evaluate", arguments=arguments) as directory:
@@ -132,13 +131,7 @@ def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateO
         record = evaluation_record(found, arguments, command=command_line(context))
         if directory is not None:
             write_outputs(found, directory)
-        finish(
-            record,
-            out=directory,
-            as_json=context.params["json"],
-            write=write_behaviour_report,
-            show=show_behaviour,
-        )
+        finish(record, out=directory, as_json=context.params["json"])
         if directory is not None:
             clear_parts(directory)
 

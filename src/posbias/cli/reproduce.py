@@ -1,6 +1,5 @@
 """`posbias reproduce`: a published experiment run again, its numbers beside the published ones."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +8,7 @@ from posbias.cli import options
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
-    from posbias.records import Record
+    pass
 
 EXAMPLE = (
     "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
@@ -74,6 +73,7 @@ def reproduce(
 ) -> None:
     """Run a published experiment again: what the paper reports, what comes out, and what survives."""
     from posbias.cli.invocation import command_line, passed_arguments
+    from posbias.cli.output import finish
     from posbias.papers import PAPERS
     from posbias.papers import reproduce as run_again
     from posbias.papers.reproduction import reproduction_record
@@ -100,7 +100,7 @@ def reproduce(
         shipped_studies(paper, settings)
     with run_directory(out, verb="reproduce", arguments=arguments) as directory:
         record = reproduction_record(run_again(paper, settings=settings), arguments, command=command_line(context))
-        _finish(record, directory, as_json=json)
+        finish(record, out=directory, as_json=json)
 
 
 def _refuse_settings(context: typer.Context, paper: str) -> None:
@@ -112,23 +112,3 @@ def _refuse_settings(context: typer.Context, paper: str) -> None:
             owners = ", ".join(owner for owner, names in SETTINGS.items() if name in names)
             flags = " ".join(f"--{flag.replace('_', '-')}" for flag in (*taken, "out", "json"))
             raise UsageError(f"--{name.replace('_', '-')} belongs to {owners}; {paper} takes {flags} only")
-
-
-def _finish(record: "Record", directory: Path | None, *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from posbias.cli.output import print_json
-    from posbias.papers.reproduction import show_reproduction, write_reproduction_report
-    from posbias.records import plain
-
-    page = None
-    if directory is not None:
-        record.save(directory)
-        page = write_reproduction_report(record, directory)
-    if as_json:
-        arrays = {name: plain(array) for name, array in record.arrays.items() if not name.startswith("figures/")}
-        print_json({**record.as_json(), "arrays": arrays})
-        return
-    show_reproduction(record, Console())
-    if page is not None:
-        typer.echo(f"report: {page}")

@@ -24,9 +24,8 @@ def tie(
     from posbias.cli.output import finish
     from posbias.evaluation import tie_runs
     from posbias.records import run_directory
-    from posbias.report.ties import show_ties, write_ties_report
 
     arguments = passed_arguments(context)
     with run_directory(out, verb="tie", arguments=arguments) as directory:
         record = tie_runs(runs, seed=seed, arguments=arguments, command=command_line(context))
-        finish(record, out=directory, as_json=json, write=write_ties_report, show=show_ties)
+        finish(record, out=directory, as_json=json)

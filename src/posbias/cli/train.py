@@ -39,7 +39,6 @@ def train(
     from posbias.cli.output import finish
     from posbias.parts import clear_parts
     from posbias.records import run_directory
-    from posbias.report.training import show_training, write_training_report
     from posbias.training import TrainingRun, load_study, run_study, training_record
 
     options.check_resume(resume, out)
@@ -50,7 +49,7 @@ def train(
         run = TrainingRun(engine=chosen, device=device, directory=directory, resume=resume, stack_size=stack_size)
         done = run_study(wanted, run=run, confirmed=yes)
         record = training_record(done, arguments, command=command_line(context))
-        finish(record, out=directory, as_json=json, write=write_training_report, show=show_training)
+        finish(record, out=directory, as_json=json)
         if directory is not None:
             clear_parts(directory)
         if record.error is not None:

@@ -62,7 +62,7 @@ def verify(
     With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
     """
     from posbias.cli.output import print_json
-    from posbias.papers.claims_page import claims_record
+    from posbias.papers.claims import claims_record
     from posbias.records import run_directory
 
     arguments = passed_arguments(context)
@@ -150,12 +150,12 @@ def read_mask(text: str, n_positions: int) -> "np.ndarray":
 
 
 def _save(record: "Record", directory: Path | None, *, report: bool) -> Path | None:
-    from posbias.papers.claims_page import write_claims_report
+    from posbias.report import write_report
 
     if directory is None:
         return None
     record.save(directory)
-    return write_claims_report(record, directory) if report else None
+    return write_report([record], directory) if report else None
 
 
 def described(verdict: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from jaxtyping import Float64
 from posbias.checks import check_seed
 from posbias.errors import UsageError
 from posbias.progress import track
+from posbias.records import Record
 from posbias.registry import Registry
 
 CLAIMS: Registry["Claim"] = Registry("claim")
@@ -200,3 +201,55 @@ def claim_generator(name: str, seed: int) -> np.random.Generator:
 def curve(label: str, x: Any, y: Any) -> Series:
     """A series from anything array-like."""
     return Series(label, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+
+
+def claims_record(
+    verdicts: Sequence[Verdict],
+    arguments: Mapping[str, Any],
+    *,
+    seed: int,
+    command: str = "",
+    read: Mapping[str, Any] | None = None,
+) -> Record:
+    """Verdicts with the evidence behind them.
+
+    Args:
+        verdicts: On random instances, or on one model.
+        arguments: What the user passed.
+        seed: Of the instances, or of the prompts.
+        command: What repeats it in a shell.
+        read: Of a model: `model` and `prompts` as they describe themselves.
+
+    Returns:
+        A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, each with its `figure` (labels and
+        array names); the curves are arrays `evidence/<claim>/<number>/x` and `/y`.
+    """
+    record = Record(
+        verb="verify",
+        arguments=dict(arguments),
+        resolved={"title": _title(read or {}), "command": command, **(read or {})},
+        seeds={"claims": seed},
+    )
+    entries = []
+    for verdict in verdicts:
+        figure = verdict.finding.figure
+        stems = [f"evidence/{verdict.claim.name}/{number}" for number in range(len(figure.series))]
+        for stem, series in zip(stems, figure.series, strict=True):
+            record.arrays[f"{stem}/x"], record.arrays[f"{stem}/y"] = series.x, series.y
+        drawn = {
+            "x_label": figure.x_label,
+            "y_label": figure.y_label,
+            "log_x": figure.log_x,
+            "log_y": figure.log_y,
+            "curves": [
+                {"label": series.label, "arrays": stem} for stem, series in zip(stems, figure.series, strict=True)
+            ],
+        }
+        entries.append({**verdict.as_dict(), "figure": drawn})
+    record.scalars["verdicts"] = entries
+    return record
+
+
+def _title(read: Mapping[str, Any]) -> str:
+    tested = "Published claims put to the test"
+    return f"{tested} on {read['model'].get('source', 'a model')}" if "model" in read else tested

@@ -1,25 +1,21 @@
-"""The report: one HTML file that works offline and makes no request, PNGs of its figures beside it.
-
-Everything comes from records. The template escapes all text; plotly is inlined once; a content security policy in
-the page forbids any external load, so a report can be mailed around and opened years later.
-"""
+"""The page of runs that hold profiles (audit, measure, predict, compare): one run, or several side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from posbias.errors import UsageError
 from posbias.records import Record
 from posbias.report.checks import depth_cells, detail_cells, found_cells, precision_cells
 from posbias.report.figures import Figure, figures_of, side_by_side
-from posbias.report.files import links_of, page_template, write_page
 from posbias.report.findings import Finding, findings_of, grouped
 from posbias.report.ingredients import TITLE, ingredient_cells
-from posbias.report.interactive import interactive, plotly_source
+from posbias.report.interactive import interactive
 from posbias.report.layout import RunView, view_of
+from posbias.report.page import REPORTS, links_of, rendered, write_page, write_run_report
 from posbias.report.static import png
 from posbias.report.tables import (
+    Table,
     comparison_rows,
     mixing_rows,
     number_text,
@@ -31,9 +27,8 @@ from posbias.report.tables import (
     summary_cells,
 )
 from posbias.report.wording import GLOSSARY, KINDS, METRICS, MIXINGS, THEORIES, label
-from posbias.version import __version__
 
-TEMPLATE = "report.html.jinja"
+TEMPLATE = "profiles.html.jinja"
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +40,7 @@ class Section:
     findings: tuple[tuple[Finding, ...], ...]
     """Sentences, grouped by the measurement they speak of."""
     figures: tuple[Figure, ...]
-    tables: tuple[dict[str, Any], ...]
+    tables: tuple[Table, ...]
 
 
 def write_report(records: Sequence[Record], out: Path) -> Path:
@@ -59,11 +54,16 @@ def write_report(records: Sequence[Record], out: Path) -> Path:
         The path of the HTML file.
 
     Raises:
-        UsageError: no records, or one that failed or holds no profile.
+        UsageError: no records, one that failed or holds no profile, or one whose verb is drawn by itself beside others.
         RunError: the files cannot be written.
     """
     if not records:
         raise UsageError("a report needs at least one run")
+    alone = [record.verb for record in records if record.verb in REPORTS]
+    if alone and len(records) > 1:
+        raise UsageError(f"runs of {alone[0]} are drawn one at a time, without others beside them")
+    if alone:
+        return write_run_report(records[0], out)
     sections = _sections([view_of(record) for record in records])
     shared = side_by_side([section.view for section in sections]) if len(sections) > 1 else []
     pictures = {f"{figure.slug}.png": png(figure) for figure in shared}
@@ -75,15 +75,14 @@ def write_report(records: Sequence[Record], out: Path) -> Path:
 
 def render(sections: Sequence[Section], shared: Sequence[Figure], links: Sequence[tuple[str, str]] = ()) -> str:
     """The page as text; `links` are names and addresses of pages beside it."""
-    return page_template(TEMPLATE).render(
+    return rendered(
+        TEMPLATE,
         chart=interactive,
         sections=sections,
         shared=shared,
         links=links,
         overview=_overview([section.view for section in sections]),
-        plotly=plotly_source(),
         glossary=GLOSSARY,
-        version=__version__,
     )
 
 
@@ -118,25 +117,28 @@ def _stem(section: Section, sections: Sequence[Section]) -> str:
     return f"{section.anchor}-" if len(sections) > 1 else ""
 
 
-def _overview(views: Sequence[RunView]) -> list[dict[str, Any]]:
-    tables = [("How near is each theory?", summary_cells(views)), ("Where does the influence lie?", share_cells(views))]
-    return [{"title": title, "header": header, "cells": cells} for title, (header, cells) in tables if cells]
-
-
-def _tables(view: RunView) -> list[dict[str, Any]]:
-    """The detailed tables of one run: every metric, every share, mixing."""
-    builders = [
-        ("Every distance, the flat line's in parentheses", _metric_cells(view)),
-        ("Intervals and noise of W1", _interval_cells(view)),
-        ("Shares of the influence", _detailed_shares(view)),
-        ("Mixing over layers", _mixing_cells(view)),
-        ("How the profile forms with depth", depth_cells([view])),
-        ("What half precision costs", precision_cells([view])),
-        ("What else was found on the prompts", detail_cells([view])),
-        ("What the theory finds beside the profile", found_cells([view])),
-        (TITLE, ingredient_cells(view.ingredients)),
+def _overview(views: Sequence[RunView]) -> list[Table]:
+    tables = [
+        Table("How near is each theory?", *summary_cells(views)),
+        Table("Where does the influence lie?", *share_cells(views)),
     ]
-    return [{"title": title, "header": header, "cells": cells} for title, (header, cells) in builders if cells]
+    return [table for table in tables if table.cells]
+
+
+def _tables(view: RunView) -> list[Table]:
+    """The detailed tables of one run: every metric, every share, mixing."""
+    tables = [
+        Table("Every distance, the flat line's in parentheses", *_metric_cells(view)),
+        Table("Intervals and noise of W1", *_interval_cells(view)),
+        Table("Shares of the influence", *_detailed_shares(view)),
+        Table("Mixing over layers", *_mixing_cells(view)),
+        Table("How the profile forms with depth", *depth_cells([view])),
+        Table("What half precision costs", *precision_cells([view])),
+        Table("What else was found on the prompts", *detail_cells([view])),
+        Table("What the theory finds beside the profile", *found_cells([view])),
+        Table(TITLE, *ingredient_cells(view.ingredients)),
+    ]
+    return [table for table in tables if table.cells]
 
 
 def _metric_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
