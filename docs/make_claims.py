@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from posbias.theory.claims import Verdict, verify
+from posbias.papers import verify
+from posbias.papers.claims import Verdict
 
 HEADER = """# Published claims, put to the test
 
@@ -13,7 +14,7 @@ random bounded content for Wu et al. (ICML 2025), stochastically monotone kernel
 arXiv 2602.16837, uniform causal attention and simulated Jacobians for arXiv 2603.10123. Bounds are evaluated with the
 instance's own epsilon (its smallest admissible attention weight), for every layer, query and key. The verdict follows
 from two comparisons: whether the statement held as printed, and if not whether its corrected form did. Every claim also
-runs with an assumption violated on purpose, and its verdict must then change: `tests/theory_claims` checks it.
+runs with an assumption violated on purpose, and its verdict must then change: `tests/papers` checks it.
 
 - **holds**: every instance satisfied the statement as printed;
 - **holds with a correction**: it did not, or the printed constants did not, and the corrected statement did;

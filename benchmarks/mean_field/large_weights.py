@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from families import Case, gpt2_like, llama_like
-from posbias.intervals import resamples
 from run import distance
 
 from measurement import fresh_model, measure
+from posbias.statistics import resamples
 from posbias.theory.mean_field import mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.networks import scatter
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from posbias.papers.paired import Difference, difference
 from posbias.records import Record, load_record
-from posbias.reproduce.paired import Difference, difference
 
 HERE = Path(__file__).parent
 FIRST_LAST = 1

@@ -7,9 +7,9 @@ directory with models is judged anew by the command that made it, with `--resume
 from dataclasses import replace
 from pathlib import Path
 
+from posbias.papers.liu2026.experiment import position_copy_page, recorded_outcome
+from posbias.papers.reproduction import reproduction_record
 from posbias.records import Record, load_record
-from posbias.report.reproductions import reproduction_record
-from posbias.reproduce.position_copy import position_copy_page, recorded_outcome
 
 HERE = Path(__file__).parent
 SETTINGS = ("size", "studies", "steps", "trained_with")

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.papers.paired import Difference, difference
 from posbias.records import Record, load_record
-from posbias.reproduce.paired import Difference, difference
 
 HERE = Path(__file__).parent
 ENDS = 3

@@ -12,7 +12,8 @@ from posbias.auditing.behaviour_weighing import elsewhere
 from posbias.errors import UsageError
 from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
-from posbias.report.behaviour import render_behaviour, statements_of, tables_of
+from posbias.report.behaviour import statements_of, tables_of
+from posbias.report.page import page_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "example_order(shots=5)"
@@ -91,10 +92,11 @@ def test_every_series_is_tied_to_every_measure(record):
 
 def test_the_page_shows_what_weighs_beside_what_is_used(record):
     assert any(
-        title.startswith("Influence and accuracy") or "log-probability" in title for title, _, _ in tables_of(record)
+        table.title.startswith("Influence and accuracy") or "log-probability" in table.title
+        for table in tables_of(record)
     )
     assert any("rank correlation" in text for text in statements_of(record))
-    page = render_behaviour(record)
+    page = page_of(record)
     assert "behaviour-tie" in page
     assert "answer&#x27;s item" in page or "answer's item" in page or "answer&#39;s item" in page
 

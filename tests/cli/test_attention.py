@@ -169,8 +169,8 @@ def test_wrong_flags_exit_2_with_one_line(posbias, tiny_llama, tmp_path, flags, 
 
 def test_other_runs_are_not_mistaken_for_attention(posbias, tmp_path):
     from posbias.errors import UsageError
-    from posbias.report.attention import write_attention_report
+    from posbias.report.page import write_run_report
 
     assert posbias("predict", "--depth", 2, "--length", 12, "--out", tmp_path / "run").returncode == 0
     with pytest.raises(UsageError, match="verb 'attention', got 'predict'"):
-        write_attention_report(pb.load_record(tmp_path / "run"), tmp_path / "page")
+        write_run_report(pb.load_record(tmp_path / "run"), tmp_path / "page")

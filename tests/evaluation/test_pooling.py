@@ -12,7 +12,8 @@ from posbias.evaluation.pooling import group_runs, pool_ties, read_run
 from posbias.evaluation.record import evaluation_record
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.ties import Pair, tie
-from posbias.report.ties import reasons_of_ties, render_ties, statements_of_ties, tables_of_ties, write_ties_report
+from posbias.report.page import page_of, write_run_report
+from posbias.report.ties import reasons_of_ties, statements_of_ties, tables_of_ties
 from tied_runs import GOLD, PLACES, saved
 
 
@@ -125,12 +126,12 @@ def test_a_single_content_beside_others_gives_no_interval_and_no_claim():
 def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
     record = pb.tie_runs([saved(), saved(model="other")])
     assert any("of 2 measurements" in text for text in statements_of_ties(record))
-    titles = [title for title, _, _ in tables_of_ties(record)]
+    titles = [table.title for table in tables_of_ties(record)]
     assert titles[0] == "What is tied"
     assert any(title.startswith("other: example_order(shots=5) alone") for title in titles)
-    page = render_ties(record)
+    page = page_of(record)
     assert "both held fixed" in page
     assert "tie-correlations" in page
-    write_ties_report(record, tmp_path)
+    write_run_report(record, tmp_path)
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert pictures == {"tie-correlations.png", "tie-ranks-0.png", "tie-0.png", "tie-1.png"}

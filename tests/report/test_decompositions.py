@@ -14,12 +14,10 @@ from posbias.records import Record, load_record
 from posbias.report.decompositions import (
     CAVEAT,
     reasons_of,
-    render_decomposition,
-    show_decomposition,
     statements_of,
     tables_of,
-    write_decomposition_report,
 )
+from posbias.report.page import page_of, report_of, show_report, write_run_report
 
 N_POSITIONS = 40
 
@@ -56,7 +54,7 @@ def record() -> Record:
 
 
 def test_tables_show_shifts_and_gaps_in_points(record):
-    tables = {title: (header, cells) for title, header, cells in tables_of(record)}
+    tables = {table.title: (table.header, table.cells) for table in tables_of(record)}
     header, cells = tables["Shift of the mass in percentage points (Jacobian)"]
     assert header == ["ingredient", "replaced by", "source", "first tenth", "middle tenth", "last tenth"]
     assert [row[:3] for row in cells] == [
@@ -100,33 +98,33 @@ def test_what_was_not_possible_is_told_with_its_reason(record):
 
 def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(record, tmp_path):
     record.save(tmp_path)
-    page = write_decomposition_report(load_record(tmp_path), tmp_path).read_text()
+    page = write_run_report(load_record(tmp_path), tmp_path).read_text()
     assert "made &lt;up&gt;" in page
     assert "made <up>" not in page
     assert "&lt;nothing&gt;" in page
     assert CAVEAT in page
     assert "posbias decompose made-up" in page
-    assert page.count('id="shifts-jacobian"') == 1
+    assert page.count('id="figure-shifts-jacobian"') == 1
     assert 'src="http' not in page
     assert (tmp_path / "shifts-jacobian.png").read_bytes().startswith(b"\x89PNG")
-    assert len(render_decomposition(load_record(tmp_path))) == len(page)
+    assert len(page_of(load_record(tmp_path))) == len(page)
 
 
 def test_a_single_prompt_is_drawn_without_whiskers(tmp_path):
     record = build(1)
-    page = write_decomposition_report(record, tmp_path)
+    page = write_run_report(record, tmp_path)
     assert page.stat().st_size > 1_000_000
-    assert next(cells for title, _, cells in tables_of(record) if title.startswith("Shift"))[0][3].count("[") == 0
+    assert next(table.cells for table in tables_of(record) if table.title.startswith("Shift"))[0][3].count("[") == 0
 
 
 def test_other_records_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="needs a finished record of verb 'decompose', got 'measure'"):
-        write_decomposition_report(Record("measure", {}), tmp_path)
+    with pytest.raises(UsageError, match="unknown report 'measure'"):
+        write_run_report(Record("measure", {}), tmp_path)
 
 
 def test_the_terminal_gets_every_table_and_statement(record):
     console = Console(file=io.StringIO(), width=200)
-    show_decomposition(record, console)
+    show_report(report_of(record), console)
     printed = console.file.getvalue()
-    for text in (*statements_of(record), *reasons_of(record), *(title for title, _, _ in tables_of(record))):
+    for text in (*statements_of(record), *reasons_of(record), *(table.title for table in tables_of(record))):
         assert text in printed

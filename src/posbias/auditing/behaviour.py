@@ -35,9 +35,7 @@ from posbias.measurement import Kind, resolve_kinds
 from posbias.models import Model
 from posbias.parts import PartStore, fingerprint, made_by
 from posbias.records import REPORT_FILE, Record, remove_record, run_directory
-from posbias.report import write_report
-from posbias.report.behaviour import write_behaviour_report
-from posbias.report.files import conclude
+from posbias.report import conclude, write_report
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
@@ -118,7 +116,7 @@ def audit_behaviour(
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
         finished = finished_evaluation(plan.asked, responder, options, **beside)
         if finished is not None and directory is not None:
-            conclude(finished, directory, write_behaviour_report, found=True)
+            conclude(finished, directory, found=True)
             return finished
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
         evaluation = evaluate(plan.asked, responder, options=options)
@@ -136,7 +134,7 @@ def audit_behaviour(
         if directory is not None:
             remove_record(directory)  # of an older run, which had other outputs
             write_outputs(evaluation, directory)
-            conclude(record, directory, write_behaviour_report)
+            conclude(record, directory)
     return record
 
 

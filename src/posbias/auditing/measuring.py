@@ -19,8 +19,7 @@ from posbias.models import Model, load_model
 from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
 from posbias.records import Record, failed_record, finished_record, plain, portable, run_directory
-from posbias.report import write_report
-from posbias.report.files import conclude
+from posbias.report import conclude, write_report
 
 
 @checked
@@ -213,7 +212,7 @@ def _measured(
     with run_directory(path, verb="measure", arguments=arguments, resume=plan.options.run.resume) as own:
         record, found = measure_source(source, plan, directory=own, arguments=arguments, command=command)
         if own is not None:
-            conclude(record, own, lambda done, out: write_report([done], out), found=found)
+            conclude(record, own, found=found)
         return record
 
 

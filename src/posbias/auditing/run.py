@@ -21,8 +21,7 @@ from posbias.models import HuggingFaceModel, Model, load_model
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record, run_directory
-from posbias.report import paragraph, store_subjects, view_of, write_report
-from posbias.report.files import conclude
+from posbias.report import conclude, paragraph, store_subjects, view_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +176,7 @@ def _concluded(record: Record, directory: Path | None, *, found: bool = False) -
     """The page of an audit whose record is saved; None without a directory."""
     if directory is None:
         return None
-    return conclude(record, directory, lambda done, out: write_report([done], out), found=found)
+    return conclude(record, directory, found=found)
 
 
 def _arguments(

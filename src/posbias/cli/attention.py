@@ -63,7 +63,6 @@ def attention(
     from posbias.models import load_model
     from posbias.prompts import PromptSource, load_prompts
     from posbias.records import run_directory
-    from posbias.report.attention import show_attention, write_attention_report
     from posbias.theory.power_rollout import attention_rollouts
 
     wanted = AttentionOptions(
@@ -86,7 +85,7 @@ def attention(
             resolved={"command": command_line(context), "options": wanted.describe()},
         )
         record.scalars["cost"] = cost
-        finish(record, out=directory, as_json=json, write=write_attention_report, show=show_attention)
+        finish(record, out=directory, as_json=json)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -140,9 +140,9 @@ def _audit_with_behaviour(context: typer.Context, settings: "AuditOptions") -> N
 
 
 def _show_audit(finished: "Audit") -> None:
-    from posbias.cli.output import print_summary
+    from posbias.cli.output import print_record
 
-    print_summary(finished.record)
+    print_record(finished.record)
     typer.echo(f"report: {finished.report}")
 
 
@@ -172,12 +172,10 @@ def _plan(context: typer.Context, settings: "AuditOptions") -> "BehaviourPlan":
 
 
 def _show_tie(record: "Record", out: Path | None) -> None:
-    from rich.console import Console
-
+    from posbias.cli.output import print_record
     from posbias.evaluation.record import BEHAVIOUR
     from posbias.records import REPORT_FILE
-    from posbias.report.behaviour import show_behaviour
 
-    show_behaviour(record, Console())
+    print_record(record)
     if out is not None:
         typer.echo(f"report: {out / BEHAVIOUR / REPORT_FILE}")

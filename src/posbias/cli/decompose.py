@@ -56,7 +56,6 @@ def decompose(
     from posbias.models import load_model
     from posbias.prompts import PromptSource, load_prompts
     from posbias.records import run_directory
-    from posbias.report.decompositions import show_decomposition, write_decomposition_report
 
     options.check_resume(resume, out)
     wanted = resolve_interventions(options.split_literals(interventions))
@@ -74,14 +73,7 @@ def decompose(
             cost = preflight_decomposition(loaded, drawn, interventions=wanted, options=settings, max_memory=allowed)
             record = _decomposed(context, loaded, drawn, interventions=wanted, settings=settings)
             record.scalars["cost"] = cost
-        finish(
-            record,
-            out=directory,
-            as_json=json,
-            write=write_decomposition_report,
-            show=show_decomposition,
-            found=finished is not None,
-        )
+        finish(record, out=directory, as_json=json, found=finished is not None)
 
 
 def _decomposed(

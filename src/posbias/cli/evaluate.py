@@ -119,7 +119,6 @@ def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateO
     from posbias.evaluation import evaluate as run_evaluation
     from posbias.evaluation import evaluation_record, finished_evaluation, write_outputs
     from posbias.records import remove_record, run_directory
-    from posbias.report.behaviour import show_behaviour, write_behaviour_report
 
     arguments, out = passed_arguments(context), context.params["out"]
     with run_directory(out, verb="evaluate", arguments=arguments, resume=settings.resume) as directory:
@@ -136,14 +135,7 @@ def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateO
                     write_outputs(found, directory)
         finally:
             responder.close()
-        finish(
-            record,
-            out=directory,
-            as_json=context.params["json"],
-            write=write_behaviour_report,
-            show=show_behaviour,
-            found=finished is not None,
-        )
+        finish(record, out=directory, as_json=context.params["json"], found=finished is not None)
 
 
 def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | None, directory: Path) -> None:

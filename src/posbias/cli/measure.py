@@ -108,7 +108,7 @@ def _measure_several(
 ) -> None:
     """Several models, each in a directory of its own; one that fails does not keep the next from being measured."""
     from posbias.auditing import measure_models
-    from posbias.cli.output import print_json, print_summary, record_document
+    from posbias.cli.output import print_json, print_record, record_document
     from posbias.errors import RunError
 
     documents, failed = {}, {}
@@ -118,7 +118,7 @@ def _measure_several(
         if record.status == "failed":
             failed[name] = record.error
         elif not as_json:
-            print_summary(record)
+            print_record(record)
         documents[name] = record_document(record) if as_json else {}
     if as_json:
         print_json({"models": documents})

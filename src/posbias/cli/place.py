@@ -11,7 +11,7 @@ from posbias.errors import UsageError
 from posbias.files import decoded, file_exists, json_object, read_lines
 
 if TYPE_CHECKING:
-    from posbias.records import Record
+    pass
 
 EXAMPLE = (
     "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number or one JSON "
@@ -34,7 +34,7 @@ def place(
     json: options.Json = False,
 ) -> None:
     """Order passages for one model: where the relevant ones should stand, and what that is worth on held-out data."""
-    from posbias.cli.output import print_json
+    from posbias.cli.output import finish
     from posbias.evaluation import measured_use
     from posbias.evaluation import place as find_order
     from posbias.evaluation.record import load_behaviour
@@ -58,12 +58,7 @@ def place(
             scalars=found.as_record(),
             seeds={"bootstrap": seed},
         )
-        if directory is not None:
-            record.save(directory)
-    if json:
-        print_json(record.as_json())
-    else:
-        _show(record)
+        finish(record, out=directory, as_json=json)
 
 
 def scores_of(text: str) -> list[float]:
@@ -93,11 +88,3 @@ def _number(text: str | float, where: str) -> float:
         raise UsageError(
             f"{where}: {str(text).strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
         ) from None
-
-
-def _show(record: "Record") -> None:
-    from rich.console import Console
-
-    from posbias.report.placement import show_placement
-
-    show_placement(record, Console())

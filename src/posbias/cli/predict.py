@@ -70,7 +70,6 @@ def predict(
     from posbias.cli.output import finish
     from posbias.prompts import PromptSource
     from posbias.records import run_directory
-    from posbias.report.ingredients import show_ingredients
 
     if ingredients and not was_given(context, "theory"):
         theory = "power_rollout"
@@ -93,7 +92,7 @@ def predict(
         )
         if ingredients:
             found = ingredient_record(model, plan, theory=theory, arguments=arguments, command=command)
-            finish(found, out=directory, as_json=json, show=show_ingredients)
+            finish(found, out=directory, as_json=json)
             return
         prediction, read = _of_model(model, plan, theory, prompted=prompts is not None)
         finish(prediction.record(arguments, command=command, **read), out=directory, as_json=json)

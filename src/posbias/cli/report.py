@@ -22,31 +22,12 @@ def report(
     from posbias.directories import held
     from posbias.records import load_record, reading
     from posbias.report import write_report
-    from posbias.report.attention import write_attention_report
-    from posbias.report.behaviour import write_behaviour_report
-    from posbias.report.claims import write_claims_report
-    from posbias.report.decompositions import write_decomposition_report
-    from posbias.report.reproductions import write_reproduction_report
-    from posbias.report.ties import write_ties_report
-    from posbias.report.training import write_training_report
 
     records = [load_record(run) for run in runs]
-    pages = {
-        "attention": write_attention_report,
-        "decompose": write_decomposition_report,
-        "evaluate": write_behaviour_report,
-        "tie": write_ties_report,
-        "train": write_training_report,
-        "verify": write_claims_report,
-        "reproduce": write_reproduction_report,
-    }
-    alone = [record for record in records if record.verb in pages]
-    if alone and len(records) > 1:
-        raise UsageError(f"runs of {alone[0].verb} are drawn one at a time, without others beside them")
     if len(runs) > 1:
         if out is None:
             raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
         options.check_apart(out, runs, verb="drawn")
     with held(out or runs[0]) as directory, reading(*records):
-        page = pages[alone[0].verb](alone[0], directory) if alone else write_report(records, directory)
+        page = write_report(records, directory)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

@@ -1,6 +1,5 @@
 """`posbias reproduce`: a published experiment run again, its numbers beside the published ones."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +8,7 @@ from posbias.cli import options
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
-    from posbias.records import Record
+    pass
 
 EXAMPLE = (
     "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
@@ -74,12 +73,13 @@ def reproduce(
 ) -> None:
     """Run a published experiment again: what the paper reports, what comes out, and what survives."""
     from posbias.cli.invocation import command_line, passed_arguments
+    from posbias.cli.output import finish
+    from posbias.papers import PAPERS
+    from posbias.papers import reproduce as run_again
+    from posbias.papers.reproduction import reproduction_record
+    from posbias.papers.study_runs import finished_reproduction, reproduction_settings
     from posbias.parts import fingerprint
     from posbias.records import run_directory
-    from posbias.report.reproductions import reproduction_record
-    from posbias.reproduce import PAPERS
-    from posbias.reproduce import reproduce as run_again
-    from posbias.reproduce.study_runs import finished_reproduction, reproduction_settings
 
     arguments = passed_arguments(context)
     _ = PAPERS[paper]
@@ -87,13 +87,13 @@ def reproduce(
     options.check_resume(resume, out)
     settings: Any = None
     if paper == BIRTH:
-        from posbias.reproduce.birth_models import BirthSettings
+        from posbias.papers.birth2603.models import BirthSettings
 
         settings = BirthSettings(
             size=size, n_positions=length, births=births, probes=probes, seed=seed, tokenizer=tokenizer
         )
     elif paper in TRAINED:
-        from posbias.reproduce.study_runs import StudySettings, shipped_studies
+        from posbias.papers.study_runs import StudySettings, shipped_studies
         from posbias.training import TrainingRun
 
         chosen = options.engine_of(engine, workers=workers, threads=threads, address=ray_address)
@@ -107,7 +107,7 @@ def reproduce(
             record = reproduction_record(run_again(paper, settings=settings), arguments, command=command_line(context))
             if paper in TRAINED and directory is not None:
                 record.resolved["fingerprint"] = fingerprint(reproduction_settings(paper, settings))
-        _finish(record, directory, as_json=json, found=found is not None)
+        finish(record, out=directory, as_json=json, found=found is not None)
 
 
 def _refuse_settings(context: typer.Context, paper: str) -> None:
@@ -119,21 +119,3 @@ def _refuse_settings(context: typer.Context, paper: str) -> None:
             owners = ", ".join(owner for owner, names in SETTINGS.items() if name in names)
             flags = " ".join(f"--{flag.replace('_', '-')}" for flag in (*taken, "out", "json"))
             raise UsageError(f"--{name.replace('_', '-')} belongs to {owners}; {paper} takes {flags} only")
-
-
-def _finish(record: "Record", directory: Path | None, *, as_json: bool, found: bool) -> None:
-    from rich.console import Console
-
-    from posbias.cli.output import print_json
-    from posbias.records import plain
-    from posbias.report.files import conclude
-    from posbias.report.reproductions import show_reproduction, write_reproduction_report
-
-    page = None if directory is None else conclude(record, directory, write_reproduction_report, found=found)
-    if as_json:
-        arrays = {name: plain(array) for name, array in record.arrays.items() if not name.startswith("figures/")}
-        print_json({**record.as_json(), "arrays": arrays})
-        return
-    show_reproduction(record, Console())
-    if page is not None:
-        typer.echo(f"report: {page}")

@@ -25,11 +25,10 @@ def tie(
     from posbias.evaluation import tie_runs
     from posbias.evaluation.record import load_behaviour
     from posbias.records import reading, run_directory
-    from posbias.report.ties import show_ties, write_ties_report
 
     arguments = passed_arguments(context)
     with run_directory(out, verb="tie", arguments=arguments) as directory:
         records = [load_behaviour(run) for run in runs]
         with reading(*records):
             record = tie_runs(records, seed=seed, arguments=arguments, command=command_line(context))
-        finish(record, out=directory, as_json=json, write=write_ties_report, show=show_ties)
+        finish(record, out=directory, as_json=json)

@@ -38,7 +38,6 @@ def train(
     """Train every member of a study: a grid of masks, encodings, depths and task settings, times seeds."""
     from posbias.cli.output import finish
     from posbias.records import run_directory
-    from posbias.report.training import show_training, write_training_report
     from posbias.training import TrainingRun, load_study, run_study, training_record
 
     options.check_resume(resume, out)
@@ -49,7 +48,6 @@ def train(
         run = TrainingRun(engine=chosen, device=device, directory=directory, resume=resume, stack_size=stack_size)
         done = run_study(wanted, run=run, confirmed=yes)
         record = training_record(done, arguments, command=command_line(context))
-        found = done.found is not None
-        finish(record, out=directory, as_json=json, write=write_training_report, show=show_training, found=found)
+        finish(record, out=directory, as_json=json, found=done.found is not None)
         if record.error is not None:
             raise RunError(record.error)

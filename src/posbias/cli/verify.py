@@ -18,8 +18,8 @@ from posbias.limits import MASK_BYTES
 if TYPE_CHECKING:
     import numpy as np
 
+    from posbias.papers.claims import Verdict
     from posbias.records import Record
-    from posbias.report.claims import Examined
 
 EXAMPLE = (
     "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
@@ -64,8 +64,8 @@ def verify(
     With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
     """
     from posbias.cli.output import print_json
+    from posbias.papers.claims import claims_record
     from posbias.records import run_directory
-    from posbias.report.claims import claims_record
 
     arguments = passed_arguments(context)
     for name in MODEL_FLAGS if model is None else ("mask",):
@@ -74,7 +74,7 @@ def verify(
                 f"--{name.replace('_', '-')} " + ("needs" if model is None else "cannot go with") + " --model"
             )
     with run_directory(out or (DEFAULT_REPORT if report else None), verb="verify", arguments=arguments) as directory:
-        verdicts: Sequence[Examined]
+        verdicts: Sequence[Verdict]
         if model is None:
             verdicts, read = _verdicts(claim, mask, n_positions=length, seed=seed), None
         else:
@@ -91,9 +91,9 @@ def verify(
         typer.echo(f"report: {page}")
 
 
-def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: int) -> "Sequence[Examined]":
-    from posbias.theory.claims import verify as verify_claims
-    from posbias.theory.claims import verify_mask
+def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: int) -> "Sequence[Verdict]":
+    from posbias.papers import verify as verify_claims
+    from posbias.papers import verify_mask
 
     if mask is None:
         return verify_claims(claim, seed=seed)
@@ -104,12 +104,12 @@ def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: in
 
 def _on_model(
     claim: str | None, source: str, prompts: str, *, length: int, draw: tuple[int, int, int | None]
-) -> "tuple[Sequence[Examined], dict[str, Any]]":
+) -> "tuple[Sequence[Verdict], dict[str, Any]]":
     """Verdicts on a model, and what was read; `draw`: count and seed of prompts, seed of initialisation."""
     from posbias.models import load_model
+    from posbias.papers import verify_model
+    from posbias.papers.claims import selected
     from posbias.prompts import load_prompts
-    from posbias.theory.claims.claim import selected
-    from posbias.theory.model_claims import verify_model
 
     selected(claim)  # before the model is loaded
     count, seed, init_seed = draw
@@ -127,7 +127,7 @@ def read_mask(text: str, n_positions: int) -> "np.ndarray":
     import numpy as np
 
     from posbias.architecture import MASKS
-    from posbias.theory.claims.wu2025_graphs import LARGEST_MASK
+    from posbias.papers.wu2025.graphs import LARGEST_MASK
 
     path = Path(text)
     if path.suffix not in {".npy", ".csv", ".txt"}:
@@ -150,12 +150,12 @@ def read_mask(text: str, n_positions: int) -> "np.ndarray":
 
 
 def _save(record: "Record", directory: Path | None, *, report: bool) -> Path | None:
-    from posbias.report.claims import write_claims_report
+    from posbias.report import write_report
 
     if directory is None:
         return None
     record.save(directory)
-    return write_claims_report(record, directory) if report else None
+    return write_report([record], directory) if report else None
 
 
 def described(verdict: dict[str, Any]) -> str:

@@ -1,82 +1,33 @@
-"""An attention run on the terminal and as one offline HTML page with its figures, drawn from the record alone."""
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+"""An attention run in tables and figures, from its record alone."""
 
 import numpy as np
 
 from posbias.records import Record
 from posbias.report.attention_figures import attention_figures
-from posbias.report.attention_view import AttentionView
-from posbias.report.conditions import conditions_of
-from posbias.report.files import page_template, write_page
-from posbias.report.heatmaps import HeatMap, interactive_map, png_map
-from posbias.report.interactive import interactive, plotly_source
-from posbias.report.reproductions import Table
-from posbias.report.static import png
-from posbias.report.tables import number_text, print_notes, print_tables, share_text
+from posbias.report.attention_view import VERB, AttentionView
+from posbias.report.page import REPORTS, Report
+from posbias.report.tables import Table, number_text, share_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.statistics import Interval
-from posbias.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-TEMPLATE = "attention.html.jinja"
 
 
-def write_attention_report(record: Record, out: Path) -> Path:
-    """Write `report.html` and a PNG per figure into `out`, each atomically.
-
-    Raises:
-        UsageError: the record is not one of a finished attention run.
-        RunError: the files cannot be written.
-    """
+@REPORTS.register(VERB)
+def attention_report(record: Record) -> Report:
+    """What attention looks like: the whole model, every layer, and the rollouts."""
     view = AttentionView(record)
-    figures = attention_figures(view)
-    pictures = {
-        f"{figure.slug}.png": png_map(figure) if isinstance(figure, HeatMap) else png(figure) for figure in figures
-    }
-    charts = [
-        interactive_map(figure, anchor=f"figure-{figure.slug}")
-        if isinstance(figure, HeatMap)
-        else interactive(figure, anchor=f"figure-{figure.slug}")
-        for figure in figures
-    ]
-    return write_page(render_attention(view, charts), out, pictures=pictures)
-
-
-def render_attention(view: AttentionView, charts: Sequence[str]) -> str:
-    """The page as text."""
-    record = view.record
-    return page_template(TEMPLATE).render(
-        title=view.title,
-        subtitle=_subtitle(view),
-        tables=attention_tables(view),
-        charts=charts,
-        notes=[*record.scalars["caveats"], *record.scalars["left_out"]],
+    return Report(
+        kicker="posbias · what attention looks like",
+        title=f"{view.title}: {_prompts(view)}",
+        summary=[_whole_table(view)],
+        figures=attention_figures(view),
+        tables=[_layer_table(view), _rollout_table(view)],
+        left_out=record.scalars["left_out"],
+        caveats=record.scalars["caveats"],
         glossary=ATTENTION_GLOSSARY,
-        command=record.resolved.get("command", ""),
-        conditions=conditions_of(record),
-        plotly=plotly_source(),
-        version=__version__,
     )
 
 
-def show_attention(record: Record, console: "Console") -> None:
-    """Print the tables and what was left out: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    view = AttentionView(record)
-    print_tables(((table.title, table.header, table.cells) for table in attention_tables(view)), console)
-    print_notes([*record.scalars["caveats"], *record.scalars["left_out"]], console)
-
-
-def attention_tables(view: AttentionView) -> list[Table]:
-    """The whole model, every layer, and the rollouts."""
-    return [_whole_table(view), _layer_table(view), _rollout_table(view)]
-
-
-def _subtitle(view: AttentionView) -> str:
+def _prompts(view: AttentionView) -> str:
     prompts = "1 prompt" if view.count == 1 else f"{view.count} prompts"
     return f"{prompts} of {view.n_positions} tokens"
 
@@ -111,7 +62,7 @@ def _whole_table(view: AttentionView) -> Table:
         low, high = (np.inf if end is None else float(end[0]) for end in (line.low, line.high))
         text = f"queries that give position 0 more than {threshold:g}"
         cells.append([text, Interval(float(line.value[0]), low, high).text(), ""])
-    return Table(f"Attention of {view.title}, {_subtitle(view)}", ("what", "mean [95 %]", "flat line"), cells)
+    return Table(f"Attention of {view.title}, {_prompts(view)}", ("what", "mean [95 %]", "flat line"), cells)
 
 
 def _layer_table(view: AttentionView) -> Table:

@@ -1,31 +1,21 @@
-"""A record of behaviour by position in words and tables, on the terminal and as one offline page with its figures.
+"""A record of behaviour by position in words, tables and figures.
 
 Everything comes from the record (layout: posbias/evaluation/record.py and, where influence was measured on the same
 prompts, posbias/auditing/behaviour.py).
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from posbias.errors import UsageError
 from posbias.records import Record
 from posbias.report.behaviour_figures import MEASURES, behaviour_figures
-from posbias.report.conditions import conditions_of, title_of
-from posbias.report.files import links_of, page_template, write_page
-from posbias.report.interactive import interactive, plotly_source
-from posbias.report.static import png
-from posbias.report.tables import interval_text, print_notes, print_tables
+from posbias.report.conditions import title_of
+from posbias.report.page import REPORTS, Report
+from posbias.report.tables import Table, interval_text
 from posbias.report.tie_tables import TIE_CAVEAT, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
 from posbias.statistics.intervals import MISSING
-from posbias.version import __version__
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-TEMPLATE = "behaviour.html.jinja"
-KICKER = "posbias · behaviour by position"
 NOTE = (
     "One content is asked once per position; only the item that holds the answer moves. Shaded bands are 95 % "
     "intervals over contents, position by position; statements about differences rest on the same contents at all "
@@ -33,64 +23,39 @@ NOTE = (
 )
 
 Stored = Mapping[str, Any]
-Table = tuple[str, list[str], list[list[str]]]
-"""Title, header, cells."""
 
 
-def write_behaviour_report(record: Record, out: Path) -> Path:
-    """Write `report.html` and a PNG per figure into `out`, each atomically.
-
-    Raises:
-        UsageError: the record is not a finished evaluation.
-        RunError: the files cannot be written.
-    """
-    if record.verb != "evaluate" or "curves" not in record.scalars:
-        raise UsageError(f"a report of behaviour needs a finished record of verb 'evaluate', got {record.verb!r}")
-    pictures = {f"{figure.slug}.png": png(figure) for figure in behaviour_figures(record)}
-    return write_page(render_behaviour(record, out), out, pictures=pictures)
-
-
-def render_behaviour(record: Record, out: Path | None = None) -> str:
-    """The page as text; with the directory it will lie in, the pages beside it are linked."""
-    return page_template(TEMPLATE).render(
-        kicker=KICKER,
+@REPORTS.register("evaluate")
+def behaviour_report(record: Record) -> Report:
+    """Scores by position, differences to the best one, and the tie to influence where it was measured."""
+    return Report(
+        kicker="posbias · behaviour by position",
         title=title_of(record),
-        links=links_of(record, out),
-        caveat=TIE_CAVEAT if "tie" in record.scalars else "",
         statements=statements_of(record),
-        charts=[interactive(figure, anchor=figure.slug) for figure in behaviour_figures(record)],
+        figures=behaviour_figures(record),
         note=NOTE,
         tables=tables_of(record),
-        reasons=reasons_of(record),
-        command=record.resolved.get("command", ""),
-        conditions=conditions_of(record),
-        plotly=plotly_source(),
-        version=__version__,
+        left_out=reasons_of(record),
+        caveats=[TIE_CAVEAT] if "tie" in record.scalars else [],
     )
-
-
-def show_behaviour(record: Record, console: "Console") -> None:
-    """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    print_tables(tables_of(record), console)
-    print_notes([*statements_of(record), *reasons_of(record)], console)
 
 
 def tables_of(record: Record) -> list[Table]:
     """Scores by position, differences to the best one, and the tie where it was measured."""
     tables: list[Table] = [
-        (
+        Table(
             f"{record.resolved['task']}: by position of the answer (0 ... {record.scalars['n_items'] - 1})",
             *_score_cells(record),
         )
     ]
     for name, curve in record.scalars["curves"].items():
         if curve["comparison"] is not None:
-            tables.append((f"{label(MEASURES, name)}: against the best position", *_difference_cells(curve)))
+            tables.append(Table(f"{label(MEASURES, name)}: against the best position", *_difference_cells(curve)))
     tables += [
-        (f"Influence and {label(MEASURES, measure)} over positions", *tie_cells(_series(record), measure))
+        Table(f"Influence and {label(MEASURES, measure)} over positions", *tie_cells(_series(record), measure))
         for measure in tied_measures(_series(record))
     ]
-    return [table for table in tables if table[2]]
+    return [table for table in tables if table.cells]
 
 
 def statements_of(record: Record) -> list[str]:

@@ -1,164 +1,73 @@
-"""Verdicts on published claims as a record, and that record as one offline HTML page with a figure per claim.
+"""Verdicts on published claims, from the record of `verify` alone: a table of all, then each with its evidence."""
 
-The page is drawn from the record alone: verdicts from its scalars, curves from its arrays.
-"""
+from collections.abc import Mapping
+from typing import Any
 
-import html
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-from posbias.errors import UsageError
 from posbias.records import Record
-from posbias.report.files import page_template, write_page
-from posbias.report.interactive import CONFIG, FONT, plotly_source
-from posbias.report.palette import GRID, INK, RUNS
-from posbias.theory.claims import Claim, Finding
-from posbias.version import __version__
+from posbias.report.figures import Curve, Figure
+from posbias.report.page import REPORTS, Report, Section
+from posbias.report.palette import RUNS
+from posbias.report.tables import Table
+from posbias.statistics.intervals import MISSING
 
-TEMPLATE = "claims.html.jinja"
+MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
+"""Colours of verdicts; the others lie between."""
 
-
-@runtime_checkable
-class Examined(Protocol):
-    """A claim with a verdict, on random instances or on a model."""
-
-    @property
-    def claim(self) -> Claim:
-        """As published."""
-
-    @property
-    def finding(self) -> Finding:
-        """What the experiment saw."""
-
-    @property
-    def verdict(self) -> str:
-        """What follows from it."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values; the evidence arrays are kept apart."""
+Stored = Mapping[str, Any]
 
 
-def claims_record(
-    verdicts: Sequence[Examined],
-    arguments: Mapping[str, Any],
-    *,
-    seed: int,
-    command: str = "",
-    read: Mapping[str, Any] | None = None,
-) -> Record:
-    """Verdicts with the evidence behind them.
-
-    Args:
-        verdicts: On random instances, or on one model.
-        arguments: What the user passed.
-        seed: Of the instances, or of the prompts.
-        command: What repeats it in a shell.
-        read: Of a model: `model` and `prompts` as they describe themselves.
-
-    Returns:
-        A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, each with its `figure` (labels and
-        array names); the curves are arrays `evidence/<claim>/<number>/x` and `/y`.
-    """
-    record = Record(
-        verb="verify",
-        arguments=dict(arguments),
-        resolved={"title": _title(read or {}), "command": command, **(read or {})},
-        seeds={"claims": seed},
-    )
-    entries = []
-    for verdict in verdicts:
-        figure = verdict.finding.figure
-        stems = [f"evidence/{verdict.claim.name}/{number}" for number in range(len(figure.series))]
-        for stem, series in zip(stems, figure.series, strict=True):
-            record.arrays[f"{stem}/x"], record.arrays[f"{stem}/y"] = series.x, series.y
-        drawn = {
-            "x_label": figure.x_label,
-            "y_label": figure.y_label,
-            "log_x": figure.log_x,
-            "log_y": figure.log_y,
-            "curves": [
-                {"label": series.label, "arrays": stem} for stem, series in zip(stems, figure.series, strict=True)
-            ],
-        }
-        entries.append({**verdict.as_dict(), "figure": drawn})
-    record.scalars["verdicts"] = entries
-    return record
-
-
-def _title(read: Mapping[str, Any]) -> str:
-    tested = "Published claims put to the test"
-    return f"{tested} on {read['model'].get('source', 'a model')}" if "model" in read else tested
-
-
-def write_claims_report(record: Record, out: Path) -> Path:
-    """Write `report.html` into `out`, atomically.
-
-    Raises:
-        UsageError: the record is not one of verified claims.
-        RunError: the file cannot be written.
-    """
-    if record.verb != "verify" or "verdicts" not in record.scalars:
-        raise UsageError(f"a claims report needs a record of verb 'verify', got {record.verb!r}")
-    return write_page(render_claims(record), out)
-
-
-def render_claims(record: Record) -> str:
-    """The page as text."""
+@REPORTS.register("verify")
+def claims_report(record: Record) -> Report:
+    """Every claim with its verdict, its number and the curves behind it."""
     verdicts = record.scalars["verdicts"]
-    return page_template(TEMPLATE).render(
+    cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
+    return Report(
+        kicker="posbias · published statements on position bias as numerical experiments",
         title=record.resolved.get("title", "Published claims put to the test"),
-        command=record.resolved.get("command", ""),
-        seed=record.seeds.get("claims", 0),
-        verdicts=verdicts,
-        charts=[_chart(record, entry, f"figure-{number}") for number, entry in enumerate(verdicts)],
-        plotly=plotly_source(),
-        version=__version__,
+        summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
+        sections=[_section(record, entry, number) for number, entry in enumerate(verdicts)],
     )
 
 
-def _chart(record: Record, entry: Mapping[str, Any], anchor: str) -> str:
-    """The evidence for one verdict as an HTML fragment."""
-    import plotly.graph_objects as graph
+def _section(record: Record, entry: Stored, number: int) -> Section:
+    instances = f"{entry['instances']} instance{'' if entry['instances'] == 1 else 's'}"
+    return Section(
+        title=entry["claim"],
+        verdict=entry["verdict"],
+        mark=MARKS.get(entry["verdict"], "correction"),
+        source=f"{entry['paper']}; {entry['source']}",
+        texts=[entry["statement"], f"{entry['computed']}: {_value(entry)}; {instances}."],
+        finding=entry["sharper"],
+        figure=_figure(record, entry["figure"], f"claim-{number}"),
+        note=_assumptions(entry),
+    )
 
-    figure = entry["figure"]
-    chart = graph.Figure()
-    for curve, stroke in zip(figure["curves"], RUNS, strict=False):
-        chart.add_trace(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": html.escape(curve["label"]),
-                "x": record.arrays[f"{curve['arrays']}/x"],
-                "y": record.arrays[f"{curve['arrays']}/y"],
-                "line": {"color": stroke.colour, "dash": stroke.dash, "width": 2.2},
-                "hovertemplate": "%{y:.3g}",
-            }
+
+def _assumptions(entry: Stored) -> str:
+    if "premises" in entry:
+        found = (
+            f"{each['premise']} – {'met' if each['met'] else 'not met'}"
+            + (f" ({each['found']})" if each["found"] else "")
+            for each in entry["premises"]
         )
-    chart.update_layout(
-        font={"family": FONT, "color": INK, "size": 13},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        hovermode="x unified",
-        margin={"l": 80, "r": 20, "t": 30, "b": 90},
-        legend={"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
-        xaxis=_axis(figure["x_label"], logarithmic=figure["log_x"]),
-        yaxis=_axis(figure["y_label"], logarithmic=figure["log_y"]),
-    )
-    fragment: str = chart.to_html(
-        full_html=False, include_plotlyjs=False, div_id=anchor, default_height="400px", config=CONFIG
-    )
-    return fragment
+        return f"Premises on this model: {'; '.join(found)}."
+    broken = f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
+    return f"Assumes: {'; '.join(entry['assumptions'])}.{broken}"
 
 
-def _axis(label: str, *, logarithmic: bool) -> dict[str, Any]:
-    return {
-        "title": {"text": html.escape(label)},
-        "type": "log" if logarithmic else "linear",
-        "exponentformat": "power",
-        "gridcolor": GRID,
-        "linecolor": INK,
-        "showline": True,
-        "ticks": "outside",
-        "zeroline": False,
-    }
+def _premise(stored: Stored) -> str:
+    found = f" ({stored['found']})" if stored["found"] else ""
+    return f"{stored['premise']} – {'met' if stored['met'] else 'not met'}{found}"
+
+
+def _value(entry: Stored) -> str:
+    return MISSING if entry["value"] is None else f"{entry['value']:.4g}"
+
+
+def _figure(record: Record, stored: Stored, slug: str) -> Figure:
+    curves = [
+        Curve(curve["label"], record.arrays[f"{curve['arrays']}/x"], record.arrays[f"{curve['arrays']}/y"], stroke)
+        for curve, stroke in zip(stored["curves"], RUNS, strict=False)
+    ]
+    axes = "".join(name for name in "xy" if stored[f"log_{name}"])
+    return Figure(slug, "", stored["x_label"], stored["y_label"], tuple(curves), log_axes=axes)

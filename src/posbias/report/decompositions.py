@@ -1,88 +1,64 @@
-"""A decomposition's record in words and tables, on the terminal and as one offline HTML page with its figures.
+"""A decomposition's record in words, tables and figures.
 
 Everything comes from the record (layout: posbias/decomposition/record.py). Shifts are in percentage points of the
 influence; a statement is made only where an interval over at least 6 prompts leaves zero out.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posbias.comparison import UNITS_FOR_CLAIM
-from posbias.errors import UsageError
 from posbias.records import Record
-from posbias.report.conditions import caveats_of, conditions_of
-from posbias.report.files import page_template, write_page
-from posbias.report.interactive import plotly_source
-from posbias.report.shift_bars import SOURCE_NAMES, bars_of, shift_chart, shift_png
-from posbias.report.tables import print_notes, print_tables
+from posbias.report.conditions import caveats_of
+from posbias.report.page import REPORTS, Report
+from posbias.report.shift_figure import SOURCE_NAMES, shift_figure, stored_shifts
+from posbias.report.tables import VERDICTS, Table
 from posbias.report.wording import KINDS, STATISTICS, label
 from posbias.statistics.intervals import MISSING
-from posbias.version import __version__
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-TEMPLATE = "decomposition.html.jinja"
-VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
 CAVEAT = (
     "A changed model computes off its training distribution: a shift says what the trained weights do without the "
     "ingredient, not what a model trained without it would do."
 )
 
+NOTE = (
+    "Masses: the shares of influence on the first tenth of the context, on the tenth around its centre and on the last "
+    "tenth. A shift is a prompt's mass with the ingredient replaced less its mass without, averaged; brackets and "
+    "whiskers are 95 % bootstrap intervals over prompts, the same prompts on both sides. A point that is missing has "
+    "its reason below."
+)
+
 Stored = Mapping[str, Any]
-Table = tuple[str, list[str], list[list[str]]]
-"""Title, header, cells."""
 
 
-def write_decomposition_report(record: Record, out: Path) -> Path:
-    """Write `report.html` and a PNG per measured kind into `out`, each atomically.
-
-    Raises:
-        UsageError: the record is not a finished decomposition.
-        RunError: the files cannot be written.
-    """
-    if record.verb != "decompose" or "shifts" not in record.scalars:
-        raise UsageError(f"a decomposition's report needs a finished record of verb 'decompose', got {record.verb!r}")
-    pictures = {f"shifts-{kind}.png": shift_png(record, kind) for kind in _drawn(record)}
-    return write_page(render_decomposition(record), out, pictures=pictures)
-
-
-def render_decomposition(record: Record) -> str:
-    """The page as text."""
-    return page_template(TEMPLATE).render(
+@REPORTS.register("decompose")
+def decomposition_report(record: Record) -> Report:
+    """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
+    return Report(
+        kicker="posbias · ingredients of a profile, replaced one at a time",
         title=f"What makes the profile of {record.resolved['title']}",
-        caveats=[CAVEAT, *caveats_of(record)],
         statements=statements_of(record),
-        charts=[shift_chart(record, kind, anchor=f"shifts-{kind}") for kind in _drawn(record)],
+        figures=[shift_figure(record, kind) for kind in _drawn(record)],
+        note=NOTE,
         tables=tables_of(record),
-        reasons=reasons_of(record),
-        command=record.resolved.get("command", ""),
-        conditions=conditions_of(record),
-        plotly=plotly_source(),
-        version=__version__,
+        left_out=reasons_of(record),
+        caveats=[*caveats_of(record), CAVEAT],
     )
-
-
-def show_decomposition(record: Record, console: "Console") -> None:
-    """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    print_tables(tables_of(record), console)
-    print_notes([*statements_of(record), *reasons_of(record), *caveats_of(record), CAVEAT], console)
 
 
 def tables_of(record: Record) -> list[Table]:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
-    tables: list[Table] = [("Masses with nothing replaced (a flat line: 10 % each)", *_baseline_cells(record))]
+    tables: list[Table] = [Table("Masses with nothing replaced (a flat line: 10 % each)", *_baseline_cells(record))]
     for kind in _drawn(record):
         name = label(KINDS, kind)
-        tables.append((f"Shift of the mass in percentage points ({name})", *_cells(record, kind, "shift")))
+        tables.append(Table(f"Shift of the mass in percentage points ({name})", *_cells(record, kind, "shift")))
         gaps = _cells(record, kind, "gap")
         if gaps[1]:
-            tables.append((f"Theory's shift less the measured one, in points ({name})", *gaps))
+            tables.append(Table(f"Theory's shift less the measured one, in points ({name})", *gaps))
     if record.scalars["scores"]:
-        tables.append(("How far are a theory's shifts from the measured ones?", *_score_cells(record)))
-    tables.append(("How far does the change drive the model?", *_divergence_cells(record)))
-    return [table for table in tables if table[2]]
+        tables.append(Table("How far are a theory's shifts from the measured ones?", *_score_cells(record)))
+    tables.append(Table("How far does the change drive the model?", *_divergence_cells(record)))
+    return [table for table in tables if table.cells]
 
 
 def statements_of(record: Record) -> list[str]:
@@ -120,7 +96,7 @@ def _signed(share: float) -> str:
 
 def _drawn(record: Record) -> list[str]:
     """Kinds with anything to draw."""
-    return [kind for kind in record.scalars["kinds"] if bars_of(record, kind)]
+    return [kind for kind in record.scalars["kinds"] if stored_shifts(record, kind)]
 
 
 def _baseline_cells(record: Record) -> tuple[list[str], list[list[str]]]:

@@ -61,6 +61,8 @@ class Figure:
     """Range of the logarithmic axis, in data units; None for a figure that has only a linear one."""
     linear_range: tuple[float, float] | None = None
     """Range of the linear axis; spikes of the first and last position may be cut. None: everything."""
+    log_axes: str = ""
+    """Axes that are logarithmic without a choice: "", "x", "y" or "xy"."""
     rows: tuple[str, ...] = ()
     """Names of x = 1, 2 ...: drawn lying, one row for each, points with their intervals. Empty: x is a number."""
 

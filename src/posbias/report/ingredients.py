@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.records import Record
 from posbias.report.conditions import caveats_of
-from posbias.report.tables import VERDICTS, print_notes, print_tables
+from posbias.report.tables import VERDICTS, Table, print_notes, print_tables
 from posbias.report.wording import KINDS, label
 from posbias.statistics.intervals import MISSING
 
@@ -19,7 +19,7 @@ TITLE = "What does leaving out each ingredient cost?"
 def show_ingredients(record: Record, console: "Console") -> None:
     """Print the table: ruled on a terminal, aligned plain columns into a pipe or a file."""
     found = record.scalars["ingredients"]
-    print_tables([(TITLE, *ingredient_cells(found))], console)
+    print_tables([Table(TITLE, *ingredient_cells(found))], console)
     count = min((entry["count"] for entry in found.values()), default=0)
     few = [f"{count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."] * (count < UNITS_FOR_CLAIM)
     print_notes([*few, *record.scalars["left_out"], *caveats_of(record)], console)

@@ -1,7 +1,7 @@
 """Figures as interactive plotly charts: hover for values, buttons for a logarithmic or linear axis, click to hide.
 
 Every text is escaped before it reaches plotly, which reads a little HTML in labels. The chart is an HTML fragment
-without plotly itself; the page inlines the library once (report/html.py).
+without plotly itself; the page inlines the library once (report/page.py).
 """
 
 import html
@@ -140,6 +140,8 @@ def _layout(figure: Figure) -> dict[str, Any]:
         "xaxis": {**axis, "title": {"text": figure.x_label}},
         "yaxis": {**axis, "title": {"text": figure.y_label}, "rangemode": "tozero"},
     }
+    for name in figure.log_axes:
+        layout[f"{name}axis"] |= {"type": "log", "exponentformat": "power", "rangemode": "normal"}
     if figure.rows:
         count = len(figure.rows)
         layout["hovermode"] = "closest"

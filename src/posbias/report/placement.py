@@ -1,21 +1,21 @@
 """A placement in words and a table, from its record alone."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posbias.records import Record
-from posbias.report.tables import plain_columns, print_notes, ruled
+from posbias.report.conditions import title_of
+from posbias.report.page import REPORTS, Report
+from posbias.report.tables import Table
 from posbias.statistics import Interval
 from posbias.statistics.intervals import MISSING
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 ORDERS = {"best_first": "best first", "best_last": "best last", "alternating": "best at both ends"}
 
 
-def show_placement(record: Record, console: "Console") -> None:
-    """Print the order, what it is worth against the usual ones, and what the data do not decide."""
+@REPORTS.register("place")
+def placement_report(record: Record) -> Report:
+    """The order, what it is worth against the usual ones, and what the data do not decide."""
     header = ["against", "its order", "gain", "judged on", "raises it"]
     cells = [
         [
@@ -25,12 +25,12 @@ def show_placement(record: Record, console: "Console") -> None:
         ]
         for gain in record.scalars["gains"]
     ]
-    title = f"Gain in {record.scalars['measure'].replace('_', ' ')}, per unit of relevance"
-    print_notes(statements_of(record), console, mark="")
-    if console.is_terminal:
-        console.print(ruled(title, header, cells))
-    else:
-        console.file.write(f"\n{title}\n{plain_columns(header, cells)}\n")
+    return Report(
+        kicker="posbias · where relevant passages should stand",
+        title=title_of(record),
+        statements=statements_of(record),
+        tables=[Table(f"Gain in {record.scalars['measure'].replace('_', ' ')}, per unit of relevance", header, cells)],
+    )
 
 
 def statements_of(record: Record) -> list[str]:

@@ -98,8 +98,10 @@ def _draw(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_title(f"{scale} scale{cut}", loc="right", fontsize=9.5, color="#555555")
         if scale == "log":
             _plain_ticks(panel, figure.log_range)
-    elif all(float(curve.y.min()) >= 0 for curve in figure.curves):
+    elif not figure.log_axes and all(float(curve.y.min()) >= 0 for curve in figure.curves):
         panel.set_ylim(bottom=0)
+    for name in figure.log_axes:
+        panel.set(**{f"{name}scale": "log"})
 
 
 def _draw_rows(panel: "Axes", figure: Figure) -> None:

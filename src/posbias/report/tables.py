@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,17 @@ Row = dict[str, Any]
 VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
 BOOTSTRAP_SEED = 0
 """Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Ready-made text cells."""
+
+    title: str
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    prose: bool = False
+    """Whether cells are sentences, which may be broken into lines."""
 
 
 def comparison_rows(view: RunView) -> list[Row]:
@@ -81,25 +93,25 @@ def share_cells(views: Sequence[RunView]) -> tuple[list[str], list[list[str]]]:
 def show_summary(views: Sequence[RunView], console: "Console") -> None:
     """Print the summary tables to `console`: ruled on a terminal, aligned plain columns into a pipe or a file."""
     tables = [
-        ("How near is each theory?", *summary_cells(views)),
-        ("Where does the influence lie?", *share_cells(views)),
-        ("How does the profile form?", *depth_cells(views)),
-        ("What does half precision cost?", *precision_cells(views)),
-        ("What else was found?", *detail_cells(views)),
-        ("What does the theory find beside the profile?", *found_cells(views)),
+        Table("How near is each theory?", *summary_cells(views)),
+        Table("Where does the influence lie?", *share_cells(views)),
+        Table("How does the profile form?", *depth_cells(views)),
+        Table("What does half precision cost?", *precision_cells(views)),
+        Table("What else was found?", *detail_cells(views)),
+        Table("What does the theory find beside the profile?", *found_cells(views)),
     ]
-    print_tables((table for table in tables if table[2]), console)
+    print_tables((table for table in tables if table.cells), console)
     print_notes(dict.fromkeys(text for view in views for text in view.caveats), console)
     print_notes(dict.fromkeys(text for view in views for text in view.left_out), console, mark="Left out: ")
 
 
-def print_tables(tables: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]], console: "Console") -> None:
+def print_tables(tables: Iterable[Table], console: "Console") -> None:
     """Title, header and cells of each: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    for title, header, cells in tables:
+    for table in tables:
         if console.is_terminal:
-            console.print(ruled(title, header, cells))
+            console.print(ruled(table))
         else:
-            console.file.write(f"{title}\n{plain_columns(header, cells)}\n\n")
+            console.file.write(f"{table.title}\n{plain_columns(table.header, table.cells)}\n\n")
 
 
 def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -> None:
@@ -212,14 +224,14 @@ def _records(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | N
     return {name: interval.as_record() for name, interval in intervals.items()}
 
 
-def ruled(title: str, header: Sequence[str], cells: Iterable[Sequence[str]]) -> Any:
+def ruled(table: Table) -> Any:
     """A table for a terminal (rich); its texts are taken literally."""
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in cells:
-        table.add_row(*(escape(cell) for cell in row))
-    return table
+    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold")
+    for name in table.header:
+        drawn.add_column(name, overflow="fold")
+    for row in table.cells:
+        drawn.add_row(*(escape(cell) for cell in row))
+    return drawn

@@ -4,32 +4,22 @@ Everything comes from the record (layout: posbias/evaluation/tie_record.py).
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.errors import UsageError
 from posbias.records import Record
 from posbias.report.behaviour_figures import MEASURES, series_name, tie_figure
-from posbias.report.conditions import conditions_of, title_of
+from posbias.report.conditions import title_of
 from posbias.report.figures import Curve, Figure
-from posbias.report.files import page_template, write_page
-from posbias.report.interactive import interactive, plotly_source
+from posbias.report.page import REPORTS, Report
 from posbias.report.palette import RUNS
-from posbias.report.static import png
-from posbias.report.tables import print_notes, print_tables
+from posbias.report.tables import Table
 from posbias.report.tie_tables import CONTROLLED, TIE_CAVEAT, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
 from posbias.statistics.intervals import MISSING
-from posbias.version import __version__
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-TEMPLATE = "behaviour.html.jinja"
-KICKER = "posbias · what weighs, and what is used, over several measurements"
 NOTE = (
     "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
     "most, and correlated over the positions of all of them. Bootstrap draws take the contents of each anew, those "
@@ -38,46 +28,21 @@ NOTE = (
 )
 
 Stored = Mapping[str, Any]
-Table = tuple[str, list[str], list[list[str]]]
-"""Title, header, cells."""
 
 
-def write_ties_report(record: Record, out: Path) -> Path:
-    """Write `report.html` and a PNG per figure into `out`, each atomically.
-
-    Raises:
-        UsageError: the record is not a finished tie.
-        RunError: the files cannot be written.
-    """
-    if record.verb != "tie" or "pooled" not in record.scalars:
-        raise UsageError(f"a report of ties needs a finished record of verb 'tie', got {record.verb!r}")
-    pictures = {f"{figure.slug}.png": png(figure) for figure in figures_of_ties(record)}
-    return write_page(render_ties(record), out, pictures=pictures)
-
-
-def render_ties(record: Record) -> str:
-    """The page as text."""
-    return page_template(TEMPLATE).render(
-        kicker=KICKER,
+@REPORTS.register("tie")
+def ties_report(record: Record) -> Report:
+    """What was pooled, the pooled ties, and each group's own."""
+    return Report(
+        kicker="posbias · what weighs, and what is used, over several measurements",
         title=title_of(record),
-        caveat=TIE_CAVEAT,
-        links=(),
         statements=statements_of_ties(record),
-        charts=[interactive(figure, anchor=figure.slug) for figure in figures_of_ties(record)],
+        figures=figures_of_ties(record),
         note=NOTE,
         tables=tables_of_ties(record),
-        reasons=reasons_of_ties(record),
-        command=record.resolved.get("command", ""),
-        conditions=conditions_of(record),
-        plotly=plotly_source(),
-        version=__version__,
+        left_out=reasons_of_ties(record),
+        caveats=[TIE_CAVEAT],
     )
-
-
-def show_ties(record: Record, console: "Console") -> None:
-    """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    print_tables(tables_of_ties(record), console)
-    print_notes([*statements_of_ties(record), *reasons_of_ties(record)], console)
 
 
 def tables_of_ties(record: Record) -> list[Table]:
@@ -94,14 +59,15 @@ def tables_of_ties(record: Record) -> list[Table]:
         ]
         for group in groups
     ]
-    tables: list[Table] = [("What is tied", header, cells)]
+    tables: list[Table] = [Table("What is tied", header, cells)]
     for measure in tied_measures(pooled):
         over = "" if len(groups) == 1 else ", all measurements pooled"
-        tables.append((f"Influence and {label(MEASURES, measure)} over positions{over}", *tie_cells(pooled, measure)))
+        title = f"Influence and {label(MEASURES, measure)} over positions{over}"
+        tables.append(Table(title, *tie_cells(pooled, measure)))
     for group in groups:
         own = [entry for entry in alone if entry["group"] == group["title"]]
         tables += [
-            (f"{group['title']} alone: influence and {label(MEASURES, measure)}", *tie_cells(own, measure))
+            Table(f"{group['title']} alone: influence and {label(MEASURES, measure)}", *tie_cells(own, measure))
             for measure in tied_measures(own)
         ]
     return tables

@@ -1,64 +1,39 @@
-"""A training's record as tables and a page: how members ended, losses by step, last losses over the grid.
+"""A training's record in tables and a figure: how members ended, losses by step, last losses over the grid.
 
 Everything comes from the record (layout: posbias/training/running.py).
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from posbias.errors import UsageError
 from posbias.records import Record
-from posbias.report.conditions import conditions_of
 from posbias.report.figures import Curve, Figure
-from posbias.report.files import page_template, write_page
-from posbias.report.interactive import interactive, plotly_source
+from posbias.report.page import REPORTS, Report
 from posbias.report.palette import RUNS
-from posbias.report.static import png
-from posbias.report.tables import print_notes, print_tables
+from posbias.report.tables import Table
 from posbias.statistics import Interval, mean_ends, mean_of
 from posbias.statistics.intervals import MISSING
-from posbias.version import __version__
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-TEMPLATE = "reproduction.html.jinja"
 ENDED_WELL = ("done", "stopped_early")
 
 Point = tuple[str, ...]
 """A point of the grid: its value on every axis."""
 
 
-def write_training_report(record: Record, out: Path) -> Path:
-    """Write `report.html` and `losses.png` into `out`, each atomically.
-
-    Raises:
-        UsageError: the record is not a finished training.
-        RunError: the files cannot be written.
-    """
-    _check(record)
+@REPORTS.register("train")
+def training_report(record: Record) -> Report:
+    """How members ended, their losses by step, and their last losses over the grid."""
     figure = loss_figure(record)
-    pictures = {} if figure is None else {"losses.png": png(figure)}
-    return write_page(render_training(record, figure), out, pictures=pictures)
-
-
-def render_training(record: Record, figure: Figure | None) -> str:
-    """The page as text."""
-    header, cells = loss_cells(record)
-    return page_template(TEMPLATE).render(
+    title = f"{record.resolved['title']}: mean loss at the end (nats) with its 95 % interval over seeds"
+    return Report(
+        kicker="posbias · small models, trained at once",
         title=record.resolved["title"],
-        kicker="small models, trained at once",
         statements=endings_of(record),
-        tables=[{"title": _table_title(record), "header": header, "cells": cells}],
-        charts=[] if figure is None else [interactive(figure, anchor="losses")],
-        command=record.resolved.get("command", ""),
-        conditions=conditions_of(record),
-        plotly=plotly_source(),
-        version=__version__,
+        figures=() if figure is None else (figure,),
+        tables=[Table(title, *loss_cells(record))],
     )
 
 
@@ -103,19 +78,6 @@ def _loss_curve(number: int, name: str, losses: Float[np.ndarray, "seed entry"],
     )
 
 
-def show_training(record: Record, console: "Console") -> None:
-    """Print the tables: ruled on a terminal, aligned plain columns into a pipe or a file.
-
-    Raises:
-        UsageError: the record is not a finished training.
-    """
-    _check(record)
-    header, cells = loss_cells(record)
-    title = _table_title(record)
-    print_tables([(title, header, cells)], console)
-    print_notes(endings_of(record), console)
-
-
 def loss_cells(record: Record) -> tuple[list[str], list[list[str]]]:
     """One row per point of the grid: its coordinates, seeds, and the last loss over the seeds that ended well."""
     axes = list(record.resolved["axes"])
@@ -150,15 +112,6 @@ def _spelled(axes: list[str], point: Point) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _check(record: Record) -> None:
-    if record.verb != "train" or "members" not in record.scalars:
-        raise UsageError(f"a training's report needs a finished record of verb 'train', got {record.verb!r}")
-
-
-def _table_title(record: Record) -> str:
-    return f"{record.resolved['title']}: mean loss at the end (nats) with its 95 % interval over seeds"
 
 
 def _points(record: Record) -> dict[Point, list[int]]:

@@ -1,0 +1,27 @@
+"""Published work on position bias put to the test, a folder for each paper: its claims, its experiments, its numbers.
+
+`verify` runs a paper's statements as numerical experiments, `verify_model` those that one model can meet on that model,
+`reproduce` a paper's own experiment.
+"""
+
+# Each folder registers its claims and its experiment.
+from posbias.papers import birth2603, liu2026, rollout2602, wu2025  # noqa: F401
+from posbias.papers.claims import CLAIMS, Claim, Verdict, verify
+from posbias.papers.experiments import PAPERS, reproduce
+from posbias.papers.mask_graphs import centre_nodes
+from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim, verify_model
+from posbias.papers.wu2025.graphs import verify_mask
+
+__all__ = [
+    "CLAIMS",
+    "MODEL_CLAIMS",
+    "PAPERS",
+    "Claim",
+    "ModelClaim",
+    "Verdict",
+    "centre_nodes",
+    "reproduce",
+    "verify",
+    "verify_mask",
+    "verify_model",
+]

@@ -1,0 +1,273 @@
+"""'Lost in the Middle at Birth' (arXiv 2603.10123) on profiles: four statements, as printed and as they hold.
+
+Uniform causal attention, C_ij = 1/(i+1), mixed into a residual stream. Published: the continuous limit's density plus
+an atom. Exact at every length: homogeneous symmetric polynomials of the reciprocals. docs/theory, section 2.
+"""
+
+from collections.abc import Sequence
+from math import factorial
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
+from posbias.theory.closed_form import attention_steps, closed_form, continuous_density
+
+PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
+UNIFORM = "uniform causal attention, as at initialisation"
+RESIDUAL = "residual connections: mixing m < 1"
+
+N_POSITIONS = 2048
+DEPTH = 24
+MIXINGS = (0.2, 0.1, 0.05)
+CLOSE = 0.1
+"""Relative error up to which a printed mass counts as right."""
+HEAD = 64
+"""First positions drawn where the head is the point."""
+EXACT = 1e-10
+"""Relative error allowed between the finite-N form and the product of matrices."""
+ALIBI_SLOPE = 0.02
+"""A gentle recency-favouring encoding, for contrast (logits per position)."""
+DEAD = 0.01
+"""Share of the flat profile below which a position counts as dead."""
+
+
+def uniform_profile(
+    n_positions: int, mixing: Sequence[float] | Float64[np.ndarray, "layers"], *, slope: float = 0.0
+) -> Float64[np.ndarray, "n_positions"]:
+    """Rollout of uniform (or ALiBi, by recursion) causal attention, one O(N) pull per layer."""
+    rate = np.exp(-slope)
+    sums = np.cumsum(rate ** np.arange(n_positions, dtype=np.float64))
+    profile = np.zeros(n_positions)
+    profile[-1] = 1.0
+    for share in reversed(np.asarray(mixing, dtype=np.float64)):
+        scaled = profile / sums
+        pulled = np.cumsum(scaled[::-1])[::-1] if slope == 0 else _geometric_suffix(scaled, rate)
+        profile = (1 - share) * profile + share * pulled
+    return profile
+
+
+def _geometric_suffix(values: Float64[np.ndarray, "n"], rate: float) -> Float64[np.ndarray, "n"]:
+    """y_j = values_j + rate y_{j+1}."""
+    result = values.copy()
+    for position in range(len(values) - 2, -1, -1):
+        result[position] += rate * result[position + 1]
+    return result
+
+
+def published_profile(n_positions: int, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "n_positions"]:
+    """The published density sampled at the cells' midpoints, over N, with the atom on the last position."""
+    midpoints = (np.arange(n_positions) + 0.5) / n_positions
+    profile: Float64[np.ndarray, n_positions] = continuous_density(midpoints, mixing) / n_positions
+    profile[-1] += attention_steps(mixing)[0]
+    return profile
+
+
+def _profiles_figure(profiles: Sequence[tuple[str, Float64[np.ndarray, "_"]]]) -> Figure:
+    """Profiles on logarithmic axes, thinned to 200 points each."""
+    series = []
+    for label, profile in profiles:
+        count = len(profile)
+        chosen = np.unique(np.concatenate([np.geomspace(1, count, 150).astype(int) - 1, np.arange(0, count, 41)]))
+        series.append(curve(label, chosen + 1, np.maximum(profile[chosen], 1e-30)))
+    return Figure("position (1-based)", "influence on the last position", series, log_x=True, log_y=True)
+
+
+@CLAIMS.register("birth-2603.10123/claim-1-closed-form")
+class ClosedForm(Claim):
+    """The density at the head of the context."""
+
+    paper = PAPER
+    source = "abstract and main theorem; theory section 2, item 1"
+    statement = "The closed-form density gives the exact influence of every position, the first token included."
+    assumptions = (UNIFORM, "continuous limit")
+    broken_by = "attention is not uniform: ALiBi with slope 0.02"
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """First-token mass of C^H at N = 2048: density at midpoints against the product; finite-N form against it."""
+        slope = 0.02 if broken else 0.0
+        true, density, errors = {}, {}, []
+        for depth in (12, DEPTH):
+            profile = uniform_profile(N_POSITIONS, np.ones(depth), slope=slope)
+            exact = closed_form(N_POSITIONS, np.arange(N_POSITIONS), np.ones(depth))
+            errors.append(float(np.max(np.abs(exact / profile - 1))))
+            true[depth], density[depth] = float(profile[0]), float(published_profile(N_POSITIONS, np.ones(depth))[0])
+        shallow = _shallow_ratio(10**9)
+        worst = max(abs(density[depth] / true[depth] - 1) for depth in true)
+        finite_exact = max(errors) <= EXACT
+        return Finding(
+            computed=f"density's first-token mass at H = 12, N = {N_POSITIONS}; the true one is {true[12]:.3f}",
+            value=density[12],
+            as_stated=worst <= CLOSE and finite_exact,
+            corrected=finite_exact and abs(shallow - 1) <= CLOSE,
+            figure=_profiles_figure(
+                [
+                    ("product of matrices, H = 12", uniform_profile(N_POSITIONS, np.ones(12), slope=slope)[:HEAD]),
+                    ("published density, H = 12", published_profile(N_POSITIONS, np.ones(12))[:HEAD]),
+                    ("finite-N form, H = 12", closed_form(N_POSITIONS, np.arange(HEAD), np.ones(12))),
+                ]
+            ),
+            sharper=(
+                f"the limit needs L << ln N: true first-token mass {true[12]:.3f} (H=12), {true[DEPTH]:.4f} (H=24), "
+                f"density {density[12]:.3f}, {density[DEPTH]:.0e}; (1/N) h_(H-1)(1/(j+1) ... 1/N) is exact at every N "
+                f"(relative error {max(errors):.0e}); at H = 2, N = 1e9 the density is off by {abs(shallow - 1):.3f}"
+            ),
+            numbers={
+                "true_first_12": true[12],
+                "true_first_24": true[DEPTH],
+                "density_first_12": density[12],
+                "density_first_24": density[DEPTH],
+                "finite_form_relative_error": max(errors),
+                "shallow_ratio": shallow,
+            },
+        )
+
+
+def _shallow_ratio(n_positions: int) -> float:
+    """Density over exact first-token mass for two layers, where L << ln N begins to hold."""
+    density = continuous_density(np.array([0.5 / n_positions]), [1.0, 1.0])[0] / n_positions
+    return float(density / closed_form(n_positions, [0], [1.0, 1.0])[0])
+
+
+@CLAIMS.register("birth-2603.10123/claim-2-dead-zone")
+class DeadZone(Claim):
+    """How dead the middle is."""
+
+    paper = PAPER
+    source = "abstract; theory section 2, item 2"
+    statement = "With residual connections the middle is a factorial dead zone of order 1/(H-1)!."
+    assumptions = (UNIFORM, RESIDUAL)
+    broken_by = "no residual connections (m = 1), where the k = H term stands alone"
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """N times the profile at the middle for three mixings, H = 24, N = 2048."""
+        mixings = (1.0,) if broken else MIXINGS
+        profiles = {mixing: uniform_profile(N_POSITIONS, np.full(DEPTH, mixing)) for mixing in mixings}
+        middles = {mixing: float(N_POSITIONS * profile[N_POSITIONS // 2]) for mixing, profile in profiles.items()}
+        near_end = {
+            mixing: float(N_POSITIONS * profile[-2]) / max(_one_step(mixing), 1e-300)
+            for mixing, profile in profiles.items()
+        }
+        promised = 1 / factorial(DEPTH - 1)
+        values = ", ".join(f"{middle:.2g} (m={mixing:g})" for mixing, middle in middles.items())
+        return Finding(
+            computed=f"least N * profile at the middle over mixings; promised {promised:.0e}, flat profile 1",
+            value=min(middles.values()),
+            as_stated=max(middles.values()) <= 10 * promised,
+            corrected=max(middles.values()) <= DEAD,
+            figure=_profiles_figure([(f"m = {mixing:g}", profile) for mixing, profile in profiles.items()]),
+            sharper=(
+                f"1/(H-1)! is the k = H term alone; at H=24 the middle has {values}, and next to the end the profile "
+                "is L m (1-m)^(L-1) / N"
+            ),
+            numbers={
+                "promised": promised,
+                **{f"middle_m_{mixing:g}": middle for mixing, middle in middles.items()},
+                **{f"end_over_one_step_m_{mixing:g}": ratio for mixing, ratio in near_end.items()},
+            },
+            instances=len(mixings),
+        )
+
+
+def _one_step(mixing: float) -> float:
+    """L m (1 - m)^(L - 1): the share of walks with one attention step."""
+    return DEPTH * mixing * (1 - mixing) ** (DEPTH - 1)
+
+
+@CLAIMS.register("birth-2603.10123/claim-3-recency-anchor")
+class RecencyAnchor(Claim):
+    """The weight of the last token's atom."""
+
+    paper = PAPER
+    source = "abstract; theory section 2, item 3"
+    statement = "Residual connections give the last token an isolated anchor of order 1, whatever the depth."
+    assumptions = (UNIFORM, RESIDUAL)
+    broken_by = "mixing falls slower than 1/L (m = L^-1/2), where the correction no longer holds either"
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """(1 - m)^L over depths at fixed mixing, and at mixing 1/L."""
+        depths = [12, 24, 48, 96, 192]
+        exponent, law = (-0.5, "m = L^-1/2") if broken else (-1.0, "m = 1/L")
+        fixed = {mixing: np.array([_atom(depth, mixing) for depth in depths]) for mixing in MIXINGS}
+        scaled = np.array([_atom(depth, depth**exponent) for depth in depths])
+        kept = {mixing: float(atoms[-1] / atoms[0]) for mixing, atoms in fixed.items()}
+        scaled_kept = float(scaled[-1] / scaled[0])
+        return Finding(
+            computed="atom at 192 layers over atom at 12 layers, m = 0.1 (order 1 means near 1)",
+            value=kept[0.1],
+            as_stated=min(kept.values()) >= 0.5,
+            corrected=scaled_kept >= 0.5,
+            figure=Figure(
+                "layers",
+                "atom on the last position",
+                [curve(f"m = {mixing:g}", depths, atoms) for mixing, atoms in fixed.items()]
+                + [curve(law, depths, scaled)],
+                log_x=True,
+                log_y=True,
+            ),
+            sharper=(
+                f"the atom is (1-m)^L, exponentially small in depth ({fixed[0.2][1]:.4f} at m=.2, L=24); it is of "
+                f"order 1 only for m = O(1/L): from 12 to 192 layers {law} keeps {scaled_kept:.2g} of it"
+            ),
+            numbers={
+                **{f"kept_m_{mixing:g}": share for mixing, share in kept.items()},
+                "kept_scaled_mixing": scaled_kept,
+                "atom_m_0.2_24_layers": float(fixed[0.2][1]),
+            },
+            instances=len(MIXINGS),
+        )
+
+
+def _atom(depth: int, mixing: float) -> float:
+    """Share of walks that never take an attention step."""
+    return float(attention_steps(np.full(depth, mixing))[0])
+
+
+@CLAIMS.register("birth-2603.10123/claim-4-u-shape")
+class UShape(Claim):
+    """Whether the profile turns up again before its last token."""
+
+    paper = PAPER
+    source = "title and abstract; theory section 2, item 4"
+    statement = "Causal masking and residual connections alone give a U: influence rises again towards the end."
+    assumptions = (UNIFORM, RESIDUAL)
+    broken_by = "no residual connections (m = 1): not even the last token stands out"
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Interior recency, the penultimate position over the interior minimum, uniform and with ALiBi."""
+        mixings = (1.0,) if broken else MIXINGS
+        profiles = {mixing: uniform_profile(N_POSITIONS, np.full(DEPTH, mixing)) for mixing in mixings}
+        recencies = [interior_recency(profile) for profile in profiles.values()]
+        minima = [int(np.argmin(profile)) for profile in profiles.values()]
+        spikes = [float(profile[-1] / profile[-2]) for profile in profiles.values()]
+        # Without the encoding's own recency there is no U; the contrast shows what one looks like.
+        shown = 512
+        alibi = uniform_profile(shown, np.full(DEPTH, 0.1), slope=ALIBI_SLOPE)
+        return Finding(
+            computed="interior recency: penultimate position over the interior minimum (1 means no rise)",
+            value=max(recencies),
+            as_stated=max(recencies) > 1 + EXACT,
+            corrected=all(place == N_POSITIONS - 2 for place in minima) and min(spikes) > 1,
+            figure=_profiles_figure(
+                [(f"uniform, m = {mixing:g}", profile) for mixing, profile in profiles.items()]
+                + [(f"ALiBi slope {ALIBI_SLOPE}, m = 0.1, N = 512", alibi)]
+            ),
+            sharper=(
+                f"an L and one spike: the minimum is the penultimate token (position {minima[-1]} of {N_POSITIONS}), "
+                f"only the last token stands out ({min(spikes):.0f} to {max(spikes):.0f} times it); ALiBi (slope "
+                f"{ALIBI_SLOPE}) gives a U: interior recency {interior_recency(alibi):.2g}, minimum at "
+                f"{int(np.argmin(alibi))} of {shown}"
+            ),
+            numbers={
+                "minimum_position": float(minima[0]),
+                "least_spike": min(spikes),
+                "alibi_interior_recency": interior_recency(alibi),
+                "alibi_minimum_position": float(np.argmin(alibi)),
+            },
+            instances=len(mixings),
+        )
+
+
+def interior_recency(profile: Float64[np.ndarray, "n_positions"]) -> float:
+    """The penultimate position over the least of all but the last: 1 where the profile only falls."""
+    return float(profile[-2] / profile[:-1].min())

@@ -1,0 +1,231 @@
+"""Closing the loop: does a theory's influence profile predict which positions are learnt, and how fast?
+
+Per architecture and seed, predicted influence of every position beside what was learnt there: Spearman over positions,
+and the slope of the outcome on log influence. Seeds are resampled per architecture, architectures for all together.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.comparison.metrics import spearman
+from posbias.papers.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
+from posbias.report.figures import Curve, Figure
+from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Stroke
+from posbias.report.tables import Table
+
+FLOOR = 1e-6
+"""Least influence a regression on its logarithm tells from zero."""
+CONSTANT = 1e-9
+"""Ranges below this are rounding: a profile or outcome without order."""
+STROKES = {
+    "uniform_rollout": Stroke(VERMILION, "dash"),
+    "rollout": Stroke(BLUE, "solid"),
+    "power_rollout": Stroke(PURPLE, "solid"),
+    "mean_field": Stroke(GREEN, "solid"),
+    "jacobian": Stroke(ORANGE, "dashdot"),
+    "control": Stroke(FAINT, "longdash"),
+}
+NAMES = {
+    "uniform_rollout": "rollout of the architecture",
+    "rollout": "rollout of its attention",
+    "power_rollout": "power rollout",
+    "mean_field": "mean field",
+    "jacobian": "measured Jacobian",
+    "control": "control 1/(j + 1)",
+}
+CONTROL = ("control", "initial")
+"""Knows neither depth, encoding nor weights: a theory that predicts no better has said nothing but "early"."""
+
+Rows = Float64[np.ndarray, "n_seeds n_places"]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """One architecture: what theories said of its places, and what was learnt there."""
+
+    architecture: str
+    predicted: Mapping[tuple[str, str], Rows]
+    """By (theory, moment): influence per seed and place; moments are `initial` and `trained`."""
+    outcomes: Mapping[str, Rows]
+    """By name, per seed and place: larger is learnt better or sooner."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well a theory at a moment predicts an outcome of one architecture, or of all."""
+
+    architecture: str
+    theory: str
+    moment: str
+    outcome: str
+    correlation: Difference | None
+    """Mean Spearman over places; None where theory or outcome has no order in any seed."""
+    slope: Difference | None
+    """Outcome per factor e of influence."""
+    variance: float
+    """Share of the variance over places that the regression explains, mean over seeds; NaN without order."""
+
+    def row(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        intervals = {name: getattr(self, name) for name in ("correlation", "slope")}
+        stored = {name: None if value is None else value.as_record() for name, value in intervals.items()}
+        variance = None if np.isnan(self.variance) else self.variance
+        words = {name: getattr(self, name) for name in ("architecture", "theory", "moment", "outcome")}
+        return {"sort": "loop", **words, **stored, "variance": variance}
+
+
+POOLED = "all architectures"
+ANSWERS = {
+    REPRODUCED: "predicts",
+    NOT_REPRODUCED: "predicts the reverse of",
+    UNDECIDED: "is not shown to predict",
+}
+"""By what the interval of the pooled rank correlation supports; fewer than six architectures show nothing."""
+
+
+def with_control(predicted: Mapping[tuple[str, str], Rows]) -> dict[tuple[str, str], Rows]:
+    """The predictions of an architecture, and the control over the same places."""
+    seeds, places = next(iter(predicted.values())).shape
+    falling = np.tile(1 / np.arange(1.0, places + 1), (seeds, 1))
+    return {**predicted, CONTROL: falling}
+
+
+def agreements(loops: Sequence[Loop]) -> list[Agreement]:
+    """Every theory, moment and outcome, per architecture and pooled over architectures."""
+    found = []
+    for key in dict.fromkeys(key for loop in loops for key in loop.predicted):
+        for outcome in dict.fromkeys(name for loop in loops for name in loop.outcomes):
+            units = []
+            for loop in loops:
+                if key in loop.predicted and outcome in loop.outcomes:
+                    measures = unit_measures(loop.predicted[key], loop.outcomes[outcome])
+                    units.append(measures)
+                    found.append(_agreement(loop.architecture, key, outcome, measures))
+            if len(units) > 1:
+                means = np.array([np.nanmean(unit, axis=0) for unit in units if not np.isnan(unit).all()])
+                if len(means):
+                    found.append(_agreement(POOLED, key, outcome, means))
+    return found
+
+
+def unit_measures(predicted: Rows, outcome: Rows) -> Float64[np.ndarray, "n_seeds 3"]:
+    """Per seed: Spearman over places, slope on log influence, share of variance explained; NaN without order."""
+    measures = np.full((len(predicted), 3), np.nan)
+    for seed, (influence, learnt) in enumerate(zip(predicted, outcome, strict=True)):
+        logs = np.log(np.maximum(influence, FLOOR))
+        if np.ptp(logs) > CONSTANT and np.ptp(learnt) > CONSTANT:
+            centred, lifted = logs - logs.mean(), learnt - learnt.mean()
+            slope = centred @ lifted / (centred @ centred)
+            explained = slope**2 * (centred @ centred) / (lifted @ lifted)
+            measures[seed] = (float(spearman(influence, learnt)), slope, explained)
+    return measures
+
+
+def _agreement(
+    architecture: str, key: tuple[str, str], outcome: str, measures: Float64[np.ndarray, "n_units 3"]
+) -> Agreement:
+    ordered = measures[~np.isnan(measures).any(axis=1)]
+    if not len(ordered):
+        return Agreement(architecture, *key, outcome, None, None, float("nan"))
+    correlation, slope = (difference(ordered[:, column]) for column in (0, 1))
+    return Agreement(architecture, *key, outcome, correlation, slope, float(ordered[:, 2].mean()))
+
+
+def loop_sentences(found: Sequence[Agreement]) -> list[str]:
+    """One sentence per theory, moment and outcome, over all architectures; a negative answer is said as one."""
+    sentences = []
+    for agreement in found:
+        if agreement.architecture != POOLED or agreement.correlation is None or agreement.slope is None:
+            continue
+        own = [
+            other
+            for other in found
+            if other.architecture != POOLED
+            and (other.theory, other.moment, other.outcome) == (agreement.theory, agreement.moment, agreement.outcome)
+        ]
+        positive = sum(other.correlation is not None and other.correlation.supports(1) == "reproduced" for other in own)
+        negative = sum(
+            other.correlation is not None and other.correlation.supports(-1) == "reproduced" for other in own
+        )
+        gain = _over_control(found, agreement)
+        answer = ANSWERS[agreement.correlation.supports(1)]
+        sentences.append(
+            f"Loop: {NAMES[agreement.theory]}, {agreement.moment}, {answer} {agreement.outcome}: rank "
+            f"correlation over places {agreement.correlation} over {agreement.correlation.n_seeds} architectures, "
+            f"{100 * agreement.variance:.0f} % of the variance; its own interval is clear of zero "
+            f"above in {positive}, below in {negative} of {len(own)}.{gain}"
+        )
+    return sentences
+
+
+def loop_arrays(loops: Sequence[Loop]) -> dict[str, Float64[np.ndarray, "n_seeds n_places"]]:
+    """What was compared, for the record: `loop/ARCHITECTURE/THEORY/MOMENT` and `loop/ARCHITECTURE/OUTCOME`."""
+    arrays: dict[str, Float64[np.ndarray, "n_seeds n_places"]] = {}
+    for loop in loops:
+        arrays |= {f"loop/{loop.architecture}/{'/'.join(key)}": rows for key, rows in loop.predicted.items()}
+        arrays |= {f"loop/{loop.architecture}/{name}": rows for name, rows in loop.outcomes.items()}
+    return arrays
+
+
+def _over_control(found: Sequence[Agreement], pooled: Agreement) -> str:
+    """How much better than the control, architecture by architecture."""
+    known = {
+        (entry.architecture, entry.theory, entry.moment): entry.correlation.interval.value
+        for entry in found
+        if entry.outcome == pooled.outcome and entry.architecture != POOLED and entry.correlation is not None
+    }
+    own = (pooled.theory, pooled.moment)
+    shared = [name for name, *key in known if tuple(key) == own and (name, *CONTROL) in known]
+    if own == CONTROL or not shared:
+        return ""
+    gaps = np.array([known[(name, *own)] - known[(name, *CONTROL)] for name in shared])
+    better = difference(gaps)
+    return f" Rank correlation minus the control's: {better}."
+
+
+def loop_table(found: Sequence[Agreement]) -> Table:
+    """All of them, pooled rows last of each."""
+    header = ["architecture", "theory", "moment", "outcome", "rank [95 %]", "slope [95 %]", "variance", "seeds"]
+    cells = [
+        [
+            agreement.architecture,
+            NAMES[agreement.theory],
+            agreement.moment,
+            agreement.outcome,
+            "no order" if agreement.correlation is None else str(agreement.correlation),
+            "–" if agreement.slope is None else str(agreement.slope),
+            "–" if np.isnan(agreement.variance) else f"{agreement.variance:.2f}",
+            "0" if agreement.correlation is None else str(agreement.correlation.n_seeds),
+        ]
+        for agreement in found
+    ]
+    return Table("Closing the loop: influence against what is learnt, over places", header, cells)
+
+
+def loop_figure(slug: str, found: Sequence[Agreement], outcome: str) -> Figure | None:
+    """Rank correlation per architecture, one curve per theory and moment; None where nothing was compared."""
+    architectures = list(dict.fromkeys(entry.architecture for entry in found if entry.architecture != POOLED))
+    known = {
+        (e.architecture, e.theory, e.moment): e for e in found if e.outcome == outcome and e.correlation is not None
+    }
+    curves = []
+    for theory, moment in dict.fromkeys((entry.theory, entry.moment) for entry in found):
+        at = [n for n, name in enumerate(architectures) if (name, theory, moment) in known]
+        intervals = [known[architectures[n], theory, moment].correlation for n in at]
+        if not at:
+            continue
+        rows = np.array([[i.interval.value, i.interval.low, i.interval.high] for i in intervals if i is not None]).T
+        bounded = bool(np.isfinite(rows).all())
+        dash = STROKES[theory].dash if moment == "initial" else "dot"
+        stroke = Stroke(STROKES[theory].colour, dash)
+        x = np.array(at, dtype=np.float64) + 1
+        ends = (rows[1], rows[2]) if bounded else (None, None)
+        curves.append(Curve(f"{NAMES[theory]}, {moment}", x, rows[0], stroke, *ends))
+    if not curves:
+        return None
+    title, label = f"Does influence predict {outcome}?", "rank correlation over places"
+    return Figure(slug, title, "architecture", label, tuple(curves), rows=tuple(architectures))

@@ -1,0 +1,199 @@
+"""Position copy (Liu 2026) run again: one small network per target position, over seeds.
+
+Final losses beside those read off the post's figures, its statements with verdicts, and whether influence at
+initialisation and after training predicts which targets are learnt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.errors import UsageError
+from posbias.papers.closing_loop import (
+    Loop,
+    agreements,
+    loop_arrays,
+    loop_figure,
+    loop_sentences,
+    loop_table,
+    with_control,
+)
+from posbias.papers.findings import chance, finding_rows, findings_tables, tally
+from posbias.papers.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
+from posbias.papers.liu2026.published import CONFIGURATIONS, CONTEXT, SOURCE, Configuration, blind_loss
+from posbias.papers.liu2026.statements import Losses, position_copy_findings
+from posbias.papers.liu2026.views import losses_table, position_copy_figures
+from posbias.papers.outcomes import LEFT_OUT, Outcome, Outcomes, Seeded
+from posbias.papers.reproduction import Reproduction
+from posbias.papers.study_runs import StudySettings, reproduced
+from posbias.parts import below
+from posbias.records import Record
+from posbias.training import TrainedMember, TrainingOptions
+
+PAPER = "position-copy-liu2026"
+MOMENTS = ("initial", "trained")
+FINAL, SPEED = "a low final loss", "fast learning"
+
+
+def reproduce_position_copy(settings: object = None) -> Reproduction:
+    """Train the post's networks again and put its statements to the test. Settings and errors as `reproduced`."""
+    return reproduced(PAPER, settings, _made)
+
+
+def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: StudySettings) -> Reproduction:
+    outcomes = position_copy_outcomes(members, seed=settings.seed)
+    return position_copy_reproduction(outcomes, steps=options.steps, settings=settings)
+
+
+def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
+    """Final loss, learning and influence profiles of every member."""
+    finished = [each for each in members if each.parameters is not None]
+    trained = influence_profiles([Profiled(each.member, each.parameters or {}) for each in finished], seed=seed)
+    at_birth = influence_profiles([initial(each.member) for each in finished], seed=seed)
+    profiles = {
+        each.member.name: {
+            f"{kind}/{moment}": row[kind] for moment, row in (("initial", a), ("trained", b)) for kind in KINDS
+        }
+        for each, a, b in zip(finished, at_birth, trained, strict=True)
+    }
+    for each, profile in zip(finished, mean_field_profiles([each.member for each in finished]), strict=True):
+        if profile is not None:
+            profiles[each.member.name]["mean_field/initial"] = profile
+    return Outcomes([_outcome(each, profiles.get(each.member.name, {})) for each in members])
+
+
+def _outcome(trained: TrainedMember, profiles: Mapping[str, np.ndarray]) -> Outcome:
+    config = trained.member.config
+    factors = {
+        "depth": config.architecture.depth,
+        "width": config.width,
+        "residual": config.residual == "added",
+        "mlp": config.mlp,
+        "target": getattr(trained.member.task, "target"),  # noqa: B009 - tasks of this study are position copies
+    }
+    arrays: dict[str, np.ndarray] = {"course": np.array(np.mean(trained.losses) / blind_loss()), **profiles}
+    if "loss" in trained.evaluations:
+        arrays["loss"] = trained.evaluations["loss"][-1]
+    return Outcome(factors, trained.member.seed, trained.status, arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class CopyOutcome:
+    """What statements, tables and figures are made of."""
+
+    losses: Losses
+    speeds: Losses
+    """Training loss over ln V, averaged over all steps."""
+    loops: Sequence[Loop]
+    notes: Sequence[str] = ()
+    """Sentences that end the page: what did not finish."""
+
+
+def position_copy_reproduction(outcomes: Outcomes, *, steps: int, settings: StudySettings) -> Reproduction:
+    """Statements, tables and figures from trained members."""
+    losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
+    found = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.lost_sentence())
+    return position_copy_page(found, settings={**settings.describe(), "steps": steps}, seed=settings.seed)
+
+
+def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], seed: int) -> Reproduction:
+    """Statements, tables and figures.
+
+    Args:
+        outcome: Of trained members, or of the record of a reproduction.
+        settings: For the record; `steps` among them.
+        seed: For the record.
+    """
+    losses, speeds, loops = outcome.losses, outcome.speeds, outcome.loops
+    findings = position_copy_findings(losses)
+    found = agreements(loops)
+    seeds = max((len(rows) for rows in losses.values()), default=0)
+    figures = [loop_figure(f"position-copy-loop-{n}", found, name) for n, name in enumerate((FINAL, SPEED))]
+    return Reproduction(
+        paper=SOURCE,
+        title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {settings['steps']} steps",
+        statements=[
+            tally(findings),
+            *chance(findings),
+            *[finding.sentence() for finding in findings],
+            *loop_sentences(found),
+            *outcome.notes,
+        ],
+        rows=[*finding_rows(findings), *[agreement.row() for agreement in found]],
+        tables=[*findings_tables(findings), losses_table(losses), loop_table(found)],
+        figures=[*position_copy_figures(losses, speeds), *[figure for figure in figures if figure is not None]],
+        arrays={**_arrays(losses, speeds), **loop_arrays(loops)},
+        settings=dict(settings),
+        seeds={"seed": seed},
+    )
+
+
+def recorded_outcome(record: Record) -> CopyOutcome:
+    """What a record of this reproduction was made of, so that its statements can be judged anew without the models.
+
+    Args:
+        record: Of verb "reproduce"; seeds that it does not name are taken to be 0, 1, ... for every network.
+
+    Raises:
+        UsageError: a record of something else.
+    """
+    arrays = record.arrays
+    names = {str(configuration): configuration for configuration in CONFIGURATIONS}
+    known = {each: below(arrays, f"{name}/") for name, each in names.items()}
+    found = {each: own for each, own in known.items() if {"loss", "course"} <= set(own)}
+    if not found:
+        raise UsageError(f"the record has no losses of position copy; networks: {', '.join(names)}")
+    seeds = {each: tuple(own.get("seeds", np.arange(len(own["loss"]))).tolist()) for each, own in found.items()}
+    losses, speeds = (
+        {each: Seeded(seeds[each], own[name]) for each, own in found.items()} for name in ("loss", "course")
+    )
+    loops = []
+    for name, configuration in names.items():
+        own = below(arrays, f"loop/{name}/")
+        if configuration in found and own:
+            predicted = {(key.split("/")[0], key.split("/")[1]): rows for key, rows in own.items() if "/" in key}
+            loops.append(Loop(name, predicted, {key: rows for key, rows in own.items() if "/" not in key}))
+    return CopyOutcome(losses, speeds, loops, [text for text in record.scalars["statements"] if LEFT_OUT in text])
+
+
+def by_target(outcomes: Outcomes, name: str) -> Losses:
+    """A number of every member as [seed, target] by configuration; only seeds with all targets finished."""
+    found: Losses = {}
+    for configuration in CONFIGURATIONS:
+        cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
+        seeds = outcomes.common_seeds(*cells)
+        if seeds:
+            rows = np.stack([outcomes.values(name, cell, seeds) for cell in cells], axis=1)
+            found[configuration] = Seeded(tuple(seeds), rows)
+    return found
+
+
+def position_copy_loops(outcomes: Outcomes) -> list[Loop]:
+    """Influence of the k-th position in the network that is to copy it, beside how that went."""
+    loops = []
+    losses, speeds = by_target(outcomes, "loss"), by_target(outcomes, "course")
+    for configuration, seeded in losses.items():
+        predicted = {}
+        for kind, moment in (("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in MOMENTS)):
+            profiles = _profiles(outcomes, configuration, f"{kind}/{moment}")
+            predicted[kind, moment] = np.stack([profiles[target][:, target] for target in range(CONTEXT)], axis=1)
+        loops.append(
+            Loop(str(configuration), with_control(predicted), {FINAL: -seeded.rows, SPEED: -speeds[configuration].rows})
+        )
+    return loops
+
+
+def _profiles(outcomes: Outcomes, configuration: Configuration, name: str) -> list[Float64[np.ndarray, "n_seeds n"]]:
+    cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
+    seeds = outcomes.common_seeds(*cells)
+    return [outcomes.values(name, cell, seeds) for cell in cells]
+
+
+def _arrays(losses: Losses, speeds: Losses) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    for configuration, seeded in losses.items():
+        arrays |= {f"{configuration}/loss": seeded.rows, f"{configuration}/seeds": np.array(seeded.seeds)}
+    return {**arrays, **{f"{configuration}/course": seeded.rows for configuration, seeded in speeds.items()}}

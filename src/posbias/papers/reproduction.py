@@ -1,0 +1,58 @@
+"""What a published experiment, run again, hands over: sentences, rows of numbers, tables, figures; and its record.
+
+The page is drawn from the record alone (report/reproductions.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from posbias.records import Record, plain
+from posbias.report.figures import Figure
+from posbias.report.reproductions import store_figure
+from posbias.report.tables import Table
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """A published experiment, run again."""
+
+    paper: str
+    """Which paper, in words."""
+    title: str
+    statements: Sequence[str]
+    """What came out, one sentence or two each, with the numbers in it."""
+    rows: Sequence[Mapping[str, Any]]
+    """One row per comparison, plain JSON values."""
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Profiles and mixing by slash-separated name."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=dict)
+
+
+def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """The reproduction as a record of verb "reproduce".
+
+    Returns:
+        Scalars `paper`, `statements`, `rows`, `tables` and `figures` (labels and array names); the curves are arrays
+        `figures/<slug>/<number>/x`, `/y` and, where there is a band, `/low` and `/high`.
+    """
+    record = Record(
+        verb="reproduce",
+        arguments=dict(arguments),
+        resolved={"title": reproduction.title, "command": command, **plain(reproduction.settings)},
+        seeds=dict(reproduction.seeds),
+        arrays=dict(reproduction.arrays),
+    )
+    record.scalars = {
+        "paper": reproduction.paper,
+        "statements": list(reproduction.statements),
+        "rows": [plain(row) for row in reproduction.rows],
+        "tables": [plain(vars(table)) for table in reproduction.tables],
+        "figures": [store_figure(figure, record.arrays) for figure in reproduction.figures],
+    }
+    return record

@@ -1,0 +1,220 @@
+"""arXiv 2602.16837, Table 2 and its figure: rollouts of five ALiBi models from their measured mixing and content.
+
+Every variant is computed with the authors' settings and with what the models really do: content divided by
+sqrt(head_dim), the models' own slopes. docs/theory, sections 1, 3 and 6.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posbias.architecture import Alibi, Architecture
+from posbias.comparison import STATISTICS, compare
+from posbias.errors import UsageError
+from posbias.papers.reproduction import Reproduction
+from posbias.papers.rollout2602.published_models import TABLE_DIGIT, PublishedModel, bloom_influence, published_models
+from posbias.papers.rollout2602.statements import rollout_statements
+from posbias.profiles import Profile, uniform_profile
+from posbias.progress import track
+from posbias.report.figures import Figure, profiles_figure
+from posbias.report.palette import BLUE, ORANGE, VERMILION, YELLOW, Stroke
+from posbias.report.tables import Table, number_text
+from posbias.theory import predict
+
+PAPER = "arXiv 2602.16837, A Structural Theory of Position Bias in Transformers"
+MEASURED_MODEL = "bloom-176b"
+SLOPES = ("published", "real")
+VARIANTS = ("attention_only", "residual", "content_published", "content_scaled")
+"""a, b, c with content as published, and c with content as the model adds it."""
+LABELS = {
+    "attention_only": "a attention only",
+    "residual": "b residual",
+    "content_published": "c content as published",
+    "content_scaled": "c content / sqrt(head_dim)",
+}
+_COLUMN = {"attention_only": 0, "residual": 1, "content_published": 2, "content_scaled": 2}
+_STROKES = {
+    "attention_only": Stroke(ORANGE, "dashdot"),
+    "residual": Stroke(VERMILION, "dash"),
+    "content_published": Stroke(BLUE, "solid"),
+    "content_scaled": Stroke(YELLOW, "longdash"),
+}
+
+Profiles = dict[tuple[str, str, str], Profile]
+"""By (model, slopes, variant)."""
+
+
+@dataclass(frozen=True)
+class MeasuredMean:
+    """Where the centre of a model's measured curve must lie, given the table's attention-only distance."""
+
+    low: float
+    high: float
+
+    def gap(self, mean: float) -> float:
+        """The least distance of `mean` to it: no W1 to the measured curve can be smaller."""
+        return max(self.low - mean, mean - self.high, 0.0)
+
+
+def reproduce_rollout(settings: object = None) -> Reproduction:
+    """Table 2 of arXiv 2602.16837 again, beside the flat line and beside what the models really compute.
+
+    W1 exists for BLOOM-176B alone, the one measured curve that is published as numbers. For every model W1 is bounded
+    from below by the difference of mean positions; the measured mean follows from the table itself, because the
+    attention-only profile sits on the first token, so that its W1 is the measured mean.
+
+    Raises:
+        UsageError: settings are given; this experiment has none.
+    """
+    if settings is not None:
+        raise UsageError("rollout-2602.16837 has no settings: its models, length and text are those published")
+    profiles = rollout_profiles()
+    rows = [
+        _row(model, slopes, variant, profiles)
+        for model in published_models()
+        for slopes in SLOPES
+        for variant in VARIANTS
+    ]
+    arrays = {f"{name}/{slopes}/{variant}": profile.influence for (name, slopes, variant), profile in profiles.items()}
+    return Reproduction(
+        paper=PAPER,
+        title="Residual-aware rollout of five ALiBi models, 256 positions",
+        statements=rollout_statements(rows),
+        rows=rows,
+        tables=[_measured_table(rows), _bound_table(rows)],
+        figures=[_figure(model, profiles, rows) for model in published_models()],
+        arrays={**arrays, f"{MEASURED_MODEL}/measured": bloom_influence().influence},
+        settings={"n_positions": 256, "source": published_models()[0].source},
+    )
+
+
+def rollout_profiles() -> Profiles:
+    """The profile of every model, slope scheme and variant."""
+    profiles: Profiles = {}
+    for model in track(published_models(), "rollouts"):
+        for variant in VARIANTS:
+            published = _profile(model, "published", variant)
+            same = np.allclose(model.slopes_published, model.slopes_real, rtol=1e-12, atol=0)
+            profiles[model.name, "published", variant] = published
+            profiles[model.name, "real", variant] = published if same else _profile(model, "real", variant)
+    return profiles
+
+
+def measured_mean(model: PublishedModel, attention_only: Profile) -> MeasuredMean:
+    """The mean position of the measured curve, from the table's first column.
+
+    `attention_only` is the profile a that the table was made from, with the published slopes. By the triangle
+    inequality through a point mass on position 0, W1(a, measured) differs from the measured mean by at most the mean
+    of a.
+    """
+    slack = TABLE_DIGIT + _mean(attention_only)
+    return MeasuredMean(model.table[0] - slack, model.table[0] + slack)
+
+
+def _profile(model: PublishedModel, slopes: str, variant: str) -> Profile:
+    content: Any = 0.0
+    if variant == "content_published":
+        content = model.content_unscaled
+    elif variant == "content_scaled":
+        content = model.content_scaled
+    architecture = Architecture(
+        depth=model.depth,
+        heads=model.heads,
+        encoding=Alibi(model.slopes_published if slopes == "published" else model.slopes_real),
+        mixing=model.mixing,
+        content=content,
+    )
+    theory = {"attention_only": "attention_only", "residual": "rollout"}.get(variant, "rollout_content")
+    return predict(architecture, model.n_positions, theory=theory).profile
+
+
+def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -> dict[str, Any]:
+    profile = profiles[model.name, slopes, variant]
+    # The table was made with the published slopes, whatever the slopes of this row.
+    expected = measured_mean(model, profiles[model.name, "published", "attention_only"])
+    published = model.table[_COLUMN[variant]]
+    bound = expected.gap(_mean(profile))
+    row: dict[str, Any] = {
+        "model": model.name,
+        "slopes": slopes,
+        "variant": variant,
+        "published": published,
+        "mean_position": _mean(profile),
+        "measured_mean_low": expected.low,
+        "measured_mean_high": expected.high,
+        "bound": bound,
+        "flat_bound": expected.gap(_mean(uniform_profile(model.n_positions))),
+        "contradicts_table": bound > published + TABLE_DIGIT,
+        "first_token": float(profile.influence[0]),
+        "last_token": float(profile.influence[-1]),
+        "minimum_position": float(STATISTICS["minimum_position"](profile.influence)),
+    }
+    if model.name == MEASURED_MODEL:
+        comparison = compare(profile, bloom_influence())
+        row |= {"metrics": comparison.as_record(), "flat": comparison.flat.as_record()}
+    return row
+
+
+def _mean(profile: Profile) -> float:
+    return float(STATISTICS["mean_position"](profile.influence))
+
+
+def _measured_table(rows: list[dict[str, Any]]) -> Table:
+    header = [
+        "slopes",
+        "variant",
+        "W1",
+        "published",
+        "flat line",
+        "rank",
+        "log error",
+        "first token",
+        "last",
+        "minimum",
+    ]
+    cells = []
+    for row in rows:
+        if "metrics" in row:
+            numbers = [row["metrics"]["wasserstein"], row["published"], row["flat"]["wasserstein"]]
+            texts = [number_text(numbers[0], 4), number_text(numbers[1], 2), number_text(numbers[2], 4)]
+            texts += [number_text(row["metrics"]["spearman"]), number_text(row["metrics"]["log_error"])]
+            texts += [number_text(row["first_token"], 4), number_text(row["last_token"], 4)]
+            cells.append([row["slopes"], LABELS[row["variant"]], *texts, number_text(row["minimum_position"], 0)])
+    return Table("BLOOM-176B: W1 to its measured influence", header, cells)
+
+
+def _bound_table(rows: list[dict[str, Any]]) -> Table:
+    header = [
+        "model",
+        "slopes",
+        "variant",
+        "published W1",
+        "mean position",
+        "measured mean",
+        "W1 at least",
+        "flat line",
+    ]
+    cells = []
+    for row in rows:
+        measured = f"{row['measured_mean_low']:.3f} to {row['measured_mean_high']:.3f}"
+        bound = number_text(row["bound"]) + (" > published" if row["contradicts_table"] else "")
+        texts = [number_text(row["published"], 2), number_text(row["mean_position"]), measured, bound]
+        cells.append([row["model"], row["slopes"], LABELS[row["variant"]], *texts, f"at least {row['flat_bound']:.3f}"])
+    return Table("All models: the least W1 that the table's own measured mean allows", header, cells)
+
+
+def _figure(model: PublishedModel, profiles: Profiles, rows: list[dict[str, Any]]) -> Figure:
+    """The paper's figure: the variants' profiles as published, and c as the model adds its content."""
+    own = {row["variant"]: row for row in rows if row["model"] == model.name and row["slopes"] == "published"}
+    theories: Mapping[str, tuple[Profile, Stroke]] = {
+        LABELS[variant]: (profiles[model.name, "published", variant], _STROKES[variant]) for variant in VARIANTS
+    }
+    means = [own[variant]["mean_position"] for variant in ("residual", "content_published", "content_scaled")]
+    title = (
+        f"{model.name}: mean position {means[0]:.2f} with residual, {means[1]:.2f} with content as published, "
+        f"{means[2]:.2f} with content as the model adds it"
+    )
+    measured = {"measured": bloom_influence()} if model.name == MEASURED_MODEL else None
+    return profiles_figure(f"rollout-{model.name}", title, theories, measured=measured)

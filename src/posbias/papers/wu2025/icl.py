@@ -1,0 +1,175 @@
+"""In-context retrieval (Wu et al., arXiv 2502.01951) run again: attention-only networks that must look up a label.
+
+Their statements on depth, encodings, residual connections, training data and sinks with verdicts from intervals over
+seeds; the flags of their code; and whether influence predicts accuracy by place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from posbias.papers.closing_loop import (
+    Loop,
+    agreements,
+    loop_arrays,
+    loop_figure,
+    loop_sentences,
+    loop_table,
+    with_control,
+)
+from posbias.papers.findings import Finding, chance, finding_rows, findings_tables, tally
+from posbias.papers.influence_profiles import KINDS
+from posbias.papers.outcomes import Outcomes
+from posbias.papers.reproduction import Reproduction
+from posbias.papers.study_runs import StudySettings, reproduced
+from posbias.papers.wu2025.icl_cells import ENCODINGS, Cells, Figures
+from posbias.papers.wu2025.icl_flags import flag_findings
+from posbias.papers.wu2025.icl_outcomes import icl_outcomes
+from posbias.papers.wu2025.icl_sink_statements import sink_control, sink_findings
+from posbias.papers.wu2025.icl_statements import retrieval_findings
+from posbias.papers.wu2025.icl_views import gaps_table, retrieval_figures
+from posbias.report.tables import Table
+from posbias.training import TrainedMember, TrainingOptions
+
+NAME = "icl-2502.01951"
+SOURCE = "arXiv 2502.01951, On the Emergence of Position Bias in Transformers (ICML 2025)"
+VARIANTS = {
+    "mixture": {"items": "mixture", "scale": "variance"},
+    "fixed-vocabulary": {"items": "fixed", "scale": "variance"},
+    "std-1-over-d": {"items": "mixture", "scale": "deviation"},
+}
+PUBLISHED_STEPS, PUBLISHED_BATCH = 100_000, 128
+LABELS = 32
+CLASSES_PER_CONTEXT = 2
+FINAL, SPEED = "high final accuracy", "high accuracy over training"
+
+
+def reproduce_icl(settings: object = None) -> Reproduction:
+    """Train the paper's networks again and put its statements to the test. Settings and errors as `reproduced`."""
+    return reproduced(NAME, settings, _made)
+
+
+def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: StudySettings) -> Reproduction:
+    outcomes = icl_outcomes(members, seed=settings.seed)
+    return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
+
+
+def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
+    """Statements, tables and figures from trained members."""
+    cells = {name: Cells(outcomes, base) for name, base in VARIANTS.items()}
+    published = [
+        *_statements(cells["mixture"], Figures("mixture")),
+        *_statements(cells["fixed-vocabulary"], Figures("fixed")),
+    ]
+    controls = [
+        *_controls(cells["mixture"]),
+        *flag_findings(cells["mixture"], cells["std-1-over-d"]),
+    ]
+    findings = [*published, *controls]
+    loops = icl_loops(outcomes)
+    found = agreements(loops)
+    charts = [loop_figure(f"icl-loop-{number}", found, outcome) for number, outcome in enumerate((FINAL, SPEED))]
+    seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
+    return Reproduction(
+        paper=SOURCE,
+        title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
+        statements=[
+            reached(outcomes, steps=steps, batch=batch),
+            tally(published),
+            *chance(findings),
+            *[finding.sentence() for finding in findings],
+            *loop_sentences(found),
+            *outcomes.lost_sentence(),
+        ],
+        rows=[*finding_rows(findings), *[agreement.row() for agreement in found]],
+        tables=[*findings_tables(findings), *_gap_tables(cells), loop_table(found)],
+        figures=[
+            *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
+            *[chart for chart in charts if chart is not None],
+        ],
+        arrays={**_arrays(outcomes), **loop_arrays(loops)},
+        settings={**settings.describe(), "steps": steps, "batch": batch},
+        seeds={"seed": settings.seed},
+    )
+
+
+def _controls(cells: Cells) -> list[Finding]:
+    """What the source has not: gaps where the right label stands nowhere else, and sinks before training."""
+    plain = Cells(cells.outcomes, cells.base, design="unconfounded")
+    found = retrieval_findings(plain, Figures("mixture"))
+    unconfounded = [replace(each, where=f"{each.where}, unconfounded sets") for each in found if each.tests]
+    return [*unconfounded, sink_control(cells, Figures("mixture"))]
+
+
+def _statements(cells: Cells, figures: Figures) -> list[Finding]:
+    """All statements on one variant of the task."""
+    return [*retrieval_findings(cells, figures), *sink_findings(cells, figures)]
+
+
+def reached(outcomes: Outcomes, *, steps: int, batch: int) -> str:
+    """How far training came: steps, sequences, and accuracy against what needs no retrieval."""
+    share = steps * batch / (PUBLISHED_STEPS * PUBLISHED_BATCH)
+    accuracy = [float(member.arrays["novel"]) for member in outcomes.members if "novel" in member.arrays]
+    text = (
+        f"Training: {steps} steps of {batch} sequences where the source has {PUBLISHED_STEPS} of {PUBLISHED_BATCH}, "
+        f"{100 * share:.2g} % of its sequences."
+    )
+    if not accuracy:
+        return text
+    within = 1 / CLASSES_PER_CONTEXT
+    above = sum(value > within for value in accuracy)
+    return (
+        f"{text} Accuracy on novel classes is {min(accuracy):.2f} to {max(accuracy):.2f} (mean "
+        f"{np.mean(accuracy):.2f}) over {len(accuracy)} members; chance is {1 / LABELS:.3f}, naming any label of the "
+        f"context {within:.2f}, and {above} members are above that."
+    )
+
+
+def icl_loops(outcomes: Outcomes) -> list[Loop]:
+    """Influence of every place beside accuracy there, for every cell whose data had no bias."""
+    loops = []
+    distinct = {tuple(member.factors.items()): dict(member.factors) for member in outcomes.members}
+    for factors in distinct.values():
+        seeds = outcomes.seeds(**factors)
+        if not seeds or factors["answers"] != "any":
+            continue
+        said = [("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in ("initial", "trained"))]
+        predicted = {
+            (kind, moment): outcomes.values(f"{kind}/{moment}", factors, seeds)
+            for kind, moment in said
+            if outcomes.known(f"{kind}/{moment}", factors)
+        }
+        learnt = {
+            name: outcomes.values(array, factors, seeds)
+            for name, array in ((FINAL, "accuracy"), (SPEED, "course"))
+            if outcomes.known(array, factors)
+        }
+        loops.append(Loop(cell_name(factors), with_control(predicted), learnt))
+    return loops
+
+
+def cell_name(factors: dict[str, object]) -> str:
+    """A cell in a few words."""
+    words = [str(factors["mask"]), ENCODINGS[str(factors["encoding"])], f"{factors['depth']} layers"]
+    words += ["residual"] * bool(factors["residual"])
+    words += ["fixed"] * (factors["items"] == "fixed") + ["std 1/d"] * (factors["scale"] == "deviation")
+    return ", ".join(words)
+
+
+def _gap_tables(cells: dict[str, Cells]) -> list[Table]:
+    tables = [gaps_table(name, cells[name]) for name in cells]
+    return [table for table in tables if table.cells]
+
+
+def _arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
+    """Accuracy by place, gaps and sinks of every cell, [seed, ...]."""
+    arrays: dict[str, np.ndarray] = {}
+    for factors in {tuple(m.factors.items()): dict(m.factors) for m in outcomes.members}.values():
+        seeds = outcomes.seeds(**factors)
+        name = f"{cell_name(factors)}, {factors['answers']}"
+        if seeds:
+            arrays |= {
+                f"{name}/{what}": outcomes.values(what, factors, seeds) for what in ("accuracy", "gaps", "sinks")
+            }
+    return arrays

@@ -1,0 +1,116 @@
+"""In-context retrieval: what is kept of every trained member - gaps, accuracy by place, sinks, influence by place."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
+from posbias.papers.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
+from posbias.papers.outcomes import Outcome, Outcomes
+from posbias.tasks.synthetic import InContextRetrieval, stack_tasks
+from posbias.tasks.synthetic.attention_sinks import sink_scores
+from posbias.training import TrainedMember
+from posbias.training.trainer import group
+
+SINK_SEQUENCES = 200
+"""Sequences behind a sink score (10,000 in the source); each gives 17 rows of attention per layer."""
+SINK_STEP = 2**29
+"""Step whose batch they are: none that training reaches."""
+TOGETHER = 16
+"""Members whose attention maps are held at once."""
+EVALUATED = {
+    "accuracy": "accuracy_by_place",
+    "novel": "accuracy_novel_classes",
+    "trained_classes": "accuracy_trained_classes",
+    "gaps": "gaps",
+    "unconfounded": "unconfounded_gaps",
+}
+
+
+def icl_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
+    """Everything that statements, figures and the loop need.
+
+    Args:
+        members: Of the studies of in-context retrieval.
+        seed: Of the sequences that influence is measured on.
+    """
+    finished = [each for each in members if each.parameters is not None]
+    at_end = [Profiled(each.member, each.parameters or {}) for each in finished]
+    moments = {
+        "initial": influence_profiles([initial(each.member) for each in finished], seed=seed),
+        "trained": influence_profiles(at_end, seed=seed),
+    }
+    fields = mean_field_profiles([each.member for each in finished], seed=seed)
+    sinks = member_sinks(at_end)
+    sinks_before = member_sinks([initial(each.member) for each in finished])
+    found = {}
+    for index, each in enumerate(finished):
+        arrays = {f"{kind}/{moment}": by_place(rows[index][kind]) for moment, rows in moments.items() for kind in KINDS}
+        field = fields[index]
+        if field is not None:
+            arrays["mean_field/initial"] = by_place(field)
+        found[id(each)] = {**arrays, "sinks": sinks[index], "sinks/initial": sinks_before[index]}
+    return Outcomes([_outcome(each, found.get(id(each), {})) for each in members])
+
+
+def by_place(profile: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "pairs"]:
+    """Influence of every pair of item and label; the query, last, has no place."""
+    pairs: np.ndarray = profile[:-1].reshape(-1, 2).sum(axis=1)
+    return pairs
+
+
+def _outcome(trained: TrainedMember, own: Mapping[str, np.ndarray]) -> Outcome:
+    config, task = trained.member.config, trained.member.task
+    assert isinstance(task, InContextRetrieval)
+    architecture = config.architecture
+    group_of_heads = architecture.head_groups[0][0]
+    factors = {
+        "mask": str(group_of_heads.mask),
+        "encoding": group_of_heads.encoding.name,
+        "depth": architecture.depth,
+        "residual": config.residual == "added",
+        "answers": task.answers,
+        "items": task.items,
+        "scale": task.scale,
+    }
+    arrays: dict[str, np.ndarray] = dict(own)
+    for name, quantity in EVALUATED.items():
+        if quantity in trained.evaluations:
+            arrays[name] = trained.evaluations[quantity][-1]
+    course = trained.evaluations.get("accuracy_by_place", np.empty(0))
+    if len(course) > 1:  # evaluated at the end alone, a member has none
+        arrays["course"] = course[1:].mean(axis=0)
+    return Outcome(factors, trained.member.seed, trained.status, arrays)
+
+
+@torch.no_grad()
+def member_sinks(members: Sequence[Profiled]) -> list[Float64[np.ndarray, "n_positions"]]:
+    """Sink score of every token: how often a query that sees it gives it more than tau = .2, layers averaged.
+
+    Measured on sequences without bias whatever the member was trained on.
+    """
+    found: dict[int, np.ndarray] = {}
+    for indices in group([each.member for each in members], stack_size=TOGETHER):
+        chosen = [members[index] for index in indices]
+        first = chosen[0].member
+        shape = shape_of(first.config, first.task.n_positions)
+        weights = stacked([each.parameters for each in chosen])
+        constants = stacked([constants_of(each.member.config, first.task.n_positions) for each in chosen])
+        tasks = [_unbiased(each.member.task) for each in chosen]
+        seeds = [each.member.seed for each in chosen]
+        inputs = stack_tasks(tasks, seeds).batch(SINK_STEP, SINK_SEQUENCES).inputs
+        maps = attention_maps(shape, weights, constants, inputs)
+        for place, index in enumerate(indices):
+            mask = chosen[place].member.config.architecture.head_groups[0][0].mask
+            visible = mask.visible(first.task.n_positions)
+            found[index] = sink_scores(maps[:, place : place + 1], visible)[0]
+    return [found[index] for index in range(len(members))]
+
+
+def _unbiased(task: object) -> InContextRetrieval:
+    """The same task with answers anywhere."""
+    assert isinstance(task, InContextRetrieval)
+    return replace(task, answers="any")

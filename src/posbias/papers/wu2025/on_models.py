@@ -1,0 +1,306 @@
+"""Where a model's own attention sends everything with depth: Wu et al. 2025 and theorem 5.5 of arXiv 2602.16837.
+
+Bounds take the model's own epsilon, its smallest admissible weight (mean over heads), per prompt, at every depth.
+docs/theory, section 3.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.architecture import Prefix, SlidingWindow
+from posbias.papers.claims import Figure, Finding, Premise, curve
+from posbias.papers.mask_graphs import centre_nodes
+from posbias.papers.model_claims import (
+    MODEL_CLAIMS,
+    ModelClaim,
+    attention_only,
+    bounded_below,
+    masked_as,
+)
+from posbias.papers.model_kernels import ModelRun
+from posbias.papers.order import ROUNDING, rollouts, transition
+from posbias.papers.wu2025.graphs import outside_trail
+
+SLACK = 1 + 1e-9
+"""Relative room for rounding where a bound is attained exactly."""
+
+Rollouts = Float64[np.ndarray, "layers query key"]
+Trails = Sequence[Float64[np.ndarray, "layers_plus_1"]]
+
+
+@MODEL_CLAIMS.register("wu2025/lemma-A.1")
+class EntriesOfTheModel(ModelClaim):
+    """The model's epsilon."""
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """Finite weights and depth, which every model has."""
+        return (Premise("bounded weights, finite depth", True, f"{run.kernels.shape[1]} layers"),)
+
+    def examine(self, run: ModelRun) -> Finding:
+        """The smallest admissible weight, beside that of equal weights."""
+        epsilon, equal = float(run.epsilons.min()), 1 / int(run.visible.sum(axis=-1).max())
+        smallest = np.where(run.visible, run.kernels, np.inf).min(axis=(2, 3))
+        layers = np.arange(1, smallest.shape[1] + 1)
+        return Finding(
+            computed="smallest admissible attention weight (mean over heads) over layers and prompts (positive)",
+            value=epsilon,
+            as_stated=epsilon > 0,
+            figure=Figure(
+                "layer",
+                "smallest admissible attention weight",
+                [
+                    curve("smallest over prompts", layers, smallest.min(axis=0)),
+                    curve("equal weights", layers, np.full(len(layers), equal)),
+                ],
+                log_y=True,
+            ),
+            sharper=(
+                f"equal weights would have {equal:.4f}, {equal / max(epsilon, 1e-300):.3g} times as much: by so much "
+                "per step do bounds made of epsilon fall short of equal attention"
+            ),
+            numbers={"epsilon": epsilon, "equal_weights": equal},
+            instances=len(run.kernels),
+        )
+
+
+class MaskCollapse(ModelClaim):
+    """Attention alone, rolled out, against a bound for every key that is not in the centre."""
+
+    kind: str
+    """Name of the mask."""
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """The theorem's mask, no residual connection, positive weights."""
+        return (masked_as(run, (self.kind,)), attention_only(run), bounded_below(run))
+
+    def log_bounds(self, run: ModelRun, epsilon: float) -> Float64[np.ndarray, "layers keys"]:
+        """log of the bound without its constant for every key after the centre, by depth."""
+        first = self.centre(run)
+        drains = np.arange(first, run.kernels.shape[-1]) - first + 1
+        steps = np.arange(run.kernels.shape[1])[:, None]
+        return np.asarray(steps * np.log1p(-np.minimum(drains * epsilon, 1 - 1e-16)))
+
+    def centre(self, run: ModelRun) -> int:
+        """Leading positions that all mass goes to."""
+        return 1
+
+    def constant(self, epsilon: float) -> float:
+        """The proof's C."""
+        return 1 - epsilon
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Largest rollout over the bound, and how much mass is still outside the centre."""
+        first, ratios = self.centre(run), []
+        for kernels, epsilon in zip(run.kernels, run.epsilons, strict=True):
+            cumulative = rollouts(list(kernels))[1:, :, first:]
+            with np.errstate(divide="ignore"):
+                excess = np.log(cumulative) - self.log_bounds(run, float(epsilon))[:, None, :]
+            largest = float(np.exp(excess.max(initial=-np.inf)))
+            ratios.append(largest / self.constant(float(epsilon)))
+        trails = [outside_trail(kernels, np.arange(first)) for kernels in run.kernels]
+        last = [rollouts(list(kernels))[-1, -1, first:].sum() for kernels in run.kernels]
+        depth = run.kernels.shape[1]
+        worst = max(ratios)
+        centre = "position 0" if first == 1 else f"the first {first} positions"
+        return Finding(
+            computed=f"largest rollout/bound with C = {self.constant_text} over depths, queries, keys, prompts (<= 1)",
+            value=worst,
+            as_stated=worst <= SLACK,
+            figure=trail_figure(trails, f"mass outside {centre} (worst query)"),
+            sharper=(
+                f"after {depth} layers of attention alone the last query has {np.mean(last):.3g} of its mass outside "
+                f"{centre} (prompts from {min(last):.3g} to {max(last):.3g})"
+            ),
+            numbers={
+                "epsilon": float(run.epsilons.min()),
+                "outside_worst_query": max(float(trail[-1]) for trail in trails),
+                "outside_last_query": float(np.mean(last)),
+            },
+            instances=len(run.kernels),
+        )
+
+    constant_text = "1 - eps"
+
+
+@MODEL_CLAIMS.register("wu2025/theorem-4.1")
+class CausalCollapseOfTheModel(MaskCollapse):
+    """R_ij <= (1 - eps)(1 - j eps)^t."""
+
+    kind = "causal"
+
+
+@MODEL_CLAIMS.register("wu2025/theorem-4.2")
+class WindowCollapseOfTheModel(MaskCollapse):
+    """R_ij <= C (1 - j eps^M)^(t/2M), C < 1."""
+
+    kind = "sliding_window"
+    constant_text = "1"
+
+    def log_bounds(self, run: ModelRun, epsilon: float) -> Float64[np.ndarray, "layers keys"]:
+        """With eps^M and t / 2M, M = ceil((N - 1) / (w - 1))."""
+        mask, n_positions = run.mask, run.kernels.shape[-1]
+        width = mask.width if isinstance(mask, SlidingWindow) else n_positions
+        hops = -(-(n_positions - 1) // max(width - 1, 1))
+        slower: np.ndarray = super().log_bounds(run, epsilon**hops) / (2 * hops)
+        return slower
+
+    def constant(self, epsilon: float) -> float:
+        """Any below 1: what is reported is the smallest that works."""
+        return 1.0
+
+
+@MODEL_CLAIMS.register("wu2025/theorem-4.3")
+class PrefixCollapseOfTheModel(MaskCollapse):
+    """R_ij <= (1 - eps)(1 - (j - K + 1) eps)^t for j >= K."""
+
+    kind = "prefix"
+
+    def centre(self, run: ModelRun) -> int:
+        """The prefix."""
+        mask = run.mask
+        return min(mask.length, run.kernels.shape[-1]) if isinstance(mask, Prefix) else 1
+
+
+@MODEL_CLAIMS.register("wu2025/centre-nodes")
+class CentreNodesOfTheModel(ModelClaim):
+    """Whatever the mask: what is on its centre nodes stays there, and more comes."""
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """One mask in all layers, with a centre; no residual connection."""
+        equal = bool((run.visible == run.visible[0]).all())
+        centres = centre_nodes(run.visible[0])
+        depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
+        listed = f"centre nodes {', '.join(map(str, centres[:8]))}{' ...' if len(centres) > 8 else ''}"
+        return (
+            Premise("one mask in every layer", equal, "" if equal else "layers differ"),
+            Premise("the mask has a centre node", len(centres) > 0, listed if len(centres) else "none"),
+            attention_only(run),
+            bounded_below(run),
+            Premise(
+                f"at least N - 1 = {needed} layers, so that any mask has brought some mass", depth >= needed, f"{depth}"
+            ),
+        )
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Largest share of any query outside the centre nodes after all layers."""
+        centres = centre_nodes(run.visible[0])
+        trails = [outside_trail(kernels, centres) for kernels in run.kernels]
+        left = max(float(trail[-1]) for trail in trails)
+        depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
+        return Finding(
+            computed=f"share outside the centre nodes after {depth} layers, worst query and prompt",
+            value=left,
+            as_stated=left < 1 - ROUNDING,
+            figure=trail_figure(trails, "mass outside the centre nodes (worst query)"),
+            sharper=f"{needed} layers are enough for any mask with a centre; this model has {depth}",
+            numbers={"outside": left, "centre_nodes": float(len(centres))},
+            instances=len(run.kernels),
+        )
+
+
+class ResidualBound(ModelClaim):
+    """T_l = (1 - m_l) I + m_l A_l with measured attention and measured mixing."""
+
+    def rolled(self, run: ModelRun) -> list[Rollouts]:
+        """R^(t) of every prompt, t = 1 ... L."""
+        return [
+            rollouts([transition(kernel, float(share)) for kernel, share in zip(kernels, mixing, strict=True)])[1:]
+            for kernels, mixing in zip(run.kernels, run.mixing, strict=True)
+        ]
+
+
+@MODEL_CLAIMS.register("rollout-2602.16837/theorem-5.5-infinite")
+class CollapseOfTheModel(ResidualBound):
+    """R_ij <= prod_l (1 - eps m_l) for j > 0."""
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """Causal, with positive weights; depth is finite, so that only the bound is put to the test."""
+        total = run.mixing.sum(axis=1)
+        spread = f"sum m_l from {total.min():.2f} to {total.max():.2f}"
+        return (
+            masked_as(run, ("causal",)),
+            bounded_below(run),
+            Premise("a bound for any total mixing (its limit needs an infinite one)", True, spread),
+        )
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Largest R_ij over its bound, and the mass outside position 0 beside exp(-eps sum m_l)."""
+        ratios: list[float] = []
+        sharp: list[float] = []
+        outside = []
+        keys = np.arange(1, run.kernels.shape[-1])
+        for rolled, mixing, epsilon in zip(self.rolled(run), run.mixing, run.epsilons, strict=True):
+            columns = rolled.max(axis=1)[:, 1:]
+            for into, drains in ((ratios, np.ones(len(keys))), (sharp, keys)):
+                steps = np.log1p(-np.minimum(mixing[:, None] * epsilon * drains, 1 - 1e-16))
+                with np.errstate(divide="ignore"):
+                    into.append(float(np.exp((np.log(columns) - np.cumsum(steps, axis=0)).max())))
+            outside.append(np.concatenate([[1.0], rolled[:, -1, 1:].sum(axis=1)]))
+        allowed = np.exp(-run.epsilons * run.mixing.sum(axis=1))
+        return Finding(
+            computed="largest R_ij / prod (1 - eps m_l) over depths, queries, keys j > 0, prompts (<= 1)",
+            value=max(ratios),
+            as_stated=max(ratios) <= SLACK,
+            figure=trail_figure(outside, "mass of the last query outside position 0"),
+            sharper=(
+                f"against prod (1 - j eps m_l) the largest ratio is {max(sharp):.3g}; the last query really has "
+                f"{np.mean([trail[-1] for trail in outside]):.3g} of its mass outside position 0, where "
+                f"exp(-eps sum m_l) allows {allowed.max():.3f} for each key"
+            ),
+            numbers={
+                "sharper_ratio": max(sharp),
+                "epsilon": float(run.epsilons.min()),
+                "outside_last_query": float(np.mean([trail[-1] for trail in outside])),
+                "total_mixing": float(run.mixing.sum(axis=1).mean()),
+            },
+            instances=len(run.kernels),
+        )
+
+
+@MODEL_CLAIMS.register("rollout-2602.16837/theorem-5.5-finite")
+class NoCollapseOfTheModel(ResidualBound):
+    """R_ii >= prod_l (1 - m_l)."""
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """Causal, and a residual connection in every layer."""
+        most = float(run.mixing.max())
+        return (
+            Premise("no attention to later positions", run.causal),
+            Premise("a residual connection in every layer", most < 1, f"largest mixing {most:.3f}"),
+        )
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Least R_ii over the product, with the share that the last position keeps of itself."""
+        ratios, kept = [], []
+        products = np.cumprod(1 - run.mixing, axis=1)
+        for rolled, product in zip(self.rolled(run), products, strict=True):
+            own = np.diagonal(rolled, axis1=1, axis2=2)
+            ratios.append(float((own - product[:, None]).min()))
+            kept.append(np.concatenate([[1.0], own[:, -1]]))
+        least = min(ratios)
+        return Finding(
+            computed="least R_ii - prod (1 - m_l) over depths, positions, prompts (>= 0)",
+            value=least,
+            as_stated=least >= -ROUNDING,
+            figure=trail_figure(kept, "share that the last position keeps of itself"),
+            sharper=(
+                f"the last position keeps {np.mean([trail[-1] for trail in kept]):.3g} of itself through "
+                f"{run.kernels.shape[1]} layers; prod (1 - m_l) is {products[:, -1].mean():.3g}, what attention to "
+                "oneself adds is not in it"
+            ),
+            numbers={
+                "product": float(products[:, -1].mean()),
+                "last_position_keeps": float(np.mean([trail[-1] for trail in kept])),
+            },
+            instances=len(run.kernels),
+        )
+
+
+def trail_figure(trails: Trails, label: str) -> Figure:
+    """Mean, least and most over prompts of one number per depth."""
+    values = np.stack(list(trails))
+    depths = np.arange(values.shape[1])
+    bands = (("mean over prompts", values.mean(0)), ("least", values.min(0)), ("most", values.max(0)))
+    return Figure("layers", label, [curve(name, depths, line) for name, line in bands])

@@ -1,0 +1,148 @@
+"""arXiv 2603.10123 again, four layers narrow: the pieces of the experiment, and that sentences follow the numbers."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.comparison.metrics import wasserstein
+from posbias.errors import UsageError
+from posbias.papers import reproduce
+from posbias.papers.birth2603.cases import ones_probe_share, published_profiles
+from posbias.papers.birth2603.models import (
+    SIZES,
+    BirthSettings,
+    ByteTokenizer,
+    birth_prompts,
+    born,
+    model_config,
+    without_rope,
+)
+from posbias.papers.birth2603.statements import birth_statements
+from posbias.theory import closed_form
+
+TINY = BirthSettings(size="tiny", n_positions=40, births=2, probes=2)
+
+
+@pytest.fixture(scope="module")
+def birth():
+    return reproduce("birth-2603.10123", settings=TINY)
+
+
+def by_sort(birth, sort):
+    return [row for row in birth.rows if row["sort"] == sort]
+
+
+def test_every_case_meets_every_theory_and_the_flat_line(birth):
+    theories = by_sort(birth, "theory")
+    assert len({(row["model"], row["tokens"]) for row in theories}) == 6
+    assert len(theories) == 6 * 8
+    for row in theories:
+        for metric in ("wasserstein", "log_error"):
+            assert row[metric]["low"] <= row[metric]["value"] <= row[metric]["high"]
+        assert row["noise"]["mean"] > 0
+
+
+def test_distances_are_those_of_the_stored_profiles(birth):
+    for row in by_sort(birth, "theory"):
+        if row["theory"] != "flat":
+            stem = f"{row['model']}/{row['tokens']}"
+            measured = birth.arrays[f"{stem}/per_birth"].mean(axis=0)
+            predicted = birth.arrays[f"{stem}/theories/{row['theory']}"]
+            assert row["wasserstein"]["value"] == pytest.approx(float(wasserstein(predicted, measured)), abs=1e-12)
+
+
+def test_the_residual_rollout_is_the_exact_form(birth):
+    for stem in ("qwen2/random", "gpt2/text"):
+        exact = birth.arrays[f"{stem}/theories/closed_form"]
+        np.testing.assert_allclose(birth.arrays[f"{stem}/theories/rollout"], exact, rtol=1e-11)
+        np.testing.assert_allclose(exact, closed_form(40, np.arange(40), birth.arrays[f"{stem}/mixing"]), rtol=1e-12)
+
+
+def test_the_fitted_mixing_is_the_best_constant_one():
+    target = published_profiles(64, np.full(6, 0.3), np.full(64, 1 / 64))[0]["continuous"].influence
+    profiles, fitted = published_profiles(64, np.full(6, 0.1), target)
+    assert fitted == pytest.approx(0.3, rel=0.03)
+    assert wasserstein(profiles["continuous_fitted"].influence, target) < 0.01
+
+
+def test_rope_off_turns_nothing_and_keeps_the_weights():
+    model = born("qwen2", "tiny", seed=3)
+    tokens = torch.arange(12)[None] + 5
+    network = copy.deepcopy(model.network)
+    off = without_rope(model)
+    rotary = network.model.rotary_emb
+    network.model.rotary_emb = type(off.network.model.rotary_emb)(16)
+    assert rotary is not network.model.rotary_emb
+    with torch.no_grad():
+        first, second = network(tokens).logits, off.network(tokens).logits
+    assert torch.equal(first, second)
+    states = torch.zeros(1, 12, 32)
+    cosine, sine = off.network.model.rotary_emb(states, torch.arange(12)[None])
+    assert cosine.shape == rotary(states, torch.arange(12)[None])[0].shape
+    assert bool((cosine == 1).all())
+    assert not bool(sine.any())
+
+
+def test_without_rope_the_order_of_earlier_tokens_does_not_matter_to_one_layer():
+    """Attention of the last position over a set: a permutation of the earlier keys changes nothing in layer 0."""
+    off = without_rope(born("qwen2", "tiny", seed=1))
+    on = born("qwen2", "tiny", seed=1)
+    off.network.model.layers = off.network.model.layers[:1]
+    on.network.model.layers = on.network.model.layers[:1]
+    for model in (on, off):
+        model.network.config.num_hidden_layers = 1
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    swapped = torch.tensor([[9, 8, 5, 7, 6, 10]])
+    with torch.no_grad():
+        gaps = [float((m.network(tokens).logits - m.network(swapped).logits)[0, -1].abs().max()) for m in (on, off)]
+    assert gaps[1] < 1e-6
+    assert gaps[0] > 10 * gaps[1]
+
+
+def test_the_ones_probe_is_blind_on_gpt2_only():
+    shares = ones_probe_share(TINY)
+    assert shares["gpt2"] < 1e-12
+    assert 0.2 < shares["qwen2"] < 5
+
+
+def test_text_is_bytes_of_the_corpus_and_random_ids_are_within_the_vocabulary():
+    text = birth_prompts(TINY, "text")["qwen2"].token_ids
+    assert text.shape == (2, 40)
+    assert text.max() < 256
+    bytes(text[0].astype(np.uint8).tolist()).decode(errors="ignore")
+    drawn = birth_prompts(TINY, "random")
+    assert drawn["gpt2"].token_ids.max() < SIZES["tiny"]["gpt2"]["vocab_size"]
+    assert ByteTokenizer()(["a", "é"])["input_ids"] == [[97], [195, 169]]
+
+
+def test_the_full_size_is_qwen2_of_half_a_billion():
+    full = model_config("qwen2", "full")
+    assert (full["num_hidden_layers"], full["hidden_size"], full["num_attention_heads"]) == (24, 896, 14)
+    assert all(model_config(family, size)["model_type"] == family for family in ("qwen2", "gpt2") for size in SIZES)
+
+
+def test_sentences_follow_the_numbers(birth):
+    """With a rise towards the end put into the rows, the sentence on the U-shape turns."""
+    sorts = [by_sort(birth, sort) for sort in ("theory", "shape", "rope")]
+    probe = {row["model"]: row["share"] for row in by_sort(birth, "probe")}
+    assert birth_statements(*sorts, probe) == list(birth.statements)
+    rising = [{**row, "last_over_middle": {"value": 0.1, "low": 0.05, "high": 0.2}} for row in sorts[1]]
+    falling = [{**row, "last_over_middle": {"value": -0.1, "low": -0.2, "high": -0.05}} for row in sorts[1]]
+    assert "a U" in birth_statements(sorts[0], rising, sorts[2], probe)[5]
+    assert "no U" in birth_statements(sorts[0], falling, sorts[2], probe)[5]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"size": "huge"}, "small"),
+        ({"births": 1}, "births"),
+        ({"n_positions": 3}, "20"),
+        ({"tokenizer": "words"}, "bytes"),
+    ],
+)
+def test_settings_are_refused_by_name(wrong, names):
+    with pytest.raises(UsageError, match=names):
+        BirthSettings(**wrong)

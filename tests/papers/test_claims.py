@@ -1,0 +1,156 @@
+"""Every published claim: its verdict, its numbers, and that a broken assumption changes it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from posbias.errors import UsageError
+from posbias.papers import CLAIMS, verify
+from posbias.papers.claims import Finding, claim_generator, selected
+
+HOLDS, CORRECTED, FAILS = "holds", "holds with a correction", "fails as stated"
+WRONG_IN_PART = {
+    "birth-2603.10123/claim-1-closed-form",
+    "birth-2603.10123/claim-3-recency-anchor",
+    "birth-2603.10123/claim-4-u-shape",
+    "birth-2603.10123/claim-5-gradient",
+    "birth-2603.10123/claim-6-linear-addition",
+    "wu2025/lemma-4.4",
+    "wu2025/lemma-4.6",
+    "wu2025/lemma-I.1",
+    "wu2025/theorem-4.5",
+    "wu2025/theorem-4.7",
+    "wu2025/theorem-I.2",
+}
+WRONG = {"birth-2603.10123/claim-2-dead-zone"}
+FALSE_BECOMES_TRUE = {"birth-2603.10123/claim-2-dead-zone", "birth-2603.10123/claim-6-linear-addition"}
+"""Breaking the assumption restores these statements; it refutes all others."""
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    return {verdict.claim.name: verdict for verdict in verify()}
+
+
+def expected(name: str) -> str:
+    return FAILS if name in WRONG else CORRECTED if name in WRONG_IN_PART else HOLDS
+
+
+@pytest.mark.parametrize("name", list(CLAIMS))
+def test_each_claim_has_the_expected_verdict(verdicts, name):
+    assert verdicts[name].verdict == expected(name)
+
+
+@pytest.mark.parametrize("name", list(CLAIMS))
+def test_a_broken_assumption_flips_the_verdict(name):
+    verdict = CLAIMS[name]().check(claim_generator(name, 0), broken=True)
+    assert verdict.verdict == (HOLDS if name in FALSE_BECOMES_TRUE else FAILS)
+    assert verdict.as_dict()["broken"] == CLAIMS[name].broken_by
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_verdicts_do_not_hang_on_the_seed(seed):
+    # The slow ones (deep random networks) are covered by seed 0.
+    for name in selected("rollout-2602.16837"):
+        if "theorem" not in name and "5.4" not in name:
+            assert CLAIMS[name]().check(claim_generator(name, seed)).verdict == HOLDS
+            assert CLAIMS[name]().check(claim_generator(name, seed), broken=True).verdict == FAILS
+
+
+@pytest.mark.parametrize("name", list(CLAIMS))
+def test_each_verdict_is_complete_and_plain(verdicts, name):
+    document = verdicts[name].as_dict()
+    text = json.dumps({key: value for key, value in document.items() if key != "numbers"}, allow_nan=False)
+    assert {"claim", "source", "statement", "value", "verdict", "sharper", "assumptions", "numbers"} <= set(document)
+    assert document["claim"] == name
+    assert "\n" not in document["statement"]
+    assert np.isfinite(document["value"])
+    assert text
+    if verdicts[name].verdict != HOLDS:
+        assert document["sharper"]
+
+
+@pytest.mark.parametrize("name", list(CLAIMS))
+def test_evidence_can_be_drawn(verdicts, name):
+    figure = verdicts[name].finding.figure
+    assert figure.series
+    assert figure.x_label
+    assert figure.y_label
+    for series in figure.series:
+        assert series.x.shape == series.y.shape
+        assert series.x.size > 0
+        assert np.all(np.isfinite(series.x))
+        assert np.all(np.isfinite(series.y))
+
+
+def test_the_verdict_follows_from_the_comparisons(verdicts):
+    figure = next(iter(verdicts.values())).finding.figure
+    outcomes = [
+        Finding("", 0.0, as_stated, figure, corrected=corrected).outcome
+        for as_stated, corrected in ((True, False), (True, True), (False, True), (False, False))
+    ]
+    assert outcomes == [HOLDS, HOLDS, CORRECTED, FAILS]
+
+
+def test_selection_by_paper_and_by_claim_does_not_change_a_verdict(verdicts):
+    alone = verify("wu2025/theorem-4.5")
+    assert [verdict.claim.name for verdict in alone] == ["wu2025/theorem-4.5"]
+    assert alone[0].as_dict() == verdicts["wu2025/theorem-4.5"].as_dict()
+    assert {name.split("/")[0] for name in selected("wu2025")} == {"wu2025"}
+    assert selected(None) == list(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("selection", "named"),
+    [("wu2026", "wu2025"), ("wu2025/theorem-9", "wu2025/theorem-4.1"), ("", "linear-networks")],
+)
+def test_unknown_names_list_the_known_ones(selection, named):
+    with pytest.raises(UsageError, match=named):
+        verify(selection)
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(UsageError, match="seed"):
+        verify(seed=-1)
+
+
+class TestNumbersOfTheTheoryPage:
+    """docs/theory, section 2."""
+
+    def test_first_token_mass(self, verdicts):
+        numbers = verdicts["birth-2603.10123/claim-1-closed-form"].finding.numbers
+        assert numbers["true_first_12"] == pytest.approx(0.855, abs=5e-4)
+        assert numbers["true_first_24"] == pytest.approx(0.9999, abs=5e-5)
+        assert numbers["density_first_12"] == pytest.approx(0.161, abs=5e-4)
+        assert numbers["density_first_24"] < 1e-4
+        assert numbers["finite_form_relative_error"] < 1e-12
+
+    def test_the_middle_is_not_dead(self, verdicts):
+        numbers = verdicts["birth-2603.10123/claim-2-dead-zone"].finding.numbers
+        assert numbers["middle_m_0.2"] == pytest.approx(0.13, abs=5e-3)
+        assert numbers["middle_m_0.1"] == pytest.approx(0.46, abs=5e-3)
+        assert numbers["middle_m_0.05"] == pytest.approx(0.55, abs=5e-3)
+        assert numbers["promised"] == pytest.approx(4e-23, rel=0.05)
+        assert numbers["end_over_one_step_m_0.1"] == pytest.approx(1, abs=0.01)
+
+    def test_the_anchor_decays(self, verdicts):
+        numbers = verdicts["birth-2603.10123/claim-3-recency-anchor"].finding.numbers
+        assert numbers["kept_m_0.1"] == pytest.approx(0.9**180)
+        assert numbers["atom_m_0.2_24_layers"] == pytest.approx(0.8**24)
+
+    def test_an_l_and_a_spike(self, verdicts):
+        finding = verdicts["birth-2603.10123/claim-4-u-shape"].finding
+        assert finding.value == pytest.approx(1)
+        assert finding.numbers["minimum_position"] == 2046
+        assert finding.numbers["least_spike"] > 100
+        assert finding.numbers["alibi_interior_recency"] > 2
+
+    def test_the_gradient_is_a_matrix(self, verdicts):
+        assert verdicts["birth-2603.10123/claim-5-gradient"].finding.numbers["product_form_error"] < 1e-12
+
+    def test_norms_add_in_squares(self, verdicts):
+        numbers = verdicts["linear-networks/sum-of-squares"].finding.numbers
+        assert numbers["error_squares"] < 0.03
+        assert numbers["error_linear"] > 10 * numbers["error_squares"]
+        assert numbers["w1_squares"] < 0.01 < 0.1 < numbers["w1_linear"]

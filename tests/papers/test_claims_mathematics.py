@@ -1,0 +1,230 @@
+"""The mathematics behind the claims: order lemmas on arbitrary kernels, exact laws, graphs, bounds."""
+
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posbias.architecture import Causal, Full, Prefix, SlidingWindow
+from posbias.errors import UsageError
+from posbias.papers import centre_nodes, verify_mask
+from posbias.papers.birth2603.claims import interior_recency, published_profile, uniform_profile
+from posbias.papers.birth2603.linear_networks import linear_norms, measured_norms, squared_norms
+from posbias.papers.mask_graphs import closed_positions, reachable
+from posbias.papers.networks import Network, attention_only, run_network
+from posbias.papers.order import (
+    ROUNDING,
+    dominance_gap,
+    last_row,
+    monotonicity_gap,
+    random_content_kernel,
+    random_monotone_kernel,
+    rollouts,
+    transition,
+    violated_share,
+)
+from posbias.papers.rollout2602.claims import averaged_kernels
+from posbias.papers.wu2025.decay import decay_logits, distances, envelope_mode, log_paths
+from posbias.papers.wu2025.rope import least_squared_steps
+from posbias.theory.kernels import masked_softmax
+
+kernels = st.tuples(st.integers(2, 14), st.integers(0, 2**32 - 1), st.sampled_from([None, 2, 3, 5]))
+
+
+class TestStochasticOrder:
+    @given(kernels)
+    @settings(max_examples=60, deadline=None)
+    def test_random_monotone_kernels_are_causal_windowed_stochastic_and_monotone(self, drawn):
+        n_positions, seed, width = drawn
+        kernel = random_monotone_kernel(n_positions, np.random.default_rng(seed), width=width)
+        visible = (Causal() if width is None else SlidingWindow(width)).visible(n_positions)
+        assert np.allclose(kernel.sum(axis=1), 1, atol=1e-12)
+        assert kernel.min() >= 0
+        assert not np.any(kernel[~visible])
+        assert monotonicity_gap(kernel) <= ROUNDING
+
+    @given(kernels, st.floats(0, 1))
+    @settings(max_examples=60, deadline=None)
+    def test_lemmas_a2_a3_a5(self, drawn, mixing):
+        n_positions, seed, width = drawn
+        generator = np.random.default_rng(seed)
+        kernel = random_monotone_kernel(n_positions, generator, width=width)
+        recent = generator.dirichlet(np.full(n_positions, 0.3))
+        earlier = recent @ random_content_kernel(Causal().visible(n_positions), generator, spread=2.0)
+        falling = np.sort(generator.standard_normal(n_positions))[::-1]
+        assert dominance_gap(recent, earlier) <= ROUNDING
+        assert dominance_gap(recent @ kernel, earlier @ kernel) <= ROUNDING
+        assert monotonicity_gap(transition(kernel, mixing)) <= ROUNDING
+        assert np.diff(kernel @ falling).max() <= ROUNDING
+
+    @given(st.integers(2, 12), st.integers(0, 2**32 - 1))
+    @settings(max_examples=40, deadline=None)
+    def test_lemma_a4_needs_the_rows_order_only(self, n_positions, seed):
+        generator = np.random.default_rng(seed)
+        causal = Causal().visible(n_positions)
+        recent = random_content_kernel(np.ones_like(causal), generator, spread=2.0)
+        early = recent @ random_content_kernel(causal, generator, spread=2.0)
+        law = generator.dirichlet(np.ones(n_positions))
+        assert dominance_gap(law @ recent, law @ early) <= ROUNDING
+
+    def test_counterexample_to_primacy_drift_without_the_assumption(self):
+        below = np.array([[1.0, 0, 0], [0, 1, 0], [1, 0, 0]])
+        above = np.array([[1.0, 0, 0], [0, 1, 0], [0, 1, 0]])
+        laws = rollouts([below, above])[:, -1]
+        assert laws[1].tolist() == [1, 0, 0]
+        assert laws[2].tolist() == [0, 1, 0]
+        assert violated_share(below) > 0
+
+    def test_rollout_and_last_row_agree(self):
+        generator = np.random.default_rng(0)
+        steps = [random_content_kernel(Causal().visible(9), generator, spread=1.0) for _ in range(4)]
+        np.testing.assert_allclose(rollouts(steps)[-1, -1], last_row(steps), rtol=1e-12)
+
+    def test_shuffled_content_averages_to_uniform_but_its_encoded_mean_is_not(self):
+        mask = SlidingWindow(5)
+        without, encoded = averaged_kernels(mask, -decay_logits(16, 0.5).T, np.random.default_rng(1))
+        np.testing.assert_allclose(without, masked_softmax(mask.visible(16), np.zeros((16, 16))), atol=1e-12)
+        assert np.abs(encoded - without).max() > 0.01
+
+
+class TestNegativeBinomial:
+    @pytest.mark.parametrize(("rate", "layers"), [(0.8, 1), (0.8, 6), (0.5, 3)])
+    def test_decay_layers_give_it_exactly_away_from_the_first_token(self, rate, layers):
+        length = 400
+        kernel = masked_softmax(Causal().visible(length), decay_logits(length, -np.log(rate)))
+        profile = np.linalg.matrix_power(kernel, layers)[-1, ::-1]
+        exact = np.array([(1 - rate) ** layers * comb(layers - 1 + d, d) * rate**d for d in range(150)])
+        np.testing.assert_allclose(profile[:150], exact, rtol=1e-10)
+
+    @given(st.integers(1, 12), st.floats(0.05, 2))
+    @settings(max_examples=60, deadline=None)
+    def test_its_mode_and_when_it_only_falls(self, layers_beyond, strength):
+        exact = layers_beyond / np.expm1(strength)
+        if abs(exact - round(exact)) < 1e-9:
+            return
+        mode, falls = envelope_mode(layers_beyond, strength)
+        assert mode == int(np.floor(exact))
+        assert falls == (exact < 1)
+
+    def test_path_counts(self):
+        counts = np.exp(log_paths(3, distances(6)))
+        for query in range(6):
+            for key in range(query + 1):
+                assert counts[query, key] == pytest.approx(comb(3 + query - key, 3))
+
+    def test_least_squared_steps_against_all_compositions(self):
+        steps = [(a, b, 9 - a - b) for a in range(10) for b in range(10 - a)]
+        assert least_squared_steps(9, 3) == pytest.approx(min(sum(x * x for x in walk) for walk in steps) / 81)
+        assert least_squared_steps(10, 5) == pytest.approx(1 / 5)
+
+
+class TestCentreNodes:
+    def test_of_the_papers_masks(self):
+        assert centre_nodes(Causal().visible(7)).tolist() == [0]
+        assert centre_nodes(SlidingWindow(3).visible(7)).tolist() == [0]
+        assert centre_nodes(SlidingWindow(1).visible(7)).tolist() == []
+        assert centre_nodes(Prefix(3).visible(7)).tolist() == [0, 1, 2]
+        assert centre_nodes(Full().visible(4)).tolist() == [0, 1, 2, 3]
+        assert centre_nodes(Causal().visible(7).T).tolist() == [6]
+
+    @given(st.integers(1, 9), st.integers(0, 2**32 - 1), st.floats(0.05, 0.5))
+    @settings(max_examples=80, deadline=None)
+    def test_closure_against_matrix_powers_and_centres_against_the_definition(self, n_positions, seed, density):
+        generator = np.random.default_rng(seed)
+        visible = (generator.random((n_positions, n_positions)) < density) | np.eye(n_positions, dtype=bool)
+        walks = np.linalg.matrix_power(visible.astype(float), n_positions) > 0
+        assert np.array_equal(reachable(visible), walks)
+        centres, closed = centre_nodes(visible), closed_positions(visible)
+        assert centres.tolist() == [node for node in range(n_positions) if walks[:, node].all()]
+        assert len(closed) > 0
+        if len(centres):
+            assert centres.tolist() == closed.tolist()
+
+    def test_a_users_mask_with_two_sinks_has_no_centre_and_fails(self):
+        visible = np.eye(6, dtype=bool)
+        visible[2:4, 0] = visible[4:, 1] = True
+        verdict = verify_mask(visible)
+        assert verdict.verdict == "fails as stated"
+        assert verdict.finding.numbers["factor_outside_closed_groups"] < 1
+        assert "none" in verdict.finding.computed
+
+    def test_a_users_mask_without_self_loops(self):
+        visible = np.zeros((4, 4), dtype=bool)
+        visible[0, 1] = visible[1, 0] = visible[2, 1] = visible[3, 2] = True
+        verdict = verify_mask(visible)
+        assert verdict.verdict == "holds"
+        assert centre_nodes(visible).tolist() == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("visible", "named"),
+        [
+            (np.zeros((3, 3), dtype=bool), "sees none"),
+            (np.ones((2, 3), dtype=bool), "shape"),
+            (np.ones((1, 1), dtype=bool), "2 to 256"),
+            (np.ones((257, 257), dtype=bool), "2 to 256"),
+        ],
+    )
+    def test_masks_that_are_refused(self, visible, named):
+        with pytest.raises(UsageError, match=named):
+            verify_mask(visible)
+
+
+class TestNetworks:
+    @pytest.mark.parametrize("width", [3, 16])
+    def test_bounded_networks_keep_their_promises(self, width):
+        network = Network(Causal().visible(8), attention_only(20), width=width)
+        run = run_network(network, np.random.default_rng(3))
+        np.testing.assert_allclose(run.kernels.sum(axis=2), 1, atol=1e-12)
+        assert not np.any(run.kernels[:, ~network.visible])
+        assert run.largest_state <= run.state_bound
+        assert run.smallest_entry >= np.exp(-2 * run.content_bound) / 8
+
+    def test_unbounded_weights_underflow(self):
+        network = Network(Causal().visible(8), attention_only(60), violation="weights")
+        assert run_network(network, np.random.default_rng(3)).smallest_entry == 0
+
+
+class TestUniformProfiles:
+    @pytest.mark.parametrize("slope", [0.0, 0.3])
+    def test_pull_equals_product(self, slope):
+        kernel = masked_softmax(Causal().visible(20), decay_logits(20, slope))
+        mixing = np.array([0.2, 1.0, 0.5])
+        expected = last_row([transition(kernel, share) for share in mixing])
+        np.testing.assert_allclose(uniform_profile(20, mixing, slope=slope), expected, rtol=1e-12)
+
+    def test_published_density_is_close_where_it_should_be(self):
+        mixing = np.full(4, 0.3)
+        exact, published = uniform_profile(4000, mixing), published_profile(4000, mixing)
+        middle = slice(1000, 3000)
+        np.testing.assert_allclose(published[middle], exact[middle], rtol=5e-3)
+        assert interior_recency(exact) == 1
+
+
+class TestLinearNetworks:
+    def test_identity_maps_add_linearly_and_exactly(self):
+        kernel = masked_softmax(Causal().visible(10), np.zeros((10, 10)))
+        layers = [[kernel]] * 4
+        measured = measured_norms(layers, np.random.default_rng(0), maps="identity")
+        np.testing.assert_allclose(measured, linear_norms(layers), rtol=1e-12)
+
+    def test_squares_over_sets_of_layers(self):
+        kernel = masked_softmax(Causal().visible(10), np.zeros((10, 10)))
+        total = sum(
+            comb(4, steps) * 0.6 ** (2 * steps) * np.linalg.matrix_power(kernel, steps)[-1] ** 2 for steps in range(5)
+        )
+        np.testing.assert_allclose(squared_norms([[kernel]] * 4) ** 2, total, rtol=1e-12)
+
+
+class TestRates:
+    @pytest.mark.parametrize("position", [1, 2, 5])
+    def test_uniform_causal_mass_falls_as_a_power_of_the_diagonal(self, position):
+        kernel = masked_softmax(Causal().visible(8), np.zeros((8, 8)))
+        deep = [np.linalg.matrix_power(kernel, depth)[-1, position] for depth in (60, 61)]
+        assert deep[1] / deep[0] == pytest.approx(1 / (position + 1), rel=1e-3)
+
+    def test_the_slowest_diagonal_behind_a_position_decides(self):
+        kernel = np.array([[1.0, 0, 0], [0.9, 0.1, 0], [0.2, 0.2, 0.6]])
+        deep = [np.linalg.matrix_power(kernel, depth)[-1, 1] for depth in (40, 41)]
+        assert deep[1] / deep[0] == pytest.approx(0.6, rel=1e-6)

@@ -1,0 +1,145 @@
+"""Verdicts follow the intervals over seeds, and the paired test is the exact one."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from posbias.errors import RunError, UsageError
+from posbias.papers.findings import (
+    Finding,
+    chance,
+    combined,
+    finding_rows,
+    findings_tables,
+    quantities_of,
+    tally,
+    weighed,
+)
+from posbias.papers.outcomes import Outcome, Outcomes, Seeded, paired
+from posbias.papers.paired import difference
+
+
+def of(values):
+    return difference(np.asarray(values, dtype=np.float64))
+
+
+def cases(tests):
+    return {f"case {number}": test for number, test in enumerate(tests)}
+
+
+CLEAR, NOISY = of([0.2, 0.25, 0.3, 0.22, 0.28, 0.24]), of([0.2, -0.3, 0.1, -0.2, 0.3, -0.1])
+
+
+def test_verdicts_of_one_test():
+    assert CLEAR.supports(1) == "reproduced"
+    assert CLEAR.supports(-1) == "not reproduced"
+    assert NOISY.supports(1) == "undecided"
+    assert of([0.2, 0.25, 0.3]).supports(1) == "undecided", "fewer than six seeds support no claim"
+
+
+@pytest.mark.parametrize(
+    ("tests", "sign", "verdict"),
+    [
+        ([CLEAR, CLEAR], 1, "reproduced"),
+        ([CLEAR, NOISY], 1, "reproduced in part"),
+        ([NOISY], 1, "undecided"),
+        ([CLEAR, NOISY], -1, "not reproduced"),
+    ],
+)
+def test_verdicts_of_several_tests(tests, sign, verdict):
+    assert combined(cases(tests), sign=sign) == verdict
+
+
+def test_the_interval_is_no_narrower_than_students_and_agrees_with_its_p():
+    values = np.array([0.2, 0.25, 0.3, 0.22, 0.28, 0.24])
+    found = of(values)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert found.interval.low <= low + 1e-12 < high - 1e-12 <= found.interval.high
+    wider = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 7)
+    assert found.among(7).low <= wider.low + 1e-12
+    assert found.among(7).excludes(0.0) == (found.p_value < 0.05 / 7)
+    assert of([1.0]).among(3).as_record() == {"value": 1.0, "low": None, "high": None}
+    assert of([1.0]).p_value == of([0.0] * 6).p_value == 1, "nothing is known"
+    assert str(of([0.0] * 6)) == "+0.000"
+    assert of([0.1] * 6).supports(1) == "reproduced"
+
+
+def test_that_some_cases_hold_takes_intervals_that_hold_together():
+    """One of eight cases just clear of zero is what chance gives; eight of eight just clear are not."""
+    just = of([0.11, -0.01, 0.05, 0.08, 0.02, 0.05])
+    assert just.supports(1) == "reproduced"
+    assert just.supports(1, quantities=8) == "undecided"
+    assert combined(cases([just] * 8), sign=1) == "reproduced"
+    assert combined(cases([just] + [NOISY] * 7), sign=1) == "undecided"
+    assert combined(cases([just, CLEAR] + [NOISY] * 6), sign=1) == "reproduced in part"
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_without_any_effect_a_statement_is_decided_as_often_as_claimed(count):
+    draw = np.random.default_rng(3)
+    decided = 0
+    for _ in range(400):
+        tests = cases([of(draw.normal(size=6)) for _ in range(count)])
+        decided += combined(tests, sign=1) != "undecided"
+    assert decided / 400 < 0.08
+
+
+def test_the_page_says_how_many_verdicts_chance_alone_would_give_and_which_stay():
+    strong = of([0.2, 0.201, 0.199, 0.2, 0.2005, 0.1995])
+    just = of([0.11, -0.01, 0.05, 0.08, 0.02, 0.05])
+    findings = [weighed("A", "a.", {"one": strong}), weighed("B", "b.", {"one": just, "two": just})]
+    findings.append(weighed("C", "c.", {"one": NOISY}))
+    assert quantities_of(findings) == 4
+    (sentence,) = chance(findings)
+    assert "3 verdicts rest on 4 quantities" in sentence
+    assert "0.05 of the statements, 0.2," in sentence
+    assert sentence.endswith("98.75 % each) these keep their verdict: 1 of 2 reproduced.")
+    assert [row["together"] for row in finding_rows(findings)] == ["reproduced", "undecided", "undecided"]
+    quantities = findings_tables(findings)[1]
+    assert len(quantities.cells) == 4
+    assert quantities.cells[1][2] != quantities.cells[1][3], "intervals of two cases together are wider"
+    assert chance([weighed("D", "d.", {"one": of([0.2, 0.3])})]) == []
+
+
+def test_pairs_are_made_by_seed_and_seeds_without_a_partner_are_counted():
+    first = Seeded((0, 1, 2, 4), np.array([[0.0], [1.0], [2.0], [4.0]]))
+    second = Seeded((1, 2, 3, 4), np.array([[10.0], [20.0], [30.0], [40.0]]))
+    ours, theirs, alone = paired(first, second)
+    assert (10 * ours == theirs).all()
+    assert alone == 2
+
+
+def test_a_statement_nobody_trained_for_is_not_run():
+    finding = weighed("Figure 9", "something.", {})
+    assert finding.verdict == "not run"
+    assert tally([finding, Finding("a", "b", "c", "reproduced")]) == "Of 2 published findings: 1 reproduced, 1 not run."
+    assert findings_tables([finding])[0].cells[0][-2:] == ["not run", "not run"]
+    assert findings_tables([finding])[1].cells == []
+
+
+def test_a_finding_carries_its_numbers():
+    finding = weighed("Figure 2", "it falls.", {"case": CLEAR}, sign=-1, found="Slope:")
+    assert "+0.248" in finding.found
+    assert finding_rows([finding])[0]["tests"]["case"]["p_value"] == CLEAR.p_value < 0.001
+    assert finding.sentence().endswith("Not reproduced.")
+
+
+def test_no_seed_or_a_value_that_is_not_finite_is_refused():
+    for values in ([], [np.nan, 1.0]):
+        with pytest.raises(UsageError, match="at least one seed and finite values"):
+            of(values)
+
+
+def member(seed, status="done", **factors):
+    return Outcome(factors, seed, status, {"loss": np.array(float(seed))})
+
+
+def test_members_that_failed_are_counted_and_left_out():
+    table = Outcomes([member(0, depth=1), member(1, depth=1), member(2, "diverged", depth=1), member(1, depth=2)])
+    assert table.seeds(depth=1) == [0, 1]
+    assert table.common_seeds({"depth": 1}, {"depth": 2}) == [1]
+    assert table.values("loss", {"depth": 1}, [0, 1]).tolist() == [0, 1]
+    assert table.levels("depth") == [1, 2]
+    assert table.lost() == ["depth 1, seed 2: diverged"]
+    with pytest.raises(RunError, match="0 finished members"):
+        table.values("loss", {"depth": 3}, [0])

@@ -1,0 +1,209 @@
+"""In-context retrieval: statements follow planted gaps, shipped studies hold the source's settings, and smoke runs."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from posbias.papers import reproduce
+from posbias.papers.influence_profiles import KINDS
+from posbias.papers.outcomes import Outcome, Outcomes
+from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
+from posbias.papers.wu2025.icl import icl_reproduction, reached
+from posbias.papers.wu2025.icl_cells import PLAIN, Cells, Figures
+from posbias.papers.wu2025.icl_flags import flag_findings
+from posbias.papers.wu2025.icl_outcomes import by_place
+from posbias.papers.wu2025.icl_sink_statements import sink_control, sink_findings
+from posbias.papers.wu2025.icl_statements import ABOVE, retrieval_findings
+
+PAPER = "icl-2502.01951"
+STUDIES = (
+    "depth",
+    "deviation",
+    "ends",
+    "fixed-depth",
+    "fixed-ends",
+    "fixed-places",
+    "fixed-residual",
+    "fixed-sinks",
+    "places",
+    "residual",
+    "sinks",
+)
+ENDS_U = (0.3, 0.05, -0.25)
+PEAK = {"first": (0.4, 0.5, 0.02), "middle": (-0.3, 0.0, 0.3), "last": (-0.02, -0.5, -0.4)}
+
+
+def outcome(seed, gaps, sinks=None, **factors):
+    draw = np.random.default_rng([seed, abs(hash(str(sorted(factors.items(), key=str)))) % 2**32])
+    places = np.linspace(0.4, 0.6, 8) + draw.normal(0, 0.01, 8)
+    noisy = np.array(gaps) + draw.normal(0, 0.005, 3)
+    profile = np.linspace(1, 2, 8)
+    arrays = {
+        "gaps": noisy,
+        "unconfounded": noisy,
+        "accuracy": places,
+        "course": places,
+        "novel": np.array(0.55),
+        "sinks": np.zeros(17) if sinks is None else np.array(sinks) + draw.normal(0, 0.001, 17),
+        "sinks/initial": np.zeros(17) + draw.normal(0, 0.001, 17),
+    }
+    arrays |= {f"{kind}/{moment}": profile for kind in KINDS for moment in ("initial", "trained")}
+    return Outcome({**PLAIN, **factors}, seed, "done", arrays)
+
+
+def as_published(items="mixture", scale="variance", seeds=6):
+    """Outcomes that have every sign the source reports."""
+    base = {"items": items, "scale": scale}
+    primacy = {"none": 0.3, "rope": 0.2, "decay": 0.05}
+    bump = {2: 0.0, 4: 0.2, 6: 0.05} if items == "mixture" else {2: 0.0, 4: 0.1, 6: 0.2}
+    members = []
+    for seed in range(seeds):
+        for encoding, depth in itertools.product(primacy, (2, 4, 6)):
+            gap = primacy[encoding] + 0.05 * depth
+            sink = [0.8] + [0.1] * 16
+            members.append(outcome(seed, (gap, gap, 0.02), sink, encoding=encoding, depth=depth, **base))
+            gaps = ENDS_U if (encoding, depth) == ("rope", 6) else (bump[depth],) * 3
+            gaps = (gaps[0], 0.1 + bump[depth], gaps[2])
+            members.append(outcome(seed, gaps, encoding=encoding, depth=depth, residual=True, **base))
+        for mask, encoding in itertools.product(("full", "causal"), ("none", "sinusoidal", "rope")):
+            gaps = ENDS_U if encoding != "none" else (0.0, 0.0, 0.0) if mask == "full" else (0.4, 0.45, 0.05)
+            cell = {"mask": mask, "encoding": encoding, "residual": True, **base}
+            members.append(outcome(seed, gaps, answers="first_and_last", **cell))
+            if mask == "causal":
+                for answers, peak in PEAK.items():
+                    chosen = (0.2, 0.3, 0.1) if encoding == "none" else peak
+                    members.append(outcome(seed, chosen, answers=answers, **cell))
+        for width in (5, 9, 13):
+            sink = [width / 20] + [0.1] * 16
+            members.append(outcome(seed, (0, 0, 0), sink, mask=f"sliding_window(width={width})", **base))
+        for length in (2, 4, 6):
+            sink = [0.6] * length + [0.1] * (17 - length)
+            members.append(outcome(seed, (0, 0, 0), sink, mask=f"prefix(length={length})", **base))
+    return members
+
+
+def statements(cells, items):
+    figures = Figures(items)
+    return [*retrieval_findings(cells, figures), *sink_findings(cells, figures)]
+
+
+@pytest.mark.parametrize("items", ["mixture", "fixed"])
+def test_what_the_source_reports_bears_out_every_statement(items):
+    cells = Cells(Outcomes(as_published(items)), {"items": items})
+    findings = statements(cells, items)
+    wrong = {finding.reported: finding.verdict for finding in findings if finding.verdict != "reproduced"}
+    assert not wrong
+    assert len(findings) == (16 if items == "mixture" else 15)
+
+
+def test_the_opposite_signs_contradict_them():
+    turned = [
+        Outcome(each.factors, each.seed, each.status, {**each.arrays, "gaps": -each.arrays["gaps"]})
+        for each in as_published()
+    ]
+    findings = retrieval_findings(Cells(Outcomes(turned), {}), Figures("mixture"), np.random.default_rng(0))
+    by_text = {finding.reported[:60]: finding.verdict for finding in findings}
+    assert by_text["without residual connections more layers mean more bias to t"] == "not reproduced"
+    assert by_text["decay and RoPE reduce the bias to the first place that the c"] == "not reproduced"
+    assert by_text["sin and RoPE capture both ends under either mask: lost in th"] == "not reproduced"
+
+
+def test_what_was_not_trained_is_not_run():
+    empty = Cells(Outcomes([]), {})
+    assert {finding.verdict for finding in statements(empty, "mixture")} == {"not run"}
+
+
+def test_the_flags_of_the_code_are_compared_on_common_seeds():
+    outcomes = Outcomes([*as_published(), *as_published(scale="deviation")])
+    paper, code = Cells(outcomes, {"scale": "variance"}), Cells(outcomes, {"scale": "deviation"})
+    findings = flag_findings(paper, code, np.random.default_rng(0))
+    assert [finding.verdict for finding in findings][1] == "reproduced", "depth amplifies with std 1/d as well"
+    assert [finding.verdict for finding in findings][3] == "reproduced", "decay differs from no encoding"
+    assert "variance 1/d minus with std 1/d" in findings[0].found
+    assert "are learnt less well" in findings[0].reported
+    assert "decay" in findings[3].reported
+
+
+@pytest.mark.parametrize(("paper", "code", "verdict"), [(0.6, 0.4, "reproduced"), (0.4, 0.6, "not reproduced")])
+def test_the_codes_scale_is_said_to_be_learnt_less_well_and_judged_so(paper, code, verdict):
+    def with_accuracy(scale, level):
+        return [
+            replace(each, arrays={**each.arrays, "novel": np.array(level + 0.01 * each.seed)})
+            for each in as_published(scale=scale)
+        ]
+
+    outcomes = Outcomes([*with_accuracy("variance", paper), *with_accuracy("deviation", code)])
+    cells = Cells(outcomes, {"scale": "variance"}), Cells(outcomes, {"scale": "deviation"})
+    assert flag_findings(*cells, np.random.default_rng(0))[0].verdict == verdict
+
+
+def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
+    """The lower of two noisy ends would lie below the middle by noise alone; here noise averages out."""
+    draw = np.random.default_rng(5)
+    low = []
+    for _ in range(30):
+        members = [
+            Outcome({**PLAIN, "answers": answers, "encoding": "rope", "residual": True}, seed, "done", {"gaps": row})
+            for answers in ("first", "middle", "last")
+            for seed in range(6)
+            for row in [draw.normal(0, 0.1, 3)]
+        ]
+        findings = retrieval_findings(Cells(Outcomes(members), {}), Figures("mixture"), draw)
+        last = findings[-1]
+        assert last.reported.startswith("no lost-in-the-middle")
+        low += [test.interval.value < ABOVE for test in last.tests.values()]
+    assert abs(np.mean(low) - 0.5) < 0.17, "three standard errors"
+
+
+def test_a_sink_that_was_there_before_training_is_no_learnt_one():
+    members = as_published()
+    before = [Outcome(m.factors, m.seed, m.status, {**m.arrays, "sinks/initial": m.arrays["sinks"]}) for m in members]
+    learnt, there = (
+        sink_control(Cells(Outcomes(each), {}), Figures("mixture"), np.random.default_rng(0))
+        for each in (members, before)
+    )
+    assert learnt.verdict == "reproduced"
+    assert there.verdict == "undecided"
+
+
+def test_the_whole_reproduction_says_how_far_training_came():
+    outcomes = Outcomes([*as_published(), Outcome({**PLAIN, "depth": 8}, 0, "diverged", {})])
+    made = icl_reproduction(outcomes, steps=1000, batch=64, settings=StudySettings())
+    assert "0.5 % of its sequences" in made.statements[0]
+    assert "naming any label of the context 0.50" in made.statements[0]
+    assert made.statements[1].startswith("Of 31 published findings: 16 reproduced, 15 not run")
+    assert made.statements[2].startswith("Chance: ")
+    assert "1 of" in made.statements[-1]
+    assert "diverged" in made.statements[-1]
+    slugs = {figure.slug for figure in made.figures}
+    assert {"icl-mixture-plain-1", "icl-mixture-residual-0", "icl-mixture-first-and-last", "icl-mixture-sinks"} <= slugs
+    assert reached(Outcomes([]), steps=100_000, batch=128).endswith("1e+02 % of its sequences.")
+
+
+def test_influence_by_place_adds_item_and_label_and_leaves_the_query_out():
+    assert by_place(np.arange(17.0)).tolist() == [1, 5, 9, 13, 17, 21, 25, 29]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_has_the_sources_networks(size):
+    studies = shipped_studies(PAPER, StudySettings(size))
+    assert tuple(studies) == STUDIES
+    for name, study in studies.items():
+        for member in replace(study, seeds=(0,)).members():
+            assert (member.config.width, member.config.architecture.heads, member.task.pairs) == (64, 1, 8)
+            assert (member.config.readout, member.config.readout_layers, member.config.n_outputs) == ("mlp", 3, 32)
+            assert str(member.optimiser) == "adamw(weight_decay=1e-06)"
+            assert member.task.scale == ("deviation" if name == "deviation" else "variance")
+            assert member.task.items == ("fixed" if name.startswith("fixed") else "mixture")
+    if size == "full":
+        assert {(s.options.steps, s.options.batch) for s in studies.values()} == {(100_000, 128)}
+    assert size == "smoke" or all(len(study.seeds) >= 6 for study in studies.values())
+
+
+def test_the_smoke_size_runs():
+    made = reproduce(PAPER, settings=StudySettings("smoke"))
+    assert not [row for row in made.rows if row["sort"] == "finding" and row["verdict"] == "not run"]
+    assert not any("did not finish" in statement for statement in made.statements)
+    assert any(table.title == "Gaps, fixed-vocabulary" for table in made.tables)

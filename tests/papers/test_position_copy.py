@@ -1,0 +1,142 @@
+"""Position copy: statements follow planted losses, the shipped studies parse, and the smoke size runs to its page."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.errors import UsageError
+from posbias.models import load_model
+from posbias.papers import reproduce
+from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
+from posbias.papers.liu2026.statements import position_copy_findings
+from posbias.papers.liu2026.views import losses_table, position_copy_figures
+from posbias.papers.outcomes import Seeded
+from posbias.papers.reproduction import reproduction_record, stored_figures
+from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
+from posbias.records import load_record
+from posbias.report.page import write_run_report
+from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.training import TrainingRun
+
+PAPER = "position-copy-liu2026"
+
+
+def seeded(rows):
+    return Seeded(tuple(range(len(rows))), rows)
+
+
+def planted(noise=0.01, seeds=6):
+    """The published losses with a little noise, for every network whose values were read."""
+    draw = np.random.default_rng(0)
+    return {
+        configuration: seeded(np.maximum(np.array(values) + draw.normal(0, noise, (seeds, 10)), 0))
+        for configuration, values in PUBLISHED.items()
+    }
+
+
+def verdicts(losses):
+    findings = position_copy_findings(losses, np.random.default_rng(0))
+    return {f"{finding.where}: {finding.reported[:20]}": finding.verdict for finding in findings}
+
+
+def test_the_published_losses_bear_out_the_published_statements():
+    found = verdicts(planted())
+    assert set(found.values()) == {"reproduced"}, found
+    assert len(found) == 13
+
+
+def test_blind_networks_bear_out_none():
+    draw = np.random.default_rng(1)
+    blind = {
+        configuration: seeded(blind_loss() + draw.normal(0, 0.001, (6, 10)))
+        for configuration in CONFIGURATIONS
+        if configuration in PUBLISHED
+    }
+    found = verdicts(blind)
+    assert found["Figure 1, right: two layers differ in"] in ("undecided", "not reproduced")
+    assert found["Figure 3: residual connections"] in ("undecided", "not reproduced")
+    assert all(verdict != "reproduced" for where, verdict in found.items() if where.startswith("Numbers"))
+
+
+def test_a_failed_member_shifts_no_pair():
+    """The gain of a second layer is the same in every seed; seed 2 of one network failed."""
+    draw = np.random.default_rng(2)
+    own = draw.normal(0, 0.5, (7, 1))
+    one, two = (seeded(np.array(PUBLISHED[each]) + own) for each in (ONE, TWO))
+    short = Seeded((0, 1, 3, 4, 5, 6), np.delete(one.rows, 2, axis=0))
+    finding = position_copy_findings({ONE: short, TWO: two}, np.random.default_rng(0))[1]
+    test = finding.tests["first token, one layer minus two (1 seeds without their pair left out)"]
+    assert test.n_seeds == 6
+    assert test.error == pytest.approx(0, abs=1e-12), "pairs of equal seeds differ by the gain alone"
+    assert test.interval.value == pytest.approx(2.19 - 1.13)
+    apart = Seeded((7, 8, 9, 10, 11, 12), short.rows)
+    assert not [case for case in position_copy_findings({ONE: apart, TWO: two}, draw)[1].tests if "first token" in case]
+
+
+def test_noise_alone_makes_no_middle_harder():
+    draw = np.random.default_rng(3)
+    positive = 0
+    for _ in range(80):
+        losses = {TWO: seeded(draw.normal(2, 0.3, (6, 10)))}
+        test = position_copy_findings(losses, draw)[6].tests["2 layers, d 2"]
+        positive += test.interval.value > 0
+    assert abs(positive / 80 - 0.5) < 0.17, "three standard errors"
+
+
+def test_what_was_not_trained_is_not_run_and_few_seeds_decide_nothing():
+    assert set(verdicts({}).values()) == {"not run"}
+    assert set(verdicts(planted(seeds=3)).values()) == {"undecided"}
+
+
+def test_figures_and_table_show_seeds_published_values_and_baselines():
+    losses = planted()
+    figures = position_copy_figures(losses, losses)
+    names = [curve.name for curve in figures[0].curves]
+    assert names[:2] == ["1 layer, d 2", "1 layer, d 2, published"]
+    levels = partial_information_losses(10, 10)
+    assert figures[0].curves[-1].y[0] == pytest.approx(levels["counts_and_own"])
+    assert [curve.y[0] for curve in figures[0].curves if curve.name.startswith("ln V")] == [blind_loss()]
+    assert len(losses_table(losses).cells) == 4 * len(losses)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_trains_every_target_of_every_network(size):
+    (study,) = shipped_studies(PAPER, StudySettings(size)).values()
+    members = replace(study, seeds=(0,)).members()
+    seen = {
+        (m.config.architecture.depth, m.config.width, m.config.residual, m.config.mlp, m.task.target) for m in members
+    }
+    assert len(seen) == len(CONFIGURATIONS) * 10
+    expected = {(c.depth, c.width, "added" if c.residual else "none", c.mlp) for c in CONFIGURATIONS}
+    assert {entry[:4] for entry in seen} == expected
+    assert size == "smoke" or len(study.seeds) >= 6, "six seeds support a claim"
+
+
+def test_bad_requests_are_one_line():
+    with pytest.raises(UsageError, match="size must be one of smoke, small, full"):
+        StudySettings("huge")
+    with pytest.raises(UsageError, match=f"{PAPER} has no study 'other'; studies: study"):
+        shipped_studies(PAPER, StudySettings(studies=("other",)))
+    with pytest.raises(UsageError, match="takes StudySettings, got str"):
+        reproduce(PAPER, settings="small")
+
+
+def test_the_smoke_size_runs_and_its_members_are_models(tmp_path):
+    threads = torch.get_num_threads()
+    settings = StudySettings("smoke", run=TrainingRun(directory=tmp_path))
+    made = reproduce(PAPER, settings=settings)
+    assert torch.get_num_threads() == threads
+    assert made.statements[0].startswith("Of 13 published findings:")
+    assert any(statement.startswith("Loop: mean field, initial") for statement in made.statements)
+    reproduction_record(made, {}).save(tmp_path)
+    record = load_record(tmp_path)
+    assert len(stored_figures(record)) == len(made.figures) == 6
+    assert record.arrays["2 layers, d 10/loss"].shape == (2, 10)
+    assert write_run_report(record, tmp_path).exists()
+    trained = load_record(tmp_path / "studies" / "study")
+    entry = trained.scalars["members"][20]
+    model = load_model(str(tmp_path / "studies" / "study" / entry["model"]))
+    assert model.config.architecture.depth == 2
+    assert not (tmp_path / "studies" / "study" / "parts").exists()

@@ -1,0 +1,87 @@
+"""`posbias reproduce`, its record and its page, end to end."""
+
+import json
+import subprocess
+import sys
+from html import unescape
+from io import StringIO
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from posbias.errors import UsageError
+from posbias.papers.reproduction import reproduction_record
+from posbias.records import Record, load_record
+from posbias.report.page import page_of, report_of, show_report, write_run_report
+
+# In a process of its own: typer hands commands a plain click context, which the type checker of the tests refuses.
+PROGRAM = """
+import typer
+from posbias.cli.reproduce import reproduce
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("reproduce")(reproduce)
+app.callback()(lambda: None)
+app()
+"""
+
+
+def run(*arguments):
+    command = [sys.executable, "-c", PROGRAM, "reproduce", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
+    reproduction_record(rollout, {}, command="posbias reproduce rollout-2602.16837").save(tmp_path)
+    record = load_record(tmp_path)
+    assert (record.verb, record.status) == ("reproduce", "done")
+    assert len(record.scalars["rows"]) == 5 * 2 * 4
+    assert record.arrays["bloom-176b/published/residual"].shape == (256,)
+    page = write_run_report(record, tmp_path).read_text()
+    assert page.count("<figure>") == 5
+    assert 'src="http' not in page
+    assert "default-src 'none'" in page
+    assert all(statement in unescape(page) for statement in rollout.statements)
+    assert (tmp_path / "rollout-bloom-176b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_and_sentences_on_a_pipe(rollout):
+    console = Console(file=StringIO(), width=100)
+    show_report(report_of(reproduction_record(rollout, {})), console)
+    text = console.file.getvalue()
+    assert "0.0159" in text
+    assert "0.0682" in text
+    assert "contradict the table" in " ".join(text.split())
+
+
+def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
+    options = ("--size", "tiny", "--length", 24, "--births", 2, "--probes", 1, "--seed", 1, "--out", tmp_path / "run")
+    finished = run("birth-2603.10123", *options, "--json")
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    assert document["resolved"]["births"] == 2
+    assert {row["sort"] for row in document["scalars"]["rows"]} == {"theory", "shape", "rope", "probe"}
+    assert document["resolved"]["command"].startswith("posbias reproduce birth-2603.10123 --size tiny")
+    profile = np.array(document["arrays"]["gpt2/random/theories/mean_field"])
+    assert profile.sum() == pytest.approx(1)
+    record = load_record(tmp_path / "run")
+    assert record.scalars == document["scalars"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page == page_of(record)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nobody-2020",), "unknown paper"),
+        (("rollout-2602.16837", "--births", 3), "--births belongs to birth-2603.10123"),
+        (("birth-2603.10123", "--size", "huge"), "size must be one of"),
+    ],
+)
+def test_bad_requests_are_usage_errors(arguments, complaint):
+    assert f"UsageError: {complaint}" in run(*arguments).stderr.replace("\n", " ")
+
+
+def test_a_page_is_drawn_from_reproductions_only(tmp_path):
+    with pytest.raises(UsageError, match="reproduce"):
+        write_run_report(Record(verb="predict", arguments={}), tmp_path)

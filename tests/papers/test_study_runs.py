@@ -1,0 +1,140 @@
+"""A paper's studies survive a kill anywhere: what was trained is read back, checkpoints go only after the record."""
+
+import numpy as np
+import pytest
+
+from posbias.errors import UsageError
+from posbias.papers import study_runs
+from posbias.papers.reproduction import Reproduction
+from posbias.papers.study_runs import StudySettings, reproduced
+from posbias.papers.wu2025.icl import FINAL, SPEED, icl_loops
+from posbias.papers.wu2025.icl_outcomes import icl_outcomes
+from posbias.training import TrainingOptions, TrainingRun, running, study_of, train
+from training_cases import assert_same, retriever
+
+
+def study(target):
+    document = {
+        "task": f"position_copy(target={target}, context=6, vocabulary=5)",
+        "model": {"depth": 1, "width": 8, "residual": "none"},
+        "train": {"steps": 8, "batch": 8, "window": 4, "examples": 5},
+        "seeds": 2,
+    }
+    return study_of(document, name=f"target {target}")
+
+
+@pytest.fixture
+def paper(monkeypatch):
+    studies = {"first": study(0), "second": study(5)}
+    monkeypatch.setattr(study_runs, "shipped_studies", lambda name, settings: studies)
+    return studies
+
+
+class Killed(BaseException):
+    """What a test raises in place of a signal."""
+
+
+def settings(directory, **run):
+    return StudySettings("smoke", run=TrainingRun(directory=directory, checkpoint_seconds=0, **run))
+
+
+def told(members, options, chosen):
+    losses = np.array([each.losses[-1] for each in members], dtype=np.float64)
+    return Reproduction("a paper", "a title", [f"{len(members)} members"], [], [], [], arrays={"losses": losses})
+
+
+def parts(directory):
+    return sorted(path.parent.parent.name for path in directory.glob("studies/*/parts/*.safetensors"))
+
+
+def test_a_kill_before_the_findings_are_saved_loses_nothing(paper, tmp_path, monkeypatch):
+    seen = []
+
+    def killed(members, options, chosen):
+        seen.extend(members)
+        raise Killed
+
+    with pytest.raises(Killed):
+        reproduced("paper", settings(tmp_path), killed)
+    monkeypatch.setattr(running, "train", None)  # training anything again would fail
+    again = []
+    made = reproduced("paper", settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
+    for first, second in zip(seen, again, strict=True):
+        assert_same(first, second)
+    assert made.statements == ["4 members"]
+    monkeypatch.setattr(study_runs, "describe_environment", lambda: {"posbias": "newer", "commit": None})
+    later = reproduced("paper", settings(tmp_path, resume=True), told)
+    assert later.statements[1].startswith("Trained before, with posbias ")
+    assert later.statements[1].endswith(": first, second; read back here.")
+
+
+@pytest.mark.parametrize("moment", ["training_record", "clear_parts"])
+def test_checkpoints_stay_until_the_record_is_on_the_disk(paper, tmp_path, monkeypatch, moment):
+    def killed(*arguments, **named):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study_runs, moment, killed)
+        with pytest.raises(Killed):
+            reproduced("paper", settings(tmp_path), told)
+    recorded = (tmp_path / "studies" / "first" / "record.json").exists()
+    assert recorded == (moment == "clear_parts")
+    assert "first" in parts(tmp_path), "a kill here leaves the finished stack"
+    trained = []
+    original = running.train
+
+    def counted(members, options, *, run):
+        found = original(members, options, run=run)
+        trained.append(found.resumed)
+        return found
+
+    monkeypatch.setattr(running, "train", counted)
+    reproduced("paper", settings(tmp_path, resume=True), told)
+    assert trained == ([0] if recorded else [1, 0]), (
+        "the first study is read back, or its stack found; the second trained"
+    )
+    assert parts(tmp_path) == []
+
+
+def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(paper, tmp_path, monkeypatch):
+    whole = reproduced("paper", settings(None), told)
+    original = running.train
+
+    def killed(members, options, *, run):
+        if members[0].task.target == 5:
+            raise Killed
+        return original(members, options, run=run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "train", killed)
+        with pytest.raises(Killed):
+            reproduced("paper", settings(tmp_path), told)
+    resumed = reproduced("paper", settings(tmp_path, resume=True), told)
+    assert resumed.statements == whole.statements  # read back, but trained by the same code
+    np.testing.assert_array_equal(resumed.arrays["losses"], whole.arrays["losses"])
+
+
+def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(paper, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "train", None)
+    check = running.check_disk
+
+    def full(members, run):
+        if members[0].task.target == 5:
+            raise UsageError("2 members need more than there is")
+        return check(members, run)
+
+    monkeypatch.setattr(running, "check_disk", full)
+    with pytest.raises(UsageError, match="2 members need more than there is"):
+        reproduced("paper", settings(tmp_path / "new"), told)
+    assert not (tmp_path / "new").exists()
+
+
+def test_members_evaluated_at_the_end_alone_have_no_accuracy_over_training():
+    options = TrainingOptions(steps=4, batch=8, window=4, evaluate_every=0, examples=10)
+    outcomes = icl_outcomes(train([retriever(seed) for seed in (0, 1)], options).members, seed=0)
+    assert not outcomes.known("course", {})
+    (loop,) = icl_loops(outcomes)
+    assert list(loop.outcomes) == [FINAL]
+    often = TrainingOptions(steps=4, batch=8, window=2, evaluate_every=2, examples=10)
+    (loop,) = icl_loops(icl_outcomes(train([retriever(0)], often).members, seed=0))
+    assert list(loop.outcomes) == [FINAL, SPEED]

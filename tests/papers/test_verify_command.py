@@ -1,0 +1,164 @@
+"""`posbias verify`, its record and its page, end to end."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from posbias.cli.verify import read_mask
+from posbias.errors import UsageError
+from posbias.records import Record, load_record
+from posbias.report.page import page_of, write_run_report
+
+# In a process of its own: typer hands commands a plain click context, which the type checker of the tests refuses.
+PROGRAM = """
+import typer
+from posbias.cli.verify import verify
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("verify")(verify)
+app.callback()(lambda: None)
+app()
+"""
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-c", PROGRAM, "verify", *arguments], capture_output=True, text=True)
+
+
+def test_json_is_a_list_of_verdicts_and_nothing_else():
+    document = json.loads(run("wu2025/theorem-4.5", "--json").stdout)
+    assert [entry["claim"] for entry in document] == ["wu2025/theorem-4.5"]
+    assert {"claim", "source", "statement", "value", "verdict"} <= set(document[0])
+    assert document[0]["verdict"] == "holds with a correction"
+
+
+def test_text_names_statement_source_number_and_verdict():
+    text = run("birth-2603.10123/claim-2-dead-zone").stdout
+    for part in ("FAILS AS STATED", "dead zone", "abstract", "0.1337", "sharper", "fails as stated: 1"):
+        assert part in text
+
+
+def test_report_saves_the_evidence_and_draws_every_claim_from_it(tmp_path):
+    out = tmp_path / "claims"
+    assert run("birth-2603.10123", "--report", "--out", str(out)).returncode == 0
+    record = load_record(out)
+    assert record.verb == "verify"
+    assert record.status == "done"
+    verdicts = record.scalars["verdicts"]
+    assert len(verdicts) == 6
+    for entry in verdicts:
+        for curve in entry["figure"]["curves"]:
+            assert record.arrays[f"{curve['arrays']}/x"].shape == record.arrays[f"{curve['arrays']}/y"].shape
+    page = (out / "report.html").read_text()
+    assert page == page_of(record)
+    assert page.count("<figure>") == 6
+    assert 'src="http' not in page
+    assert "default-src 'none'" in page
+    for entry in verdicts:
+        assert entry["claim"] in page
+
+
+def test_without_report_a_record_but_no_page(tmp_path):
+    run("rollout-2602.16837/lemma-A.3", "--out", str(tmp_path / "one"))
+    assert load_record(tmp_path / "one").seeds == {"claims": 0}
+    assert not (tmp_path / "one" / "report.html").exists()
+
+
+def test_a_page_is_drawn_from_records_of_verdicts_only(tmp_path):
+    with pytest.raises(UsageError, match="verify"):
+        write_run_report(Record(verb="predict", arguments={}), tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".csv", ".txt"])
+def test_a_users_mask_file(tmp_path, suffix):
+    visible = np.tril(np.ones((5, 5), dtype=int))
+    path = tmp_path / f"mask{suffix}"
+    if suffix == ".npy":
+        np.save(path, visible)
+    else:
+        np.savetxt(path, visible, fmt="%d", delimiter="," if suffix == ".csv" else " ")
+    document = json.loads(run("--mask", str(path), "--json").stdout)
+    assert document[0]["claim"] == "wu2025/centre-nodes"
+    assert document[0]["verdict"] == "holds"
+    assert "centre nodes: 0)" in document[0]["computed"]
+
+
+def test_a_mask_by_its_spelling():
+    assert read_mask("prefix(length=3)", 6).sum() == 6 * 7 // 2 + 3
+
+
+@pytest.mark.parametrize("content", ["0 1\n2 0\n", "a b\nc d\n", "1 0\n1\n"])
+def test_mask_files_that_are_refused(tmp_path, content):
+    path = tmp_path / "mask.txt"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"mask\.txt") as caught:
+        read_mask(str(path), 4)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_pickled_mask_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="cannot read"):
+        read_mask(str(tmp_path / "none.npy"), 4)
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(UsageError, match=r"objects\.npy"):
+        read_mask(str(tmp_path / "objects.npy"), 4)
+
+
+def test_a_mask_belongs_to_its_claim():
+    assert "centre-nodes" in run("wu2025/theorem-4.1", "--mask", "causal").stderr
+
+
+def test_unknown_claims_exit_as_usage_errors():
+    assert "UsageError: unknown claim or paper 'nobody2020'; known papers" in run("nobody2020").stderr
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory):
+    """A saved model of vector inputs, as training leaves them."""
+    import torch
+
+    from posbias.architecture import Architecture
+    from posbias.models import ReferenceTransformer, save_reference
+    from posbias.models.reference import retrieval_network
+
+    config = retrieval_network(Architecture(2), width=8)
+    parameters = dict(ReferenceTransformer(config).network.named_parameters())
+    return save_reference(
+        tmp_path_factory.mktemp("members") / "0000",
+        config,
+        parameters=parameters,
+        items=torch.eye(8),
+        provenance={"study": "a study", "member": 0},
+    )
+
+
+def test_claims_on_a_model_are_linked_to_it(member, tmp_path):
+    out = tmp_path / "verified"
+    flags = ("--model", str(member), "--prompts", "synthetic", "--length", "9", "--count", "2")
+    done = run("wu2025", *flags, "--report", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "wu2025/theorem-4.1: HOLDS" in done.stdout
+    assert "premise NOT MET: mask prefix in every layer (causal)" in done.stdout
+    record = load_record(out)
+    assert record.resolved["model"]["provenance"] == {"study": "a study", "member": 0}
+    assert len(record.resolved["model"]["weights_sha256"]) == 64
+    assert record.resolved["prompts"]["count"] == 2
+    assert record.resolved["title"] == "Published claims put to the test on 0000"
+    page = (out / "report.html").read_text()
+    assert "Premises on this model" in page
+    document = json.loads(run("wu2025/theorem-4.1", *flags, "--json").stdout)
+    assert [premise["met"] for premise in document[0]["premises"]] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--count", "3"], "--count needs --model"),
+        (["--model", "demo", "--mask", "causal"], "--mask cannot go with --model"),
+        (["nobody", "--model", "demo"], "unknown claim or paper 'nobody'"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_before_a_model_is_loaded(flags, complaint):
+    assert complaint in run(*flags).stderr
