@@ -34,12 +34,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(source: Any, **arguments: Any) -> str:
     """The one line that a source is refused with, soon and without memory."""
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.process_time()
     try:
         with pytest.raises((UsageError, RunError)) as refusal:
             load_model(source, **arguments)
         assert tracemalloc.get_traced_memory()[1] < 100 * MEBIBYTE
-        assert time.monotonic() - began < 20  # far above what it takes, far below what building would
+        assert (
+            time.process_time() - began < 20
+        )  # of the processor: far above what it takes, far below what building would
     finally:
         tracemalloc.stop()
     assert "\n" not in str(refusal.value)
@@ -214,6 +216,10 @@ GGUF_FILES = {
         gguf(LLAMA, entry("llama.block_count", 4, struct.pack("<I", 2**32 - 1))),
         "block_count 4,294,967,295; at most 1,000",
     ),
+    "more layers than tensors": (
+        gguf(LLAMA, entry("llama.block_count", 4, struct.pack("<I", 900)), tensors=1),
+        "configuration refused|900 layers; at most 1 are allowed",
+    ),
     "no architecture": (gguf(), "configuration refused"),
     "nothing but an architecture": (gguf(LLAMA), ""),
 }
@@ -223,7 +229,8 @@ GGUF_FILES = {
 def test_damaged_gguf_files(tmp_path: Path, case: str) -> None:
     content, words = GGUF_FILES[case]
     (tmp_path / "w.gguf").write_bytes(content)
-    assert words in refused(tmp_path / "w.gguf", max_memory=10**8)
+    message = refused(tmp_path / "w.gguf", max_memory=10**8)
+    assert any(word in message for word in words.split("|")), message
 
 
 def test_the_metadata_of_a_file_as_the_library_writes_it(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any, BinaryIO
 
 MOST_ENTRIES, MOST_VALUES, MOST_STRING_BYTES = 100_000, 5_000_000, 1 << 24
 """Entries, and tensors; values in all lists together (10^6 tokens with scores and types fit); one text."""
+TENSORS = "GGUF.tensor_count"
+"""What the number of tensors is called among the entries, as the `gguf` package calls it."""
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -40,7 +42,7 @@ class _Header:
             raise ValueError(f"is GGUF version {version}; allowed: {' and '.join(map(str, VERSIONS))}")
         if max(tensors, count) > MOST_ENTRIES:
             raise ValueError(f"says it has {tensors:,} tensors and {count:,} entries; at most {MOST_ENTRIES:,} each")
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {TENSORS: tensors}
         for _ in range(count):
             key = self.text()
             if key in found:

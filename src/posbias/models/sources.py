@@ -16,12 +16,14 @@ from posbias.errors import UsageError, one_line
 from posbias.files import read_json
 from posbias.models.config_limits import check_numbers
 from posbias.models.demo import fetch_demo
-from posbias.models.gguf_header import gguf_metadata
+from posbias.models.gguf_header import TENSORS, gguf_metadata
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
 CONFIG = "config.json"
 CONFIG_BYTES = 10_000_000
 """The largest configuration read; those of real models have a few thousand bytes."""
+GGUF_LAYERS = 256
+"""The most layers of a GGUF file: transformers takes time in their square to name the tensors (32 layers: seconds)."""
 TOKENIZER_BYTES = 100_000_000
 """The largest file of a tokenizer read; those of 262,144 tokens have 40 MB."""
 TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
@@ -160,8 +162,14 @@ def read_config(source: Source) -> Any:
             _check_model_type(plain, source.name, CONFIG_MAPPING)
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         else:
-            check_numbers(gguf_metadata(Path(source.location) / source.gguf), source.name)
+            metadata = gguf_metadata(Path(source.location) / source.gguf)
+            check_numbers(metadata, source.name)
             config = AutoConfig.from_pretrained(source.location, **source.arguments)
+            layers, most = config.get_text_config().num_hidden_layers, min(metadata[TENSORS], GGUF_LAYERS)
+            if layers > most:  # also where the file does not say how many, and transformers supplies its own number
+                raise UsageError(
+                    f"model {source.name!r} has {layers} layers; at most {most} are allowed for its tensors"
+                )
     except UsageError:
         raise
     except OSError:
