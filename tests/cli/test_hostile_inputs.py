@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import posbias as pb
 from posbias.cli.ending import LONGEST, error_line
 from posbias.limits import READ_BYTES, Limit
 from posbias.prompts.chat import render_conversation
@@ -215,8 +216,8 @@ def test_a_template_that_loops_ends_the_command(posbias, tiny_llama, tmp_path, m
 
 
 @pytest.fixture
-def predicted(posbias, tmp_path):
-    assert posbias("predict", "--length", 8, "--out", tmp_path / "run").returncode == 0
+def predicted(tmp_path):
+    pb.predict(pb.Architecture(depth=1), 8).record({}).save(tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -253,16 +254,17 @@ def test_a_record_that_was_changed_is_known_by_its_checksum(posbias, predicted, 
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("verb", ["report", "compare"])
-def test_records_from_before_checksums_are_read_as_far_as_they_make_sense(posbias, predicted, change, verb):
-    rewritten(predicted, lambda document, arrays: None, sealed=False)
-    runs = [predicted, predicted] if verb == "compare" else [predicted]
-    assert posbias(verb, *runs).returncode == 0
+def test_records_from_before_checksums_are_read_as_far_as_they_make_sense(posbias, predicted, change):
     rewritten(predicted, change, sealed=False)
-    result = posbias(verb, *runs)
+    result = posbias("compare", predicted, predicted)
     assert "unexpected" not in result.stderr
     assert result.returncode in (0, 1, 2)
     assert result.stderr.count("\n") == bool(result.returncode)
+
+
+def test_a_record_from_before_checksums_is_compared(posbias, predicted):
+    rewritten(predicted, lambda document, arrays: None, sealed=False)
+    assert posbias("compare", predicted, predicted).returncode == 0
 
 
 # --- the line ---
@@ -275,6 +277,11 @@ def test_error_lines_are_short_keep_the_remedy_and_can_be_printed():
     assert line.endswith("\\x1b[31m\\ud800; give --out DIR")
     assert line.isprintable()
     assert error_line("short") == "posbias: short"
+
+
+def test_arguments_are_unicode(posbias, tmp_path):
+    refused(posbias("predict", "--out", f"{tmp_path}/\udcff"), r"the command line: '\udcff' alone is no character")
+    assert not list(tmp_path.iterdir())
 
 
 def test_limits_name_their_variable():

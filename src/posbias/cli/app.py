@@ -30,6 +30,7 @@ from posbias.cli import (
 )
 from posbias.cli.ending import fail, prepare
 from posbias.errors import RunError, UsageError
+from posbias.files import check_text
 from posbias.version import __version__
 
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
@@ -79,6 +80,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     prepare()
     try:
+        for word in sys.argv:
+            check_text(word, "the command line")  # records and reports are Unicode, names of files included
         code = app(standalone_mode=False)
         sys.stdout.flush()
     except WrongUse as error:
