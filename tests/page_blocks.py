@@ -24,7 +24,11 @@ from posbias.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    page for page in ROOT.rglob("*.md") if not {part for part in page.relative_to(ROOT).parts if part[0] == "."}
+    [
+        *ROOT.glob("[!C]*.md"),
+        ROOT / "CONTRIBUTING.md",
+        *(page for name in ("docs", "benchmarks", "examples", "studies") for page in (ROOT / name).rglob("*.md")),
+    ]
 )
 BESIDE = ("examples", "studies", "benchmarks")
 """Directories of a clone that commands name."""
