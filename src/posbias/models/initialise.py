@@ -37,6 +37,15 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     return network
 
 
+def parameter_counts(config: Any) -> list[int]:
+    """Numbers in each weight of the configuration's class; none is made."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
+    return [parameter.numel() for parameter in network.parameters()]
+
+
 def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
     """The same configuration with all weights drawn anew by the model class's own initialiser; a new model.
 

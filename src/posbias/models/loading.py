@@ -15,15 +15,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.errors import RunError, UsageError
+from posbias.memory import peak_bytes
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.initialise import attention_of, random_network
-from posbias.models.placement import AUTO, Placement, check_device
+from posbias.models.initialise import attention_of, parameter_counts, random_network
+from posbias.models.placement import AUTO, Placement, Sizes, check_device, check_room
 from posbias.models.precision import cast_weights
 from posbias.models.quiet import quiet
 from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
 from posbias.models.request import ModelRequest, absolute_source
 from posbias.models.sources import Source, one_line, read_config, resolve_source
-from posbias.models.weight_files import check_room
+from posbias.models.weight_files import weight_bytes
 from posbias.models.weights import first_not_finite, quantised
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -47,8 +48,8 @@ def load_model(
         dtype: `float32`, `float64`, `bfloat16` or `float16`; of a quantised model, that of what is not packed.
         device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, where these
             are full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
-        max_memory: Bytes that the weights of a checkpoint may take on one device; with `auto`, bytes on each device,
-            half of them for weights; None: what is free.
+        max_memory: Bytes that the process may hold while it loads the model; with `auto`, half of what they leave for
+            weights, as on each accelerator half of them; None: what is free.
 
     Returns:
         The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
@@ -59,7 +60,7 @@ def load_model(
             quantised in a way that gradients do not pass, or more than fits.
         RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
     """
-    chosen_dtype, chosen_device = _dtype(dtype), check_device(device)
+    chosen_dtype, chosen_device, peak_before = _dtype(dtype), check_device(device), peak_bytes()
     trained = _trained_here(source, init_seed=init_seed, dtype=dtype, device=device)
     if trained is not None:
         return trained
@@ -73,6 +74,8 @@ def load_model(
         elif chosen_device is None:
             raise UsageError(f"device {AUTO!r} spreads the weights of a file; name a device for random ones, e.g. cpu")
         else:
+            sizes = _sizes_made(config, at_least=torch.float32.itemsize)
+            check_room(resolved.name, sizes, dtype=chosen_dtype, spread=False, max_memory=max_memory)
             network = cast_weights(random_network(config, seed=init_seed), chosen_dtype).to(chosen_device)
         tokenizer = _tokenizer(resolved)
     drawn_from = None if init_seed is None else int(init_seed)
@@ -84,6 +87,9 @@ def load_model(
     if bad is not None:
         raise RunError(f"model {resolved.name!r}: weight {bad!r} holds NaN or infinite values; allowed: finite")
     model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory)
+    peak = peak_bytes()
+    if peak is not None and peak_before is not None and peak > peak_before:
+        model.loading_bytes = peak
     return model
 
 
@@ -138,7 +144,9 @@ def _placed_network(
     """The pretrained network where it will run: on one device, or spread."""
     packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
     if device is not None:
-        check_room(source, dtype, packed=packed, max_memory=max_memory)
+        sizes = _sizes_made(config, gguf=source) if source.gguf else _sizes_stored(source, packed=packed)
+        if sizes is not None:
+            check_room(source.name, sizes, dtype=dtype, spread=source.gguf is None, max_memory=max_memory)
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
         network = _pretrained_network(source, config, dtype=dtype, placement={"device_map": device} if packed else {})
         return network if packed else network.to(device)
@@ -148,6 +156,30 @@ def _placed_network(
     network = _pretrained_network(source, config, dtype=dtype, placement=placement.arguments)
     placement.belongs_to(network)
     return network
+
+
+def _sizes_made(config: Any, *, at_least: int = 1, gguf: Source | None = None) -> Sizes:
+    """Of weights expanded from a GGUF file, or drawn, `at_least` so many bytes each before they are cast."""
+    counts = parameter_counts(config)
+    packed = 0 if gguf is None else (Path(gguf.location) / str(gguf.gguf)).stat().st_size
+
+    def sizes(dtype: torch.dtype) -> tuple[int, int]:
+        return sum(counts) * max(dtype.itemsize, at_least), packed + max(counts) * torch.float32.itemsize
+
+    return sizes
+
+
+def _sizes_stored(source: Source, *, packed: bool) -> Sizes | None:
+    """Of weights in files, which are mapped into memory: they count beside those that are made of them."""
+    stored = weight_bytes(source, None)
+    if stored is None:
+        return None
+
+    def sizes(dtype: torch.dtype) -> tuple[int, int]:
+        weights = stored if packed else weight_bytes(source, dtype) or stored
+        return weights, 0 if weights == stored else stored
+
+    return sizes
 
 
 def _pretrained_network(

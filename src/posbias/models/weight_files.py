@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from posbias.errors import UsageError
-from posbias.memory import available_bytes, show_bytes
 from posbias.models.sources import Source
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -21,30 +19,6 @@ LENGTH_BYTES = 8
 """At the beginning of a safetensors file: the length of its header, little-endian."""
 UNSCALED = ("F8", "I", "U", "BOOL")
 """Beginnings of the names of stored types that are packed numbers or indices, and stay what they are."""
-
-
-def check_room(source: Source, dtype: torch.dtype, *, packed: bool = False, max_memory: int | None = None) -> None:
-    """Refuse weights that one device's memory would not hold; nothing is checked where no header can be read.
-
-    Args:
-        source: What will be loaded.
-        dtype: What the weights will be in.
-        packed: Whether they stay as they are stored (quantised).
-        max_memory: Bytes allowed; None: what is free.
-
-    Raises:
-        UsageError: they need more; the message says what would take less.
-    """
-    needed = weight_bytes(source, None if packed else dtype)
-    limits = [(size, word) for size, word in ((max_memory, "allowed"), (available_bytes(), "free")) if size is not None]
-    if needed is None or not limits or needed <= min(limits)[0]:
-        return
-    ways = ["--device auto"] if packed or dtype.itemsize <= 2 else ["--dtype bfloat16", "--device auto"]
-    size, word = min(limits)
-    raise UsageError(
-        f"model {source.name!r} has weights of {show_bytes(needed)} in {str(dtype).removeprefix('torch.')}; "
-        f"{show_bytes(size)} are {word}; try {' or '.join(ways)}"
-    )
 
 
 def weight_bytes(source: Source, dtype: torch.dtype | None) -> int | None:
