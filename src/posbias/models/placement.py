@@ -73,12 +73,12 @@ class Placement:
     """How one model is spread, with the folder its weights may be put into; that folder goes when the model does."""
 
     def __init__(self, max_memory: int | None) -> None:
+        base = beside_weights()
+        if max_memory is not None and base >= max_memory:
+            raise UsageError(f"Python and libraries take {show_bytes(base)}; {show_bytes(max_memory)} are allowed")
         self._folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
         self.arguments: dict[str, Any] = {"device_map": AUTO, "offload_folder": self._folder.name}
         if max_memory is not None:
-            base = beside_weights()
-            if base >= max_memory:
-                raise UsageError(f"Python and libraries take {show_bytes(base)}; {show_bytes(max_memory)} are allowed")
             accelerators = range(torch.cuda.device_count())
             shares: dict[int | str, int] = {**dict.fromkeys(accelerators, max_memory), "cpu": max_memory - base}
             self.arguments["max_memory"] = {device: int(share * WEIGHTS_SHARE) for device, share in shares.items()}
