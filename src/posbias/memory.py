@@ -25,6 +25,13 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's settings, from its malloc.h."""
 KEPT, MAPPED_FROM = 1 << 29, 1 << 25
 """Freed bytes that glibc may keep at the end of a heap, and the size from which a block is given back at once."""
+GIVEN_BACK_FROM = 1 << 16
+"""Both where memory is promised: no tensor that counts is smaller."""
+TO_LOAD, TO_COME = 220 * 10**6, 100 * 10**6
+"""Bytes that a process takes on beside the weights while it loads a model (its classes, a tokenizer), and after that
+(kernels' workspaces, the drawing of a report)."""
+UNKNOWN = 600 * 10**6
+"""What Python and all of that take together, where the system does not say."""
 
 
 def keep_freed_memory() -> None:
@@ -33,10 +40,38 @@ def keep_freed_memory() -> None:
     Training allocates and frees the same megabytes at every step. Unless told otherwise glibc returns them each time,
     and the kernel clears every page anew: up to a fifth of the processor time (benchmarks/train).
     """
+    _allocate(kept=KEPT, mapped_from=MAPPED_FROM)
+
+
+def give_back_freed_memory() -> None:
+    """Let this process return every freed block of 64 KiB or more at once, so that it holds what its tensors hold.
+
+    Unless told otherwise glibc keeps freed blocks of up to 32 MiB, and the holes between them: 1.4 times what the
+    tensors of a pass hold, and 2 to 4 times with checkpointing (docs/benchmarks.md). Costs about a tenth of the time.
+    """
+    _allocate(kept=GIVEN_BACK_FROM, mapped_from=GIVEN_BACK_FROM)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is not None:
+        trim(0)
+
+
+def _allocate(*, kept: int, mapped_from: int) -> None:
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if setting is not None:
-        setting(M_TRIM_THRESHOLD, KEPT)
-        setting(M_MMAP_THRESHOLD, MAPPED_FROM)
+        setting(M_TRIM_THRESHOLD, kept)
+        setting(M_MMAP_THRESHOLD, mapped_from)
+
+
+def beside_weights(weights: int | None = None) -> int:
+    """Bytes that this process takes at most beside a model's weights and passes: Python, libraries, all it holds.
+
+    Args:
+        weights: Bytes of the weights in its memory; None: the model is still to be loaded.
+    """
+    held = resident_bytes()
+    if held is None:
+        return UNKNOWN
+    return held + TO_LOAD if weights is None else max(held - weights, 0) + TO_COME
 
 
 def parse_bytes(text: str) -> int:
@@ -56,11 +91,11 @@ def parse_bytes(text: str) -> int:
 
 
 def show_bytes(count: float) -> str:
-    """A number of bytes for a reader, such as "3.2 GB"."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
+    """A number of bytes for a reader, to three digits, such as "3.2 GB"."""
+    if count < 999.5:
+        return f"{count:.0f} B"
+    power = next((power for power in (1, 2, 3) if count < 999.5 * 1000**power), 4)
+    return f"{float(f'{count / 1000**power:.3g}'):.15g} {'KMGT'[power - 1]}B"
 
 
 def available_bytes() -> int | None:

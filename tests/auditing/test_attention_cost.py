@@ -10,7 +10,14 @@ import posbias as pb
 from posbias.auditing import attention_cost
 from posbias.auditing.attention_cost import estimate_attention
 from posbias.errors import RunError, UsageError
+from posbias.measurement.cost_estimate import HEADROOM
 from posbias.measurement.live_memory import peak_tensor_bytes
+
+
+@pytest.fixture(autouse=True)
+def tensors_alone(monkeypatch):
+    """The process of the tests holds hundreds of megabytes beside models of kilobytes, and not always the same."""
+    monkeypatch.setattr("posbias.measurement.cost.beside_weights", lambda weights: 0)
 
 
 def settings_of(**changed):
@@ -30,7 +37,7 @@ def model_of(**changed):
 def tensors_of(estimate):
     """Bytes of tensors that an estimate is made of, without what the allocator holds back."""
     kept = estimate.kept(estimate.n_positions)
-    return (estimate.passes_bytes - kept) / estimate.headroom + kept
+    return (estimate.passes_bytes - kept) / HEADROOM + kept
 
 
 @pytest.mark.parametrize("options", [{}, {"by_head": True}, {"mean_content": False, "kernel_cells": 16}])
@@ -56,20 +63,21 @@ def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypat
     monkeypatch.setattr(attention_cost, "attention_statistics", fail)
     assert pb.preflight_attention(model, prompts, max_memory=10**9) == {}
     assert pb.preflight_attention(model, prompts) == {}
-    with pytest.raises(UsageError, match=r"24 positions need about .* 10 KB are allowed; try a smaller model"):
+    with pytest.raises(UsageError, match=r"24 positions need up to .* 10 KB are allowed; try a smaller model"):
         pb.preflight_attention(model, prompts, max_memory=10_000)
 
 
 def test_what_does_not_fit_is_refused_with_what_would():
     model, prompts = model_of(), pb.Prompts(np.resize(np.arange(1, 64), 900)[None])
     options = pb.AttentionOptions(by_head=True)
-    advice = r"try --length \d+ or no --heads or --kernel-cells 256 or --dtype bfloat16$"
-    with pytest.raises(UsageError, match=advice) as no:
+    with pytest.raises(UsageError, match=r"try --length \d+ or no --heads or --kernel-cells 256$"):
+        pb.preflight_attention(model, prompts, options=options, max_memory=170_000_000)
+    with pytest.raises(UsageError, match=r"try --length \d+$") as no:
         pb.preflight_attention(model, prompts, options=options, max_memory=100_000_000)
     length = int(str(no.value).split("--length ")[1].split()[0])
     assert 300 < length < 900
     shorter = pb.Prompts(prompts.token_ids[:, :length])
-    pb.preflight_attention(model, shorter, options=options, max_memory=103_000_000)
+    pb.preflight_attention(model, shorter, options=options, max_memory=100_000_000)
     fewer = replace(options, by_head=False, kernel_cells=16, mean_content=False)
     pb.preflight_attention(model, prompts, options=fewer, max_memory=100_000_000)
 

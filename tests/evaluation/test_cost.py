@@ -18,6 +18,13 @@ from posbias.tasks.language import LANGUAGE_TASKS
 TASK = "example_order(shots=12)"
 
 
+@pytest.fixture(autouse=True)
+def tensors_alone(monkeypatch, long_model):
+    """The process of the tests holds hundreds of megabytes beside models of kilobytes, and not always the same."""
+    monkeypatch.setattr("posbias.measurement.cost.beside_weights", lambda weights: 0)
+    monkeypatch.setattr(long_model, "loading_bytes", 0)
+
+
 @pytest.fixture(scope="module")
 def asking():
     return Asking(LANGUAGE_TASKS.parse(TASK), (0, 5, 11), max_tokens=4, generate=True, score=True)
@@ -33,7 +40,7 @@ def test_the_estimate_is_near_what_asking_takes(long_model, asking, contents, ba
     responder = LocalResponder(long_model, LocalOptions(batch=batch))
     cost = preflight_answers(contents, asking, responder)
     taken = peak_tensor_bytes(lambda: ask(contents, asking, responder), long_model.device)
-    expected = (cost["peak_bytes"] - cost["weights_bytes"]) / 1.25
+    expected = (cost["peak_bytes"] - cost["weights_bytes"]) / 1.2
     assert 0.5 * taken < expected < 3 * taken
     assert cost["prompts"] == 12
     assert responder.processed > 0
@@ -88,8 +95,8 @@ def test_prompts_that_will_be_skipped_decide_nothing(long_model, contents, askin
 def test_what_cannot_fit_is_refused_before_anything_is_asked(long_model, contents, asking, tmp_path):
     responder = LocalResponder(long_model)
     needed = preflight_answers(contents, asking, responder)["peak_bytes"]
-    with pytest.raises(UsageError, match=r"are allowed; try .*--batch 1 or --dtype bfloat16") as caught:
-        preflight_answers(contents, asking, responder, max_memory=needed // 2)
+    with pytest.raises(UsageError, match=r"are allowed; try prompts of at most \d+ tokens .*or --batch 1") as caught:
+        preflight_answers(contents, asking, responder, max_memory=needed * 9 // 10)
     assert "\n" not in str(caught.value)
     options = pb.EvaluateOptions(count=2, max_tokens=4, max_memory=1000)
     with pytest.raises(UsageError, match="are allowed; try"):

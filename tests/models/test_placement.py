@@ -15,6 +15,13 @@ from posbias.models.request import ModelRequest, absolute_source
 from posbias.models.weights import dispatched, first_not_finite, iterate_weights, weights_sha256
 from posbias.prompts import Prompts
 
+
+@pytest.fixture(autouse=True)
+def weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the tests holds hundreds of megabytes beside models of kilobytes."""
+    monkeypatch.setattr("posbias.models.placement.beside_weights", lambda: 0)
+
+
 PROMPTS = Prompts(np.arange(32, dtype=np.int64).reshape(2, 16))
 CONFIG: dict[str, Any] = {
     "vocab_size": 40,

@@ -8,7 +8,8 @@ import torch
 import transformers
 
 from posbias.errors import RunError, UsageError
-from posbias.models import load_model, pretrained, weight_files
+from posbias.models import load_model, loading, placement, pretrained
+from posbias.models.initialise import network_size
 from posbias.models.sources import Source
 from posbias.models.weight_files import loaded_files, stored_tensors, weight_bytes
 
@@ -40,19 +41,51 @@ def test_the_headers_give_the_bytes_of_the_loaded_weights(llama: Path, dtype: st
 
 def test_too_large_is_one_line_and_loads_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = bytes_of(llama, torch.float32)
-    assert load_model(llama, max_memory=needed).dtype == torch.float32
+    beside = 600_000
+    monkeypatch.setattr(placement, "beside_weights", lambda: beside)
+    # The file is in bfloat16, and lies beside what is made of it.
+    assert load_model(llama, max_memory=beside + needed * 3 // 2).dtype == torch.float32
     monkeypatch.setattr(pretrained, "_loaded", None)
-    told = r"'tiny' has weights of 22\.8 KB in float32; 1 KB are allowed; try --dtype bfloat16 or --device auto$"
+    told = (
+        r"model 'tiny' needs up to 634 KB to load in float32 \(weights 22\.8 KB, beside them meanwhile 11\.4 KB, "
+        r"Python and libraries 600 KB\); 634 KB are allowed; try --dtype bfloat16 or --device auto$"
+    )
     with pytest.raises(UsageError, match=told):
+        load_model(llama, max_memory=beside + needed * 3 // 2 - 1)
+    with pytest.raises(UsageError, match=r"1 KB are allowed; try a smaller model$"):
         load_model(llama, max_memory=1000)
-    monkeypatch.setattr(weight_files, "available_bytes", lambda: needed // 2 - 1)
-    with pytest.raises(UsageError, match=r"in bfloat16; .* KB are free; try --device auto$"):
+    monkeypatch.setattr(placement, "available_bytes", lambda: beside + needed // 2 - 1)
+    monkeypatch.setattr(placement, "resident_bytes", lambda: 0)
+    with pytest.raises(UsageError, match=r"in bfloat16 \(.*\); 611 KB are free; try --device auto$"):
         load_model(llama, dtype="bfloat16")
 
 
+def test_random_weights_and_those_of_gguf_files_are_refused_before_they_are_made(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "beside_weights", lambda: 0)
+    config = transformers.AutoConfig.from_pretrained(llama)
+    size = network_size(config)
+    assert size.numbers == sum(weight.numel() for weight in load_model(llama).network.parameters())
+    # All weights, and the largest once more while it is drawn or expanded; a GGUF file as well.
+    needed = 4 * (size.numbers + size.largest)
+    assert load_model(llama, init_seed=0, max_memory=needed).width == 16
+    with pytest.raises(UsageError, match=r"are allowed; try a smaller model$"):
+        load_model(llama, init_seed=0, max_memory=needed - 1)
+    (llama / "tiny.gguf").write_bytes(b"-" * 1000)
+    monkeypatch.setattr(loading, "read_config", lambda _: config)
+    with pytest.raises(UsageError, match=r"26\.4 KB are allowed; try --dtype bfloat16$"):
+        load_model(llama / "tiny.gguf", max_memory=needed + 999)
+    with pytest.raises(RunError, match="cannot be loaded"):
+        load_model(llama / "tiny.gguf", max_memory=needed + 1000)
+
+
 def test_auto_spreads_what_one_device_would_not_hold(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_files, "available_bytes", lambda: 0)
-    assert load_model(llama, device="auto", max_memory=1000).width == 16
+    monkeypatch.setattr(placement, "beside_weights", lambda: 600_000)
+    monkeypatch.setattr(placement, "available_bytes", lambda: 0)
+    with pytest.raises(UsageError, match="Python and libraries take 600 KB; 600 KB are allowed"):
+        load_model(llama, device="auto", max_memory=600_000)
+    assert load_model(llama, device="auto", max_memory=601_000).width == 16
 
 
 HEADERS = {

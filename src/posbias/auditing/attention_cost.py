@@ -10,15 +10,8 @@ from posbias.checks import checked
 from posbias.measurement import AttentionOptions, attention_statistics
 from posbias.measurement.attention.accumulators import working_precision
 from posbias.measurement.attention.options import KERNEL_CELLS
-from posbias.measurement.cost import (
-    HEADROOM,
-    RECOMPUTED_HEADROOM,
-    SHORT_LENGTHS,
-    CostEstimate,
-    calibrate,
-    check_weights,
-    tell_cost,
-)
+from posbias.measurement.cost import SHORT_LENGTHS, calibrate, in_bfloat16, tell_cost, without_passes
+from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
 from posbias.models.model import Model
 from posbias.prompts import Prompts
@@ -42,7 +35,7 @@ def preflight_attention(
         model: As for `attention_statistics`.
         prompts: As for `attention_statistics`; their number and length count.
         options: What is kept; its matrices are counted exactly.
-        max_memory: Bytes allowed; None: what is free.
+        max_memory: Bytes that the process may hold; None: what is free.
 
     Returns:
         The estimate as plain values for a record; empty where the short runs fail.
@@ -51,11 +44,19 @@ def preflight_attention(
         UsageError: it does not fit; the message says what would.
     """
     options = options or AttentionOptions()
-    estimate = estimate_attention(model, prompts.n_positions, options=options)
-    if estimate is None:
-        check_weights(model, prompts.n_positions, max_memory=max_memory)
-        return {}
-    return tell_cost(estimate, prompts.count, max_memory=max_memory, advice=_advice(model, prompts, options))
+    n_positions = prompts.n_positions
+
+    def under(changed: AttentionOptions) -> CostEstimate | None:
+        return estimate_attention(model, n_positions, options=changed)
+
+    estimate = under(options) or without_passes(model, n_positions)
+    remedies: dict[str, Remedy] = {}
+    if options.by_head:
+        remedies["no --heads"] = lambda: under(replace(options, by_head=False))
+    if options.cells(n_positions) > KERNEL_CELLS:
+        remedies[f"--kernel-cells {KERNEL_CELLS}"] = lambda: under(replace(options, kernel_cells=KERNEL_CELLS))
+    remedies |= in_bfloat16(model, estimate)
+    return tell_cost(estimate, prompts.count, max_memory=max_memory, remedies=remedies)
 
 
 def estimate_attention(model: Model, n_positions: int, *, options: AttentionOptions) -> CostEstimate | None:
@@ -100,15 +101,4 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
     larger = max(statistics, rollouts, key=lambda estimate: estimate.passes_bytes)
     constant, *others = larger.coefficients
     block = min(BLOCK_ELEMENTS, heads * options.block * n_positions) * NUMBERS_PER_WEIGHT * number_bytes
-    headroom = RECOMPUTED_HEADROOM if model.device.type == "cpu" else HEADROOM
-    return replace(statistics, coefficients=(constant + block, *others), headroom=headroom, kept=kept)
-
-
-def _advice(model: Model, prompts: Prompts, options: AttentionOptions) -> list[str]:
-    """What would take less memory and is not in use."""
-    ways = {
-        "no --heads": options.by_head,
-        f"--kernel-cells {KERNEL_CELLS}": options.cells(prompts.n_positions) > KERNEL_CELLS,
-        "--dtype bfloat16": model.dtype.itemsize > 2,
-    }
-    return [way for way, open_ in ways.items() if open_]
+    return replace(statistics, coefficients=(constant + block, *others), kept=kept)

@@ -1,14 +1,14 @@
 """What the influence on a task's prompts will take, said before anything is measured; refused where it cannot fit."""
 
+from dataclasses import replace
 from typing import Any
 
 from posbias.auditing.behaviour_spans import spans_of
-from posbias.evaluation.cost import check_prompts_fit
+from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.evaluation import EvaluateOptions, spread_positions
 from posbias.measurement import Kind, PassOptions
-from posbias.measurement.cost import estimate_cost
+from posbias.measurement.cost import estimate_cost, in_bfloat16, tell_cost, without_passes
 from posbias.models import Model
-from posbias.progress import tell
 from posbias.tasks.language import LanguageTask
 
 
@@ -29,10 +29,9 @@ def influence_cost(
     fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
     if not fitting:
         return {}
-    estimate = estimate_cost(model, max(fitting), kinds=kinds, passes=PassOptions(precision_prompts=0))
-    if estimate is None:
-        return {}
-    ways = ["--dtype bfloat16"] if model.dtype.itemsize > 2 else []
-    check_prompts_fit(estimate, max_memory=options.max_memory, ways=ways)
-    tell(f"{estimate.line(len(fitting))} of {task}")
-    return {**estimate.describe(len(fitting)), "prompts": len(fitting)}
+    longest = max(fitting)
+    estimate = estimate_cost(model, longest, kinds=kinds, passes=PassOptions(precision_prompts=0))
+    estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
+    remedies = in_bfloat16(model, estimate)
+    told = tell_cost(estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
+    return {**told, "prompts": len(fitting)} if told else {}

@@ -29,7 +29,7 @@ Kernels = Annotated[
 MaxMemory = Annotated[
     str | None,
     typer.Option(
-        help="Most that it may take in all, e.g. 6GB; also the bound on the kept matrices.",
+        help="Most that the process may hold, e.g. 6GB; also the bound on the kept matrices.",
         show_default="what is free, 4 GB of it for kept matrices",
     ),
 ]
@@ -65,18 +65,19 @@ def attention(
     from posbias.records import run_directory
     from posbias.theory.power_rollout import attention_rollouts
 
+    allowed = options.bytes_of(max_memory)
     wanted = AttentionOptions(
         _numbers(thresholds),
         kernel_cells=kernel_cells,
         by_head=heads,
-        memory_limit=options.bytes_of(max_memory) or MEMORY_LIMIT,
+        memory_limit=allowed or MEMORY_LIMIT,
     )
     source = PromptSource(prompts, windows, shuffle)
     arguments = passed_arguments(context)
     with run_directory(out, verb="attention", arguments=arguments) as directory:
-        loaded = load_model(model, init_seed=init_seed, dtype=dtype, device=device)
+        loaded = load_model(model, init_seed=init_seed, dtype=dtype, device=device, max_memory=allowed)
         drawn = load_prompts(source, loaded, n_positions=length, count=count, seed=seed)
-        cost = preflight_attention(loaded, drawn, options=wanted, max_memory=options.bytes_of(max_memory))
+        cost = preflight_attention(loaded, drawn, options=wanted, max_memory=allowed)
         record = attention_record(
             attention_statistics(loaded, drawn, options=wanted),
             attention_rollouts(loaded, drawn),

@@ -64,7 +64,7 @@ def decompose(
     allowed = options.bytes_of(max_memory)
     arguments = passed_arguments(context)
     with run_directory(out, verb="decompose", arguments=arguments, resume=resume) as directory:
-        loaded = load_model(model, init_seed=init_seed, dtype=dtype, device=device)
+        loaded = load_model(model, init_seed=init_seed, dtype=dtype, device=device, max_memory=allowed)
         drawn = load_prompts(source, loaded, n_positions=length, count=count, seed=seed)
         settings = DecompositionOptions(kinds=known, seed=seed, directory=directory, resume=resume)
         finished = finished_decomposition(loaded, drawn, interventions=wanted, options=settings)

@@ -106,7 +106,7 @@ RayAddress = Annotated[
 ]
 MaxMemory = Annotated[
     str | None,
-    typer.Option("--max-memory", help="Most that weights and passes may take, e.g. 6GB.", show_default="what is free"),
+    typer.Option("--max-memory", help="Most that the process may hold, e.g. 6GB.", show_default="what is free"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue without redoing finished prompts.")]
 Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Trade time for memory.")]

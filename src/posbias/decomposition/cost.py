@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from posbias.decomposition.decomposition import DecompositionOptions, counterfactuals
 from posbias.interventions import Intervention
-from posbias.measurement.cost import calibrate, tell_cost
+from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
 from posbias.models.model import Model
 from posbias.prompts import Prompts
 
@@ -32,10 +32,7 @@ def preflight_decomposition(
     def run(token_ids: Int64[np.ndarray, "n"]) -> None:
         counterfactuals(model, Prompts(token_ids[None]), interventions=interventions[:1], options=alone)
 
-    estimate = calibrate(model, prompts.n_positions, run)
-    if estimate is None:
-        return {}
+    estimate = calibrate(model, prompts.n_positions, run) or without_passes(model, prompts.n_positions)
     # A short run is the unchanged model and one intervention.
     whole = replace(estimate, seconds=estimate.seconds * (1 + len(interventions)) / 2)
-    advice = ["--dtype bfloat16"] if model.dtype.itemsize > 2 else []
-    return tell_cost(whole, prompts.count, max_memory=max_memory, advice=advice)
+    return tell_cost(whole, prompts.count, max_memory=max_memory, remedies=in_bfloat16(model, whole))

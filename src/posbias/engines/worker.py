@@ -11,6 +11,7 @@ from typing import Any
 
 from posbias.engines.threads import pinned
 from posbias.errors import RunError, UsageError
+from posbias.memory import give_back_freed_memory
 
 
 def serve(descriptor: int) -> None:
@@ -19,6 +20,7 @@ def serve(descriptor: int) -> None:
     The first message is (pickled workload, threads); every later one a unit. Each answer is ("done", arrays),
     ("usage", message) or ("failed", message); the first answer says whether preparing worked.
     """
+    give_back_freed_memory()  # as in the process whose estimate speaks of this one
     with Connection(descriptor) as pipe:
         try:
             packed, threads = pipe.recv()

@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError
 from posbias.evaluation.asking import Asking, Content
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, Responder
 from posbias.evaluation.responders.decoding import Ending, Started, decode_together
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.responders.running import LiveCache, WholePrompts, trusted_runner
-from posbias.measurement.cost import CostEstimate, calibrate
-from posbias.memory import show_bytes
+from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
+from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.model import Model
-from posbias.progress import tell
 from posbias.prompts.tokens import tokenise
 from posbias.tasks.language import Example
 
+SHORTER = "prompts of at most {} tokens (fewer or shorter items)"
+"""What would take less, for a message."""
 PROBE = 64
 """Tokens on which a cache, its size and a step of decoding are tried."""
 
@@ -85,7 +86,7 @@ def preflight_answers(
         contents: Those that are still to be asked.
         asking: How.
         responder: A local model; of a server nothing is estimated.
-        max_memory: Bytes that weights and passes may take; None: what is free.
+        max_memory: Bytes that the process may hold; None: what is free.
 
     Returns:
         The estimate as plain values for a record; empty for a server, with nothing to ask, or where short runs fail,
@@ -99,43 +100,20 @@ def preflight_answers(
     examples = _asked([example for content in contents for example in content.examples], asking, responder)
     if not examples:
         return {}
-    estimate = _estimate(examples, asking, responder)
-    if estimate is None:
-        return {}
-    check_prompts_fit(estimate, max_memory=max_memory, ways=ways_out(responder.model, responder.options))
-    tell(estimate.line(len(examples)))
-    return {**estimate.describe(len(examples)), "prompts": len(examples)}
+    options, model = responder.options, responder.model
+    longest = max(example.n_tokens or 0 for example in examples)
+    estimate = _estimate(examples, asking, responder, options) or without_passes(model, longest)
+    estimate = replace(estimate, shorter=SHORTER)
+    remedies: dict[str, Remedy] = {}
+    if options.batch > 1:
+        remedies["--batch 1"] = lambda: _estimate(examples, asking, responder, replace(options, batch=1))
+    told = tell_cost(estimate, len(examples), max_memory=max_memory, remedies=remedies | in_bfloat16(model, estimate))
+    return {**told, "prompts": len(examples)} if told else {}
 
 
-def check_prompts_fit(estimate: CostEstimate, *, max_memory: int | None, ways: Sequence[str]) -> None:
-    """Refuse prompts of a task that do not fit into memory.
-
-    Args:
-        estimate: Of the longest prompt, with what follows it.
-        max_memory: Bytes allowed; None: what is free.
-        ways: What would take less.
-
-    Raises:
-        UsageError: they do not fit; the message says what would.
-    """
-    allowed = estimate.allowed(max_memory)
-    if allowed is None or estimate.needed(1) <= allowed:
-        return
-    fits = estimate.longest_fitting(allowed)
-    shorter = [f"prompts of at most {fits} tokens (fewer or shorter items)"] if fits else []
-    raise UsageError(
-        f"prompts of {estimate.n_positions} tokens need about {show_bytes(estimate.needed(1))}, of which weights "
-        f"{show_bytes(estimate.weights_bytes)}; {show_bytes(allowed)} are "
-        f"{'free' if max_memory is None else 'allowed'}; try {' or '.join([*shorter, *ways]) or 'a smaller model'}"
-    )
-
-
-def ways_out(model: Model, options: LocalOptions) -> list[str]:
-    """What would take less memory and is not in use."""
-    return [*(["--batch 1"] if options.batch > 1 else []), *(["--dtype bfloat16"] if model.dtype.itemsize > 2 else [])]
-
-
-def _estimate(examples: Sequence[Example], asking: Asking, responder: LocalResponder) -> CostEstimate | None:
+def _estimate(
+    examples: Sequence[Example], asking: Asking, responder: LocalResponder, options: LocalOptions
+) -> CostEstimate | None:
     """Of the longest prompt with its answer; seconds are the mean over prompts, shared beginnings run once."""
     model = responder.model
     answer = max(_answer_lengths(examples, asking, responder))
@@ -152,7 +130,7 @@ def _estimate(examples: Sequence[Example], asking: Asking, responder: LocalRespo
             return replace(estimate, seconds=_share_run(examples, responder) * estimate.seconds)
         if not cached:
             return replace(estimate, seconds=(1 + asking.max_tokens) * estimate.seconds)
-        return _together(estimate, work, asking, _share_run(examples, responder), responder.options)
+        return _together(estimate, work, asking, _share_run(examples, responder), options)
     except RunError:
         return None
 

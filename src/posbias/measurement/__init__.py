@@ -7,7 +7,8 @@ from posbias.measurement.attention import (
     PrefixMonotonicity,
     attention_statistics,
 )
-from posbias.measurement.cost import CostEstimate, calibrate, estimate_cost, preflight
+from posbias.measurement.cost import calibrate, estimate_cost, preflight
+from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.integrated import IntegratedGradients
 from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
 from posbias.measurement.measure import measure

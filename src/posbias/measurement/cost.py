@@ -7,9 +7,9 @@ weights outside the embedding table, and is scaled from the longest of the short
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,13 @@ from posbias.checks import checked
 from posbias.engines.threads import pinned
 from posbias.errors import RunError, UsageError
 from posbias.measurement.checkpointing import network_blocks
+from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.live_memory import peak_tensor_bytes
 from posbias.measurement.measurement import MeasureOptions
 from posbias.measurement.passes import PassOptions
 from posbias.measurement.prompt import measure_prompt
-from posbias.memory import available_bytes, show_bytes
+from posbias.memory import beside_weights, give_back_freed_memory
 from posbias.models.model import Model
 from posbias.models.precision import REDUCED, not_convertible
 from posbias.progress import announce, tell
@@ -36,121 +37,13 @@ SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""
 SHORTEST = 3
 """Of their tokens for the shortest prompts: attention statistics take no fewer."""
-FEWEST = 8
-"""Positions below which no length is suggested."""
 LATER_PROMPT = 1 << 20
 """A number that no prompt of a run's beginning has."""
-HEADROOM = 1.25
-"""Process memory over tensor memory: kernels' own buffers and what the allocator holds back."""
-RECOMPUTED_HEADROOM = 2.75
-"""The same on a CPU where layers are run again, with checkpointing or for their attention: that leaves holes between
-the streams that are kept, which the C library's allocator holds; 2.1 to 2.8 with checkpointing on the demo model at 256
-to 1024 positions, and 0.9 where it hands all back; 2.7 for attention at 8192."""
-CPU = torch.device("cpu")
+HALVED = 0.75
+"""Most that passes take in bfloat16 of what they take in float32: norms and losses stay in float32."""
 
 Work = Callable[[Int64[np.ndarray, "n"]], object]
 """Something done with the token ids of one prompt."""
-
-
-def _nothing(_: int) -> int:
-    return 0
-
-
-@dataclass(frozen=True)
-class CostEstimate:
-    """What one prompt of one length is expected to take in one process."""
-
-    n_positions: int
-    weights_bytes: int
-    """Of the weights in place."""
-    coefficients: tuple[float, ...]
-    """Bytes of one prompt's passes: a polynomial in the length, constant first."""
-    seconds: float
-    """Of one prompt."""
-    headroom: float = HEADROOM
-    """Memory taken over bytes of tensors."""
-    copy_bytes: int = 0
-    """Of the float32 copy that what half precision costs is measured by; 0 where there is none."""
-    copies: int = 0
-    """Most processes that hold such a copy at a time."""
-    device: torch.device = CPU
-    """Whose memory it is."""
-    kept: Callable[[int], int] = _nothing
-    """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
-
-    @property
-    def passes_bytes(self) -> int:
-        """What the passes of one prompt take beyond the weights."""
-        return self._bytes_at(self.n_positions)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Weights, a copy of them and passes; not what Python and its libraries take (about half a gigabyte)."""
-        return self.needed(1)
-
-    def describe(self, count: int, *, workers: int = 1) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {
-            "weights_bytes": self.weights_bytes,
-            "peak_bytes": self.needed(workers),
-            "seconds_per_prompt": self.seconds,
-            "seconds": self.seconds * -(-count // workers),
-        }
-
-    def line(self, count: int, *, workers: int = 1) -> str:
-        """What to expect, for a reader."""
-        seconds = self.seconds * -(-count // workers)
-        spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-        return f"estimate: {show_bytes(self.needed(workers))} at most and {spent} for {count} prompts"
-
-    def needed(self, workers: int) -> int:
-        """Bytes of all processes on this machine: several workers each hold the weights, as does this process."""
-        processes = 1 if workers == 1 else workers + 1
-        copies = min(workers, self.copies) * self.copy_bytes
-        return processes * self.weights_bytes + copies + workers * self.passes_bytes
-
-    def check(self, *, workers: int = 1, max_memory: int | None = None, advice: Sequence[str] = ()) -> None:
-        """Refuse what cannot fit.
-
-        Args:
-            workers: Processes on this machine that measure.
-            max_memory: Bytes allowed; None: what is free now on the device, the weights in place taken as given.
-            advice: What would take less, for the message.
-
-        Raises:
-            UsageError: it does not fit; the message says what would.
-        """
-        allowed = self.allowed(max_memory)
-        if allowed is None or self.needed(workers) <= allowed:
-            return
-        fits = self.longest_fitting(allowed, workers=workers)
-        ways = [f"--length {fits}"] if fits else []
-        word = "allowed" if max_memory is not None else "free"
-        raise UsageError(
-            f"{self.n_positions} positions need about {show_bytes(self.needed(workers))}, of which weights "
-            f"{show_bytes(self.weights_bytes)} per process; {show_bytes(allowed)} are {word}; "
-            f"try {' or '.join([*ways, *advice]) or 'a smaller model'}"
-        )
-
-    def allowed(self, max_memory: int | None = None) -> int | None:
-        """Bytes weights and passes may take: as given, or what is free with the weights in place; None: unknown."""
-        if max_memory is not None:
-            return max_memory
-        free = free_bytes(self.device)
-        return None if free is None else free + self.weights_bytes
-
-    def longest_fitting(self, allowed: int, *, workers: int = 1) -> int:
-        """The most positions, fewer than asked for, that fit; 0 where not even a few do."""
-        rest = allowed - (self.needed(workers) - workers * self.passes_bytes)
-        low, high = 0, self.n_positions
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if workers * self._bytes_at(middle) <= rest else (low, middle - 1)
-        return low if low >= FEWEST else 0
-
-    def _bytes_at(self, n_positions: int) -> int:
-        tensors = sum(value * n_positions**power for power, value in enumerate(self.coefficients))
-        return int(self.headroom * max(tensors, 0.0)) + self.kept(n_positions)
 
 
 def estimate_cost(
@@ -177,8 +70,6 @@ def estimate_cost(
         found = estimated(replace(passes, output="last"), say_why=True)
     if found is None:
         return None
-    if passes.checkpointing and model.device.type == "cpu":
-        found = replace(found, headroom=RECOMPUTED_HEADROOM)
     if model.dtype not in REDUCED or not passes.precision_prompts or not_convertible(model) is not None:
         return found
     # The copy was counted with the short runs' tensors, but neither leaves holes nor is every worker's.
@@ -203,7 +94,7 @@ def preflight(
         prompts: As for `measure`; their number and length count.
         kinds: As for `measure`.
         options: Passes and engine.
-        max_memory: Bytes allowed; None: what is free.
+        max_memory: Bytes that the process may hold; None: what is free.
 
     Returns:
         The estimate as plain values for a record; empty where there is none.
@@ -211,61 +102,74 @@ def preflight(
     Raises:
         UsageError: it does not fit; the message says what would.
     """
-    engine = options.run.engine
+    engine, passes = options.run.engine, options.passes
+
+    def under(options: PassOptions) -> CostEstimate | None:
+        return estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options)
+
     with pinned(engine.pinned_threads):
-        estimate = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options.passes)
-    workers = engine.processes_here
-    if estimate is None:
-        check_weights(model, prompts.n_positions, workers=workers, max_memory=max_memory)
-        return {}
-    estimate.check(workers=workers, max_memory=max_memory, advice=_advice(model, options.passes, workers))
-    tell(estimate.line(prompts.count, workers=workers))
-    return estimate.describe(prompts.count, workers=workers)
+        estimate = under(passes) or without_passes(model, prompts.n_positions)
+        remedies: dict[str, Remedy] = {}
+        if not passes.checkpointing:
+            remedies["--checkpointing"] = lambda: under(replace(passes, checkpointing=True))
+        if passes.rows > 1:
+            remedies["rows=1"] = lambda: under(replace(passes, rows=1))
+        if model.dtype in REDUCED and passes.precision_prompts:
+            remedies["--precision-prompts 0"] = lambda: under(replace(passes, precision_prompts=0))
+        remedies |= in_bfloat16(model, estimate, flags="--dtype bfloat16 --precision-prompts 0")
+        return tell_cost(
+            estimate, prompts.count, workers=engine.processes_here, max_memory=max_memory, remedies=remedies
+        )
 
 
 def tell_cost(
-    estimate: CostEstimate, count: int, *, max_memory: int | None = None, advice: Sequence[str] = ()
+    estimate: CostEstimate,
+    count: int,
+    *,
+    workers: int = 1,
+    max_memory: int | None = None,
+    remedies: Mapping[str, Remedy] | None = None,
 ) -> dict[str, Any]:
-    """Say what `count` prompts in this process will cost, and refuse what cannot fit.
+    """Say what `count` prompts will cost, and refuse what cannot fit.
 
     Returns:
-        The estimate as plain values for a record.
+        The estimate as plain values for a record; empty where the passes are not known.
 
     Raises:
         UsageError: it does not fit; the message says what would.
     """
-    estimate.check(max_memory=max_memory, advice=advice)
-    tell(estimate.line(count))
-    return estimate.describe(count)
+    estimate.check(workers=workers, max_memory=max_memory, remedies=remedies)
+    if not estimate.coefficients:
+        return {}
+    tell(estimate.line(count, workers=workers))
+    return estimate.describe(count, workers=workers)
 
 
-def check_weights(model: Model, n_positions: int, *, workers: int = 1, max_memory: int | None = None) -> None:
-    """Where no estimate can be made, refuse what exceeds the memory allowed by the model's weights alone.
-
-    Args:
-        model: What would run.
-        n_positions: The length asked for, for the message.
-        workers: Processes on this machine that measure.
-        max_memory: Bytes allowed; None: no check, the weights are in place already.
-
-    Raises:
-        UsageError: the weights do not fit.
-    """
-    if max_memory is not None:
-        weights = CostEstimate(n_positions, weights_in_place(model), coefficients=(0.0,), seconds=0.0)
-        weights.check(workers=workers, max_memory=max_memory)
+def without_passes(model: Model, n_positions: int) -> CostEstimate:
+    """Where the passes cannot be estimated: the process and the weights, which are in place."""
+    return _with_process(model, CostEstimate(n_positions, weights_in_place(model), coefficients=(), seconds=0.0))
 
 
-def _advice(model: Model, passes: PassOptions, workers: int) -> list[str]:
-    """What would take less memory and is not in use."""
-    ways = {
-        "--checkpointing": not passes.checkpointing,
-        "rows=1": passes.rows > 1,
-        "--precision-prompts 0": model.dtype in REDUCED and passes.precision_prompts > 0,
-        "--dtype bfloat16 --precision-prompts 0": model.dtype.itemsize > 2,
-        "fewer --workers": workers > 1,
-    }
-    return [way for way, open_ in ways.items() if open_]
+def in_bfloat16(model: Model, estimate: CostEstimate, *, flags: str = "--dtype bfloat16") -> dict[str, Remedy]:
+    """What half precision would take, by its flags; nothing where the model is in it."""
+    if model.dtype.itemsize <= torch.bfloat16.itemsize:
+        return {}
+    half = replace(
+        estimate,
+        weights_bytes=estimate.weights_bytes * torch.bfloat16.itemsize // model.dtype.itemsize,
+        coefficients=tuple(HALVED * value for value in estimate.coefficients),
+    )
+    # While it loads, the weights of the file lie beside those made of them.
+    loading = max(0, estimate.weights_bytes - half.passes_bytes)
+    return {flags: lambda: replace(half, kept=lambda n_positions: estimate.kept(n_positions) + loading)}
+
+
+def _with_process(model: Model, estimate: CostEstimate) -> CostEstimate:
+    """With what this process takes beside weights and passes, and took while it loaded the model."""
+    if model.device.type != "cpu":
+        return replace(estimate, device=model.device)
+    give_back_freed_memory()
+    return replace(estimate, process_bytes=beside_weights(estimate.weights_bytes), loading_bytes=model.loading_bytes)
 
 
 def calibrate(
@@ -305,13 +209,13 @@ def calibrate(
         if say_why:
             announce(f"no estimate of the cost: a run on {lengths[-1]} positions or fewer fails: {error}")
         return None
-    return CostEstimate(
+    estimate = CostEstimate(
         n_positions=n_positions,
         weights_bytes=weights_in_place(model),
         coefficients=_parabola(lengths, sizes) if squared is None else _line_and_square(lengths, sizes, squared),
         seconds=_extrapolate(model, (lengths[0], lengths[-1]), times, n_positions),
-        device=model.device,
     )
+    return _with_process(model, estimate)
 
 
 def _peaks(model: Model, run: Work, tokens: Int64[np.ndarray, "n"], lengths: Sequence[int]) -> list[int]:
@@ -340,22 +244,6 @@ def _short_lengths(n_positions: int) -> list[int]:
         return sorted({min(n_positions, max(SHORTEST, length)) for length in shares})
     scale = min(1.0, n_positions / (2 * SHORT_LENGTHS[-1]))
     return [int(length * scale) for length in SHORT_LENGTHS]
-
-
-def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:
-    """What this process could still take of a device's memory; None where it is not known.
-
-    Args:
-        device: The CPU, whose memory and limits the system tells, or a CUDA device.
-        cuda: Where the readings of CUDA devices come from.
-    """
-    if device.type == "cpu":
-        return available_bytes()
-    if device.type != "cuda":
-        return None
-    free, _ = cuda.mem_get_info(device)
-    # What PyTorch has taken from the device and holds no tensor in is there for the next tensors.
-    return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))
 
 
 def weights_in_place(model: Model) -> int:

@@ -1,7 +1,7 @@
 """Random networks from a configuration: what a model was before training, drawn by its class's own initialiser."""
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,12 +29,24 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
         return _unquantised_network(config)
 
 
-def network_size(config: Any) -> tuple[int, int]:
-    """How many numbers a network of this configuration has, and bytes of the tables beside them; none is allocated."""
+class NetworkSize(NamedTuple):
+    """What a configuration describes."""
+
+    numbers: int
+    """In all weights."""
+    largest: int
+    """Numbers in the largest of them."""
+    tables: int
+    """Bytes of the tables beside them."""
+
+
+def network_size(config: Any) -> NetworkSize:
+    """The size of a network of this configuration; none of it is allocated."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = _unquantised_network(config)
     tables = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
-    return sum(parameter.numel() for parameter in network.parameters()), tables
+    counts = [parameter.numel() for parameter in network.parameters()]
+    return NetworkSize(sum(counts), max(counts, default=0), tables)
 
 
 def _unquantised_network(config: Any) -> nn.Module:

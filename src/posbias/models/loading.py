@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
+from posbias.memory import peak_bytes
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.placement import AUTO, check_device
 from posbias.models.pretrained import Wanted, drawn_network, pretrained_network, refused_configuration
@@ -46,8 +47,8 @@ def load_model(
         dtype: `float32`, `float64`, `bfloat16` or `float16`; of a quantised model, that of what is not packed.
         device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, where these
             are full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
-        max_memory: Bytes that the weights may take on one device, counted before any is read or drawn; with `auto`,
-            bytes on each device, half of them for weights; None: what is free.
+        max_memory: Bytes that the process may hold while it loads the model; with `auto`, half of what they leave for
+            weights, as on each accelerator half of them; None: what is free.
 
     Returns:
         The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
@@ -59,7 +60,7 @@ def load_model(
             pass, or more than fits.
         RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
     """
-    chosen_dtype, chosen_device = _dtype(dtype), check_device(device)
+    chosen_dtype, chosen_device, peak_before = _dtype(dtype), check_device(device), peak_bytes()
     trained = _trained_here(source, init_seed=init_seed, dtype=dtype, device=device)
     if trained is not None:
         return trained
@@ -82,6 +83,9 @@ def load_model(
     else:
         _check_pass(model, resolved.name)
     model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory)
+    peak = peak_bytes()
+    if peak is not None and peak_before is not None and peak > peak_before:
+        model.loading_bytes = peak
     return model
 
 

@@ -61,6 +61,8 @@ class Model(ABC):
     device: torch.device
     request: ModelRequest | None = None
     """What loads the same model again in another process; None for networks made by hand."""
+    loading_bytes: int = 0
+    """The process's peak while it loaded the weights; 0 where that is not known."""
 
     @property
     def intervention(self) -> str | None:

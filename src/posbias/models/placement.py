@@ -6,15 +6,20 @@ more than a block's worth is in place at a time.
 
 import tempfile
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from posbias.errors import UsageError, one_line
+from posbias.memory import available_bytes, beside_weights, resident_bytes, show_bytes
 
 AUTO = "auto"
 WEIGHTS_SHARE = 0.5
 """Share of `max_memory` that weights in place may take on each device; the passes need the rest."""
+
+Sizes = Callable[[torch.dtype], tuple[int, int]]
+"""By the dtype that weights are loaded in: their bytes, and those that lie beside them meanwhile."""
 
 
 def check_device(name: str) -> torch.device | None:
@@ -33,16 +38,49 @@ def check_device(name: str) -> torch.device | None:
     return device
 
 
+def check_room(name: str, sizes: Sizes, *, dtype: torch.dtype, spread: bool, max_memory: int | None) -> None:
+    """Refuse weights whose loading would take the process past what it may hold.
+
+    Args:
+        name: Of the model.
+        sizes: What its loading takes.
+        dtype: In which it is loaded.
+        spread: Whether it could be spread over devices.
+        max_memory: Bytes that the process may hold; None: what is free.
+
+    Raises:
+        UsageError: it does not fit; the message says what would.
+    """
+    base, free = beside_weights(), available_bytes()
+    limits = [] if free is None else [(free + (resident_bytes() or 0), "free")]
+    size, word = min([*limits, *([] if max_memory is None else [(max_memory, "allowed")])], default=(0, ""))
+    weights, meanwhile = sizes(dtype)
+    needed = base + weights + meanwhile
+    if not word or needed <= size:
+        return
+    half = dtype.itemsize > torch.bfloat16.itemsize and base + sum(sizes(torch.bfloat16)) <= size
+    ways = [*(["--dtype bfloat16"] if half else []), *(["--device auto"] if spread and base < size else [])]
+    beside = f", beside them meanwhile {show_bytes(meanwhile)}" if meanwhile else ""
+    raise UsageError(
+        f"model {name!r} needs up to {show_bytes(needed)} to load in {str(dtype).removeprefix('torch.')} (weights "
+        f"{show_bytes(weights)}{beside}, Python and libraries {show_bytes(base)}); {show_bytes(size)} are {word}; "
+        f"try {' or '.join(ways) or 'a smaller model'}"
+    )
+
+
 class Placement:
     """How one model is spread, with the folder its weights may be put into; that folder goes when the model does."""
 
     def __init__(self, max_memory: int | None) -> None:
+        base = beside_weights()
+        if max_memory is not None and base >= max_memory:
+            raise UsageError(f"Python and libraries take {show_bytes(base)}; {show_bytes(max_memory)} are allowed")
         self._folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
         self.arguments: dict[str, Any] = {"device_map": AUTO, "offload_folder": self._folder.name}
         if max_memory is not None:
-            share = int(max_memory * WEIGHTS_SHARE)
             accelerators = range(torch.cuda.device_count())
-            self.arguments["max_memory"] = {**dict.fromkeys(accelerators, share), "cpu": share}
+            shares: dict[int | str, int] = {**dict.fromkeys(accelerators, max_memory), "cpu": max_memory - base}
+            self.arguments["max_memory"] = {device: int(share * WEIGHTS_SHARE) for device, share in shares.items()}
 
     def belongs_to(self, network: object) -> None:
         """Keep the folder for as long as the network lives."""

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +15,12 @@ from torch import nn
 
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import available_bytes, show_bytes
-from posbias.models.initialise import attention_of, network_size, random_network
-from posbias.models.placement import AUTO, Placement
+from posbias.models.initialise import NetworkSize, attention_of, network_size, random_network
+from posbias.models.placement import AUTO, Placement, Sizes, check_room
 from posbias.models.precision import cast_weights
 from posbias.models.sources import Source
 from posbias.models.weight_files import (
     Tensors,
-    check_room,
     fetch_weights,
     loaded_files,
     stored_tensors,
@@ -106,24 +106,44 @@ def _check_size(config: Any, wanted: Wanted, tensors: Tensors | None, *, packed:
     """Hold what the configuration describes against its files and against the memory, before it is allocated."""
     source, dtype, limit = wanted.source, wanted.dtype, wanted.max_memory
     with refused_configuration(source.name):
-        count, tables = network_size(config)
-    stored = 0
-    if tensors is not None:
-        stored = weight_bytes(tensors, None if packed else dtype)
+        size = network_size(config)
+    if tensors is not None and not packed:
         held = weight_bytes(tensors, torch.int8)
-        if not packed and count > max(BEYOND_FILES * held, held + BEYOND_ALWAYS):
+        if size.numbers > max(BEYOND_FILES * held, held + BEYOND_ALWAYS):
             raise RunError(
-                f"model {source.name!r}: its configuration describes {count:,} numbers, its files hold {held:,}"
+                f"model {source.name!r}: its configuration describes {size.numbers:,} numbers, its files hold {held:,}"
             )
     free = available_bytes()
-    if free is not None and tables > free:
+    if free is not None and size.tables > free:
         raise UsageError(
-            f"model {source.name!r}: its configuration describes tables of {show_bytes(tables)} beside its weights; "
-            f"{show_bytes(free)} are free"
+            f"model {source.name!r}: its configuration describes tables of {show_bytes(size.tables)} beside its "
+            f"weights; {show_bytes(free)} are free"
         )
     if wanted.device is not None:
-        described = 0 if packed else count * dtype.itemsize
-        check_room(source, max(stored, described), dtype=dtype, packed=packed, max_memory=limit)
+        sizes = _sizes_made(size, source) if tensors is None else _sizes_stored(size, tensors, packed=packed)
+        check_room(source.name, sizes, dtype=dtype, spread=tensors is not None, max_memory=limit)
+
+
+def _sizes_made(size: NetworkSize, source: Source) -> Sizes:
+    """Of weights expanded from a GGUF file beside it, or drawn in float32 before they are cast."""
+    path = None if source.gguf is None else Path(source.location) / source.gguf
+    file, at_least = (0, torch.float32.itemsize) if path is None else (path.stat().st_size, 1)
+
+    def sizes(dtype: torch.dtype) -> tuple[int, int]:
+        return size.numbers * max(dtype.itemsize, at_least), file + size.largest * torch.float32.itemsize
+
+    return sizes
+
+
+def _sizes_stored(size: NetworkSize, tensors: Tensors, *, packed: bool) -> Sizes:
+    """Of weights in files, which are mapped into memory: they count beside those that are made of them."""
+    stored = weight_bytes(tensors, None)
+
+    def sizes(dtype: torch.dtype) -> tuple[int, int]:
+        weights = stored if packed else max(weight_bytes(tensors, dtype), size.numbers * dtype.itemsize)
+        return weights, 0 if weights == stored else stored
+
+    return sizes
 
 
 def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module:

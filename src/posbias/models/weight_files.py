@@ -14,7 +14,6 @@ import torch
 
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
-from posbias.memory import available_bytes, show_bytes
 from posbias.models.sources import Source
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -97,30 +96,6 @@ def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
         except (SafetensorError, OSError, ValueError) as error:
             raise _damage(path, name, error) from None
     return found
-
-
-def check_room(source: Source, needed: int, *, dtype: torch.dtype, packed: bool, max_memory: int | None) -> None:
-    """Refuse weights that one device's memory would not hold.
-
-    Args:
-        source: What will be loaded.
-        needed: Bytes.
-        dtype: What the weights will be in.
-        packed: Whether they stay as they are stored (quantised).
-        max_memory: Bytes allowed; None: what is free.
-
-    Raises:
-        UsageError: they need more; the message says what would take less.
-    """
-    limits = [(size, word) for size, word in ((max_memory, "allowed"), (available_bytes(), "free")) if size is not None]
-    if not limits or needed <= min(limits)[0]:
-        return
-    ways = ["--device auto"] if packed or dtype.itemsize <= 2 else ["--dtype bfloat16", "--device auto"]
-    size, word = min(limits)
-    raise UsageError(
-        f"model {source.name!r} has weights of {show_bytes(needed)} in {str(dtype).removeprefix('torch.')}; "
-        f"{show_bytes(size)} are {word}; try {' or '.join(ways)}"
-    )
 
 
 def weight_bytes(tensors: Tensors, dtype: torch.dtype | None) -> int:

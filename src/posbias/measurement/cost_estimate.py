@@ -1,0 +1,192 @@
+"""What a run will take of the process, in bytes and seconds: said before it begins, refused where it cannot fit.
+
+Bytes are the process's at its peak: Python, libraries and all it holds, the weights, the passes of one prompt, and with
+workers the same of each. On an accelerator they are those of its memory: weights and passes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from posbias.errors import UsageError
+from posbias.memory import available_bytes, resident_bytes, show_bytes
+
+FEWEST = 8
+"""Positions below which no length is suggested."""
+HEADROOM = 1.2
+"""Process memory over tensor memory: kernels' own buffers, and on accelerators what PyTorch's allocator holds back."""
+MARGIN = 0.03
+"""Share of the memory allowed that a remedy leaves free, since no two processes take the very same."""
+CPU = torch.device("cpu")
+
+
+def _nothing(_: int) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """What one prompt of one length is expected to take in one process."""
+
+    n_positions: int
+    weights_bytes: int
+    """Of the weights in place."""
+    coefficients: tuple[float, ...]
+    """Bytes of one prompt's passes: a polynomial in the length, constant first."""
+    seconds: float
+    """Of one prompt."""
+    process_bytes: int = 0
+    """What the process takes beside weights and passes; 0 on an accelerator."""
+    loading_bytes: int = 0
+    """Its peak while it loaded the model; 0 where that is not known."""
+    copy_bytes: int = 0
+    """Of the float32 copy that what half precision costs is measured by; 0 where there is none."""
+    copies: int = 0
+    """Most processes that hold such a copy at a time."""
+    device: torch.device = CPU
+    """Whose memory it is."""
+    kept: Callable[[int], int] = _nothing
+    """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
+    shorter: str = "--length {}"
+    """What asks for fewer positions, for a message."""
+
+    @property
+    def passes_bytes(self) -> int:
+        """What the passes of one prompt take beyond the weights."""
+        return self._bytes_at(self.n_positions)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The process's peak."""
+        return self.needed(1)
+
+    def describe(self, count: int, *, workers: int = 1) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {
+            "weights_bytes": self.weights_bytes,
+            "passes_bytes": self.passes_bytes,
+            "process_bytes": self.process_bytes,
+            "peak_bytes": max(self.needed(workers), self.loading_bytes),
+            "seconds_per_prompt": self.seconds,
+            "seconds": self.seconds * -(-count // workers),
+        }
+
+    def line(self, count: int, *, workers: int = 1) -> str:
+        """What to expect, for a reader."""
+        seconds = self.seconds * -(-count // workers)
+        spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        needed = self.needed(workers)
+        peak = f"{show_bytes(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
+        loading = ", its peak while loading," if self.loading_bytes > needed else ""
+        return f"estimate: at most {peak}{loading} and {spent} for {count} prompts"
+
+    def needed(self, workers: int) -> int:
+        """Bytes of all processes on this machine from now on: workers load the model too, and this process waits."""
+        each = self.process_bytes + self.weights_bytes
+        copies = min(workers, self.copies) * self.copy_bytes
+        if workers == 1:
+            return each + copies + self.passes_bytes
+        return each + copies + workers * max(each + self.passes_bytes, self.loading_bytes)
+
+    def check(
+        self,
+        *,
+        workers: int = 1,
+        max_memory: int | None = None,
+        remedies: "Mapping[str, Remedy] | None" = None,
+    ) -> None:
+        """Refuse what cannot fit.
+
+        Args:
+            workers: Processes on this machine that measure.
+            max_memory: Bytes that the process, or the accelerator's memory, may hold; None: what is free now.
+            remedies: By what a user would write: what it would take then. Those that would fit are named.
+
+        Raises:
+            UsageError: it does not fit; the message says what would.
+        """
+        allowed = self.allowed(max_memory)
+        if allowed is None or self.needed(workers) <= allowed:
+            return
+        room = int(allowed * (1 - MARGIN))
+        ways = [way for way, remedy in (remedies or {}).items() if _fits(remedy(), room, workers)]
+        fewer = next((number for number in range(workers - 1, 0, -1) if self.needed(number) <= room), None)
+        ways += [] if fewer is None else [f"--workers {fewer}"]
+        fits = self.longest_fitting(room, workers=workers)
+        ways = [self.shorter.format(fits), *ways] if fits else ways
+        raise UsageError(
+            f"{self.n_positions} positions need up to {show_bytes(self.needed(workers))} for {self._whose(workers)} "
+            f"({self._parts(workers)}); {show_bytes(allowed)} are {'free' if max_memory is None else 'allowed'}; "
+            f"try {' or '.join(ways) or self._least(workers)}"
+        )
+
+    def allowed(self, max_memory: int | None = None) -> int | None:
+        """Bytes that may be held: as given, or what is held and what is free beside it; None: unknown."""
+        if max_memory is not None:
+            return max_memory
+        free = free_bytes(self.device)
+        held = resident_bytes() if self.device.type == "cpu" else None
+        return None if free is None else free + (self.weights_bytes if held is None else held)
+
+    def longest_fitting(self, allowed: int, *, workers: int = 1) -> int:
+        """The most positions, fewer than asked for, that fit; 0 where not even a few do."""
+        low, high = 0, self.n_positions
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._at(middle).needed(workers) <= allowed else (low, middle - 1)
+        return low if low >= FEWEST else 0
+
+    def _least(self, workers: int) -> str:
+        """What would do where nothing else does: the least memory, for the fewest positions."""
+        least = self._at(min(FEWEST, self.n_positions))
+        size = least.needed(workers) * (1 + MARGIN)
+        digit = 10 ** (math.floor(math.log10(size)) - 1)
+        return (
+            f"a smaller model; {show_bytes(math.ceil(size / digit) * digit)} would do for {least.n_positions} positions"
+        )
+
+    def _at(self, n_positions: int) -> "CostEstimate":
+        return replace(self, n_positions=n_positions)
+
+    def _whose(self, workers: int) -> str:
+        if self.device.type != "cpu":
+            return f"the memory of {self.device}"
+        return "the process" if workers == 1 else f"{workers + 1} processes"
+
+    def _parts(self, workers: int) -> str:
+        """Of which the peak of a process is the sum."""
+        sizes = {"weights": self.weights_bytes, "float32 copy": self.copy_bytes, "passes": self.passes_bytes}
+        sizes |= {"Python, libraries and the rest": self.process_bytes}
+        parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes.items() if size)
+        return parts if workers == 1 else f"each: {parts}"
+
+    def _bytes_at(self, n_positions: int) -> int:
+        tensors = sum(value * n_positions**power for power, value in enumerate(self.coefficients))
+        return int(HEADROOM * max(tensors, 0.0)) + self.kept(n_positions)
+
+
+Remedy = Callable[[], CostEstimate | None]
+"""What a run would take under other options."""
+
+
+def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:
+    """What this process could still take of a device's memory; None where it is not known.
+
+    Args:
+        device: The CPU, whose memory and limits the system tells, or a CUDA device.
+        cuda: Where the readings of CUDA devices come from.
+    """
+    if device.type == "cpu":
+        return available_bytes()
+    if device.type != "cuda":
+        return None
+    free, _ = cuda.mem_get_info(device)
+    # What PyTorch has taken from the device and holds no tensor in is there for the next tensors.
+    return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))
+
+
+def _fits(estimate: CostEstimate | None, room: int, workers: int) -> bool:
+    return estimate is not None and estimate.needed(workers) <= room

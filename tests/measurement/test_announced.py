@@ -1,0 +1,64 @@
+"""What a run is announced to take, held against what its process took: the most that it held (VmHWM)."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posbias.memory import parse_bytes
+
+PROGRAM = """
+import sys
+from posbias.cli import main
+try:
+    main()
+except SystemExit as end:
+    code = end.code
+from posbias.memory import peak_bytes
+print(peak_bytes(), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def posbias(*arguments: object) -> tuple[int, str, int]:
+    """Exit code, stderr and peak of a command in a process of its own."""
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    *lines, peak = done.stderr.strip().splitlines()
+    return done.returncode, "\n".join(lines), int(peak)
+
+
+def test_a_tiny_models_process_takes_no_more_than_announced(long_llama: Path, tmp_path: Path) -> None:
+    code, said, peak = posbias("measure", long_llama, "--length", 256, "--count", 1, "--out", tmp_path / "run")
+    assert code == 0
+    announced = json.loads((tmp_path / "run" / "record.json").read_text())["scalars"]["cost"]["peak_bytes"]
+    assert 0.66 * announced < peak <= announced
+    assert re.search(
+        r"estimate: at most \d+ MB for the process \(weights 1\d\d KB, passes .* and the rest \d+ MB\)", said
+    )
+
+
+def test_less_than_python_takes_is_refused_with_what_it_takes(long_llama: Path) -> None:
+    code, said, peak = posbias("measure", long_llama, "--length", 256, "--count", 1, "--max-memory", "300MB")
+    assert code == 2
+    assert re.search(r"Python and libraries \d+ MB\); 300 MB are allowed; try a smaller model", said)
+    assert peak > 300e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "allowed"), [(256, "1.2GB"), (1024, "1.3GB"), (1024, "1.6GB")])
+def test_what_a_refusal_names_holds_when_followed(length: int, allowed: str) -> None:
+    """Every remedy named for the demo model is tried, and stays within what is allowed."""
+    flags = ["measure", "demo", "--count", "1", "--kinds", "probability", "--max-memory", allowed]
+    code, said, _ = posbias(*flags, "--length", length)
+    assert code == 2
+    ways = said.split("; try ")[1].split(" or ")
+    assert ways[0].startswith("--length ")
+    for way in ways:
+        shorter = [] if way.startswith("--length") else ["--length", length]
+        code, said, peak = posbias(*flags, *shorter, *way.split())
+        assert code == 0, said
+        assert peak <= parse_bytes(allowed), way
