@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -195,23 +196,19 @@ import sys
 from pathlib import Path
 from engine_workloads import Squares
 from posbias.engines import Local
-for outcome in Local(workers=2).run(Squares(Path(sys.argv[1]), seconds=0.2), range(1000)):
-    print(int(outcome.arrays["process"][0]), flush=True)
+list(Local(workers=2).run(Squares(Path(sys.argv[1]), seconds=1000), range(1000)))
 """
 
 
-def test_workers_of_a_killed_run_end_by_themselves(tmp_path):
+def test_workers_of_a_killed_run_end_in_the_middle_of_their_units(tmp_path):
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    run = subprocess.Popen(
-        [sys.executable, "-c", ORPHANS, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    workers = {psutil.Process(int(run.stdout.readline())) for _ in range(4)}
+    run = subprocess.Popen([sys.executable, "-c", ORPHANS, str(tmp_path)], env={**os.environ, "PYTHONPATH": path})
+    while not {"0", "1"} <= {mark.name for mark in tmp_path.iterdir()}:
+        assert run.poll() is None
+        time.sleep(0.01)
+    workers = [psutil.Process(int(mark.name.removeprefix("open-"))) for mark in tmp_path.glob("open-*")]
     run.kill()
     run.wait()
-    run.stdout.close()
     _, alive = psutil.wait_procs(workers, timeout=30)
     assert not alive
 

@@ -145,7 +145,8 @@ def _start(packed: bytes, threads: int) -> _Worker:
     """A worker that begins to prepare."""
     ours, theirs = Pipe()
     # This interpreter's own search path, so that the worker finds the same modules.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from posbias.engines.worker import serve; serve({theirs.fileno()})"
+    served = f"{theirs.fileno()}, {os.getpid()}"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from posbias.engines.worker import serve; serve({served})"
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", code],

@@ -1,11 +1,13 @@
 """A worker process of the local engine: prepares once, then does the units it is sent, one at a time.
 
-Started as a fresh interpreter with one end of a pipe. It ends when the pipe closes, so it never outlives its run by
-more than the unit it is at.
+Started as a fresh interpreter with one end of a pipe. It ends when the pipe closes, and at once where its run was
+killed: a unit may take hours, and keep checkpoints where the resumed run keeps its own.
 """
 
 import os
 import pickle
+import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,14 +15,18 @@ from posbias.engines.threads import pinned
 from posbias.errors import RunError, UsageError
 from posbias.memory import give_back_freed_memory
 
+ORPHANED_SECONDS = 0.5
+"""How often a worker looks whether its run is there."""
 
-def serve(descriptor: int) -> None:
-    """Answer the requests that arrive on an open pipe.
+
+def serve(descriptor: int, run: int) -> None:
+    """Answer the requests that arrive on an open pipe, while process `run`, which started this one, lives.
 
     The first message is (pickled workload, threads); every later one a unit. Each answer is ("done", arrays),
     ("usage", message) or ("failed", message); the first answer says whether preparing worked.
     """
     give_back_freed_memory()  # as in the process whose estimate speaks of this one
+    threading.Thread(target=_end_with, args=(run,), daemon=True).start()
     with Connection(descriptor) as pipe:
         try:
             packed, threads = pipe.recv()
@@ -63,6 +69,13 @@ def unpack(reply: tuple[str, Any]) -> Any:
     if status == "failed":
         raise RunError(content)
     return content
+
+
+def _end_with(run: int) -> None:
+    """End this process when another has become its parent."""
+    while os.getppid() == run:
+        time.sleep(ORPHANED_SECONDS)
+    os._exit(1)
 
 
 def _prepare(packed: bytes) -> tuple[Any, Any, tuple[str, Any]]:

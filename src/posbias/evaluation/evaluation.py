@@ -161,24 +161,26 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
             nothing is generated and the server gives no scores.
     """
     options = options or EvaluateOptions()
-    asking, contents = questions(task, responder, options)
-    told = fingerprint(settings_of(asking, contents, responder, seed=options.seed))
+    asking, contents = _questions(task, responder, options)
+    described = responder.describe()
+    settings = _settings(asking, described)
     data = file_sha256(asking.task)
-    store = PartStore(options.directory, _settings(asking, responder), resume=options.resume)
+    store = PartStore(options.directory, settings, resume=options.resume)
     finished = {content.piece: store.find(content.piece) for content in contents}
     waiting = [content for content in contents if finished[content.piece] is None]
     cost = preflight_answers(waiting, asking, responder, max_memory=options.max_memory)
 
     def keep(content: Content, piece: Pieces, counts: Mapping[str, float]) -> Pieces:
-        effort = {"counts": dict(counts), "cost": cost}
+        effort = {"counts": dict(counts), "learnt": responder.learnt(), "cost": cost}
         return store.keep(content.piece, {**piece, EFFORT: as_bytes(effort)})
 
     finished |= _asked(waiting, asking, responder=responder, keep=keep, together=options.together)
     pieces = [found for content in contents if (found := finished[content.piece]) is not None]
     efforts = [read_json(piece, EFFORT) for piece in pieces]
+    described |= {**efforts[-1]["learnt"], **_total([effort["counts"] for effort in efforts])}
     fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
     if not asking.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
-        why = responder.describe().get("no_scores_because") or "none came back"
+        why = described.get("no_scores_because") or "none came back"
         raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
     names = [name for name in pieces[0] if name not in (TEXTS, EFFORT)]
     return Evaluation(
@@ -187,16 +189,18 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         tables={name: np.stack([piece[name] for piece in pieces]) for name in names},
         outputs=tuple(row for piece in pieces for row in read_json(piece, TEXTS)),
         options=replace(options, max_tokens=asking.max_tokens),
-        responder={**responder.describe(), **_total([effort["counts"] for effort in efforts])},
+        responder=described,
         reused=store.reused,
         # What the first sitting expected, which had most of it before it.
         cost=max([effort["cost"] for effort in efforts], key=lambda expected: expected.get("prompts", 0)),
         file_sha256=data,
-        fingerprint=told,
+        fingerprint=_fingerprint(settings, contents, seed=options.seed),
     )
 
 
-def questions(task: str | LanguageTask, responder: Responder, options: EvaluateOptions) -> tuple[Asking, list[Content]]:
+def _questions(
+    task: str | LanguageTask, responder: Responder, options: EvaluateOptions
+) -> tuple[Asking, list[Content]]:
     """How a responder is asked, and what. Errors as `evaluate`."""
     asked = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     asking = Asking(
@@ -251,14 +255,20 @@ def _total(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return dict(total)
 
 
-def settings_of(asking: Asking, contents: Sequence[Content], responder: Responder, *, seed: int) -> dict[str, Any]:
-    """Everything an evaluation depends on; `seed`: of its intervals, too."""
-    return {**_settings(asking, responder), "contents": [content.piece for content in contents], "seed": seed}
+def evaluation_fingerprint(task: str | LanguageTask, responder: Responder, options: EvaluateOptions) -> str:
+    """The `Evaluation.fingerprint` that `evaluate` would give, without asking anything. Errors as there."""
+    asking, contents = _questions(task, responder, options)
+    return _fingerprint(_settings(asking, responder.describe()), contents, seed=options.seed)
 
 
-def _settings(asking: Asking, responder: Responder) -> dict[str, Any]:
+def _fingerprint(settings: Mapping[str, Any], contents: Sequence[Content], *, seed: int) -> str:
+    """Of everything an evaluation depends on; `seed`: of its intervals, too."""
+    return fingerprint({**settings, "contents": [content.piece for content in contents], "seed": seed})
+
+
+def _settings(asking: Asking, responder: Mapping[str, Any]) -> dict[str, Any]:
     """Everything a piece depends on beside its own prompts, which its name stands for."""
-    described = {name: value for name, value in responder.describe().items() if name in DECIDING}
+    described = {name: value for name, value in responder.items() if name in DECIDING}
     return {
         "verb": "evaluate",
         "task": str(asking.task),

@@ -15,7 +15,7 @@ import numpy as np
 from posbias.checks import checked
 from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, questions, reciprocal_rank, settings_of
+from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, evaluation_fingerprint, reciprocal_rank
 from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import Responder
 from posbias.parts import fingerprint, finished_run
@@ -82,8 +82,7 @@ def finished_evaluation(
     """
 
     def settings() -> dict[str, Any]:
-        asking, contents = questions(task, responder, options)
-        return {"evaluation": fingerprint(settings_of(asking, contents, responder, seed=options.seed)), **beside}
+        return {"evaluation": evaluation_fingerprint(task, responder, options), **beside}
 
     return finished_run(options.directory, settings, resume=options.resume)
 

@@ -144,5 +144,9 @@ class Responder(ABC):
         """What asking took so far, as numbers that add up over the sittings of a run; also part of `describe`."""
         return {}
 
+    def learnt(self) -> dict[str, Any]:
+        """What only asking shows, such as whether there are scores; also part of `describe`."""
+        return {}
+
     def close(self) -> None:
         """Give back connections; a closed responder is not used again."""

@@ -116,10 +116,14 @@ class LocalResponder(Responder):
         return {
             "kind": "local",
             "model": self.model.describe(),
-            "reuse": self.reuses,
             "batch": self.options.batch,
+            **self.learnt(),
             **self.counts(),
         }
+
+    def learnt(self) -> dict[str, Any]:
+        """Whether beginnings are reused."""
+        return {"reuse": self.reuses}
 
     def counts(self) -> dict[str, float]:
         """Tokens run through the network, and how many a plain run would have taken."""

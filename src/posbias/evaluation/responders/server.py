@@ -125,9 +125,12 @@ class ServerResponder(Responder):
             **options,
             "cost": None,
             **self.counts(),
-            "scores": self._scores,
-            "no_scores_because": self._no_scores,
+            **self.learnt(),
         }
+
+    def learnt(self) -> dict[str, Any]:
+        """Whether the server scores answers."""
+        return {"scores": self._scores, "no_scores_because": self._no_scores}
 
     def counts(self) -> dict[str, float]:
         """Requests, tokens, retries and, with prices, what they cost."""
