@@ -446,7 +446,7 @@ def test_bad_input_is_named(kernel_model: Any) -> None:
     for thresholds in wrong:
         with pytest.raises(UsageError, match="sink_thresholds"):
             AttentionOptions(sink_thresholds=thresholds)
-    for name, value in [("block", 0), ("seed", -1), ("kernel_cells", 0), ("memory_limit", True)]:
+    for name, value in [("block", 0), ("kernel_cells", 0), ("memory_limit", True)]:
         with pytest.raises(UsageError, match=name):
             AttentionOptions(**{name: value})
     with pytest.raises(UsageError, match="kernel_cells must be 1 to 19"):

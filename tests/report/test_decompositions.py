@@ -69,7 +69,7 @@ def test_tables_show_shifts_and_gaps_in_points(record):
     assert gap[3].startswith("-9.")
     (score,) = tables["How far are a theory's shifts from the measured ones?"][1]
     assert score[-1] == "closer"
-    assert tables["How far does the change drive the model?"][1] == [["encoding", "no_rope", "0.250 [0.250, 0.250]"]]
+    assert tables["How far does the change drive the model?"][1] == [["encoding", "no_rope", "0.250 [0.176, 0.324]"]]
     assert [row[0] for row in tables["Masses with nothing replaced (a flat line: 10 % each)"][1]] == [
         "measured", "power rollout, replaced", "architecture: residual rollout with content",
     ]  # fmt: skip

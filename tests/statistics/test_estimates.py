@@ -86,6 +86,8 @@ def test_an_interval_leaves_out_a_value_exactly_where_its_p_is_below_the_level(c
 
 
 def test_what_cannot_be_known_has_no_interval_and_rejects_nothing():
+    undefined = jackknife(np.full((9, 3), np.nan)), jackknife(np.tile([np.inf, -np.inf, np.nan], (9, 1)))
+    assert all(np.isinf(end).all() for found in undefined for end in found.ends())
     for units in (np.ones((1, 3)), np.zeros((8, 3)), np.full((2, 3), np.nan)):
         found = mean_of(units)
         low, high = found.ends(least=0.0, most=1.0)
@@ -131,6 +133,15 @@ def test_two_samples_have_welchs_interval():
     assert float(found.p()) == pytest.approx(wanted.pvalue)
     alone = estimate(np.array(0.3), first, second[:1])
     assert float(alone.error) == 0, "a sample of one unit leaves everything unknown"
+
+
+def test_the_unit_of_measurement_does_not_matter_not_even_the_tiniest():
+    units = np.random.default_rng(11).exponential(size=(7, 5))
+    for scale in (1e-200, 1e200):
+        for scaled, plain in zip(mean_ends(scale * units), mean_ends(units), strict=True):
+            np.testing.assert_allclose(scaled / scale, plain, rtol=1e-12)
+    constant = estimate(np.array(2.0), units[:, 0], np.ones(6))
+    assert float(constant.error) == pytest.approx(float(mean_of(units[:, 0]).error)), "one sample varies, one does not"
 
 
 @pytest.mark.parametrize(("count", "most"), [(8, 0.13), (16, 0.115)])

@@ -28,6 +28,8 @@ FOLDS = 10
 """Parts of the contents for cross-fitting: the best position is chosen on nine tenths, and judged on the tenth."""
 CONTENTS_FOR_CLAIM = 6
 """Complete contents below which nothing is compared: with fewer, even contents that all agree do not reach 5 %."""
+AGREEMENT = 1e-9
+"""Relative differences between contents that count as none, far above rounding."""
 
 Scores = Float64[np.ndarray, "n_contents n_positions"]
 Weights = Float64[np.ndarray, "n_positions"]
@@ -40,7 +42,7 @@ class Contrast:
     value: Interval
     """Mean over contents, in units of the score; it leaves out 0 exactly where `p` is below 1 - its confidence."""
     p: float
-    """Two-sided p-value; never below 2^(1-n), what n contents could show at most."""
+    """Two-sided p-value; of n contents that all agree 2^(1-n), what so many could show at most."""
 
     @property
     def p_above(self) -> float:
@@ -174,7 +176,9 @@ def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE)
         alpha: 1 - coverage of the interval.
     """
     found = _mean_contrast(scores, weights)
-    p = max(float(found.p()), 2.0 ** (1 - len(scores)))
+    values = scores @ weights
+    agree = np.ptp(values) <= AGREEMENT * np.abs(values).max()
+    p = max(float(found.p()), 2.0 ** (1 - len(scores)) if agree else 0.0)
     least, most = _limits(scores, weights)
     interval = found.interval(1 - alpha, least=least, most=most)
     return Contrast(interval if p < alpha else interval.including(0.0), p)

@@ -94,28 +94,28 @@ def estimate(value: Scalars, *influences: PerUnit, scale: float = 0.0) -> Estima
     Source: Student 1908; Welch 1947 for several samples; Hall 1992, "On the removal of skewness by transformation",
     with the population moments that it uses.
     """
-    variance, moment, third, squared, largest = (np.zeros(np.shape(value)) for _ in range(5))
-    fewest = min(len(rows) for rows in influences)
-    known = np.full(np.shape(value), fewest > 1)
-    for rows in influences:
-        count = max(len(rows), 1)
-        with np.errstate(invalid="ignore"):  # infinite or undefined values have no interval
-            centred = rows - rows.mean(axis=0) if len(rows) else rows
-            squares = np.square(centred).sum(axis=0)
-        largest = np.maximum(largest, np.maximum(np.abs(rows).max(axis=0, initial=0.0), scale))
-        known &= np.isfinite(squares) & (squares > np.square(ROUNDING * count * largest))
-        own = squares / max(count * (count - 1), 1)
-        variance, moment = variance + own, moment + squares / count**2
-        third, squared = third + (centred**3).sum(axis=0) / count**3, squared + own**2 / max(count - 1, 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    counts = [len(rows) for rows in influences]
+    fewest = min(counts)
+    if fewest < 2:
+        unknown = np.zeros(np.shape(value))
+        return Estimate(np.asarray(value), error=unknown, skewness=unknown, freedom=np.ones(np.shape(value)))
+    variance, moment, third, squared = (np.zeros(np.shape(value)) for _ in range(4))
+    with np.errstate(invalid="ignore", divide="ignore"):  # infinite or undefined values have no interval
+        largest = np.maximum(np.max([np.abs(rows).max(axis=0) for rows in influences], axis=0), scale)
+        for count, rows in zip(counts, influences, strict=True):
+            centred = (rows - rows.mean(axis=0)) / largest  # powers of tiny influences would vanish
+            own = np.square(centred).sum(axis=0) / (count * (count - 1))
+            variance, squared = variance + own, squared + own**2 / (count - 1)
+            moment, third = moment + own * (count - 1) / count, third + (centred**3).sum(axis=0) / count**3
+        known = np.isfinite(variance) & (variance > ROUNDING**2)
+        agreed = np.isfinite(value) & (np.abs(value) > ROUNDING * largest)
+        error = np.where(known, largest * np.sqrt(variance), np.where(agreed, np.abs(value) / fewest, 0.0))
         skewness, freedom = third / moment**1.5, variance**2 / squared
-        alike = np.isfinite(value) & (np.abs(value) > ROUNDING * largest) & (fewest > 1)
-        unanimous = np.where(alike, np.abs(value) / max(fewest, 1), 0.0)
     return Estimate(
-        value=np.asarray(value),
-        error=np.where(known, np.sqrt(variance), unanimous),
+        np.asarray(value),
+        error=error,
         skewness=np.where(known, skewness, 0.0),
-        freedom=np.where(known, freedom, max(fewest - 1, 1)),
+        freedom=np.where(known, freedom, fewest - 1),
     )
 
 
@@ -153,7 +153,8 @@ def jackknife(*samples: PerUnit) -> Estimate:
     value = np.asarray(samples[0][0])
     with np.errstate(invalid="ignore"):
         influences = [(len(values) - 2) * (values[0] - values[1:]) for values in samples]
-    return estimate(value, *influences, scale=float(max(1.0, np.nanmax(np.abs(value), initial=0.0))))
+    largest = np.nan_to_num(np.abs(value), posinf=0.0).max(initial=0.0)
+    return estimate(value, *influences, scale=float(max(1.0, largest)))
 
 
 def _without_skewness(distance: Scalars, skewness: Scalars) -> Scalars:
