@@ -24,7 +24,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     MeasureOptions: How prompts are averaged, how intervals are made and how passes are run.
     MeasurePlan: What is measured of a model; the same for all models of a run.
     MeasuredUse: What a run measured of one model: how often an item is used, by where it stands.
-    Measurement: A model's influence profiles and mixing, with pointwise bootstrap intervals over prompts.
+    Measurement: A model's influence profiles and mixing, with pointwise intervals over prompts.
     Member: One model to train.
     PassOptions: Per prompt: the output that is read, what else is recorded, memory against time.
     Placement: The order chosen for some passages, and what it is expected to be worth.

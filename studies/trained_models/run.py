@@ -16,11 +16,11 @@ from cells import KEPT_HERE, kept_prompts
 from safetensors.numpy import save
 from variants import SCRAMBLED, SEED
 
+from posbias.directories import write_atomically
 from posbias.measurement import measure_prompt, resolve_kinds
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
-from posbias.records import write_atomically
 from posbias.theory.power_rollout import PowerRolloutSettings, attention_rollout_of, power_rollout_of, trace_passing
 
 SCHEDULE = (

@@ -15,8 +15,9 @@ import numpy as np
 from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
 from posbias.comparison.sampling import PromptComparison, compare_with_prompts
-from posbias.records import Record, load_record, write_atomically
-from posbias.statistics import mean_of
+from posbias.directories import write_atomically
+from posbias.records import Record, load_record
+from posbias.statistics import Interval, mean_of
 
 CHOSEN_ON = "novels"
 """The kind of text on which the form of the theory was chosen; it is judged on the others."""

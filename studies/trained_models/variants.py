@@ -13,10 +13,11 @@ import torch
 from safetensors.numpy import load_file, save
 
 from posbias.comparison.sampling import compare_with_prompts
+from posbias.directories import write_atomically
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import load_prompts, shuffled
-from posbias.records import Record, write_atomically
+from posbias.records import Record
 from posbias.theory.power_rollout.description import Description, describe_model
 from posbias.theory.power_rollout.trace import Trace, trace_prompt
 

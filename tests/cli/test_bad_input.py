@@ -179,7 +179,7 @@ def test_wrong_prompts(posbias, tiny_llama, tmp_path):
     bad.write_text('{"text": "fine, but what follows is not"}\nnot json\n')
     one_line(measure(bad, "--length", 8), "bad.jsonl", "line 2")
     bad.write_text('{"text": "half a \\ud800 character"}\n')
-    one_line(measure(bad, "--length", 8), "bad.jsonl", "line 1", r"'\ud800' alone is no character")
+    one_line(measure(bad, "--length", 8), "bad.jsonl", "line 1", r"half a character ('\ud800')")
     one_line(
         measure("synthetic", "--length", 8, "--count", 10**14),
         "count x n_positions = 100000000000000 x 8 takes 800,000,000,000,000 cells",

@@ -252,8 +252,11 @@ def test_the_metadata_of_a_file_as_the_library_writes_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"width": 10**9}, "has shape"),
-        ({"mlp_width": 10**9, "mlp": True}, "not part of this model|is missing|has shape"),
+        ({"width": 10**9}, "has shape|at most 50,000,000 cells"),
+        (
+            {"mlp_width": 10**9, "mlp": True},
+            "not part of this model|is missing|has shape|at most 50,000,000 cells",
+        ),
         ({"architecture": {"depth": BEYOND}}, "configuration has depth 1,000,000,000; at most 1,000"),
         ({"architecture": {"depth": 1, "heads": BEYOND}}, "configuration has heads"),
         ({"architecture": [1]}, "reference configuration is refused"),

@@ -20,10 +20,11 @@ from posbias.papers.closing_loop import (
     with_control,
 )
 from posbias.papers.influence_profiles import influence_profiles, initial, mean_field_profiles
-from posbias.papers.reproduction import Reproduction, reproduction_record, stored_figures
+from posbias.papers.reproduction import Reproduction, reproduction_record
 from posbias.prompts import Prompts
 from posbias.records import load_record
 from posbias.report.interactive import interactive
+from posbias.report.reproductions import stored_figures
 from posbias.report.static import png
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict

@@ -13,10 +13,11 @@ from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO
 from posbias.papers.liu2026.statements import position_copy_findings
 from posbias.papers.liu2026.views import losses_table, position_copy_figures
 from posbias.papers.outcomes import Seeded
-from posbias.papers.reproduction import reproduction_record, stored_figures
+from posbias.papers.reproduction import reproduction_record
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.records import load_record
 from posbias.report.page import write_run_report
+from posbias.report.reproductions import stored_figures
 from posbias.tasks.synthetic.copying_baselines import partial_information_losses
 from posbias.training import TrainingRun
 

@@ -49,7 +49,11 @@ def test_kept_prompts_give_the_record(script):
             continue
         judged += 1
         assert again["prompts"] == recorded["prompts"], cell.name
-        assert again["theory"] == pytest.approx(recorded["theory"], abs=1e-4), cell.name
+        assert again["theory"]["value"] == pytest.approx(recorded["theory"]["value"], abs=1e-4), cell.name
+        # The record's ends are those of an expanded percentile interval; what it decides must stay decided.
+        width = recorded["theory"]["high"] - recorded["theory"]["low"]
+        for end in ("low", "high"):
+            assert abs(again["theory"][end] - recorded["theory"][end]) < 0.3 * width, cell.name
         assert again["meets_target"] == recorded["meets_target"], cell.name
     assert judged
 
@@ -76,7 +80,7 @@ def test_keeping_loses_nothing_that_is_judged(script, tmp_path):
     assert set(cells.kept_prompts(tmp_path / "kept", "some-model", 96, "novels")) == set(cell.finished)
     for name in ("theory", "flat", "published"):
         first, second = (summary.row(each, "probability", "diagonal_key")[name] for each in (cell, again))
-        assert second == pytest.approx(first, rel=1e-3)
+        assert second == pytest.approx(first, rel=2e-3)
 
 
 def test_a_cell_judged_on_fewer_prompts_does_not_replace_the_recorded_one(script, tmp_path):

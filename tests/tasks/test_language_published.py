@@ -41,7 +41,7 @@ def test_pairs_keep_their_order_and_the_asked_one_moves(tmp_path: Path, name: st
     ("line", "complaint"),
     [
         ("{not json", "kv.jsonl, line 2: is not JSON"),
-        ('{"key": "\\ud800"}', "line 2: '\\ud800' alone is no character"),
+        ('{"key": "\\ud800"}', "line 2: holds text with half a character"),
         ("[1, 2]", "line 2: need a JSON object, got list"),
         ({"key": "k", "value": "v"}, "line 2: field 'ordered_kv_records' must be a list with entries, got None"),
         ({**RECORD, "key": 3}, "line 2: field 'key' must be text, got 3"),

@@ -186,8 +186,8 @@ def test_bad_parameters_are_refused_in_one_line(spelling: str, complaint: str) -
 
 
 WRONG_TYPES = {
-    "position_copy(target=1.5)": "target must be a whole number >= 0, got 1.5",
-    "position_copy(target=True)": "target must be a whole number >= 0, got True",
+    "position_copy(target=1.5)": "target must be a whole number, got 1.5",
+    "position_copy(target=True)": "target must be a whole number, got True",
     "in_context_retrieval(scale=1)": "scale must be one of variance, deviation, got 1",
     "in_context_retrieval(answers=[[1]])": "answers must lie in 0 ... 7, got [1]",
     "in_context_retrieval(answers=3)": "answers must be one of any, first, middle, last, first_and_last or a list",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posbias.models import HuggingFaceModel, Origin
-from posbias.models.loading import random_network
+from posbias.models.initialise import random_network
 from posbias.models.model import Model
 
 PROBES = 8
