@@ -7,9 +7,8 @@ and found by name ever after. On the command line it is spelled as a literal cal
 
 import ast
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from posbias.checks import MACHINE_INTEGERS
@@ -21,7 +20,6 @@ UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 PLAIN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
 """By sort of a plain parameter: what it must be."""
 PLAIN_SORTS = set(PLAIN_WORDS)
-INFINITIES = (math.inf, -math.inf)
 
 Variant = TypeVar("Variant")
 _Registered = TypeVar("_Registered")
@@ -86,7 +84,7 @@ class Registry(Generic[Variant]):
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             fields = ", ".join(field.name for field in dataclasses.fields(variant)) or "none"
-            raise UsageError(f"{self.sort} {name}: {error}; parameters: {fields}") from None
+            raise UsageError(f"{self.sort} {name}: {error}; parameters of {name}: {fields}") from None
         self._check_types(built)
         return built
 
@@ -98,12 +96,13 @@ class Registry(Generic[Variant]):
         """
         hints = get_type_hints(type(variant))
         for field in dataclasses.fields(variant):
-            value, sorts = getattr(variant, field.name), get_args(hints[field.name]) or (hints[field.name],)
-            if value == field.default or not set(sorts) <= PLAIN_SORTS:
+            value, hint = getattr(variant, field.name), hints[field.name]
+            sorts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+            if value is field.default or not PLAIN_SORTS.issuperset(sorts):
                 continue
             allowed = (*sorts, int) if float in sorts else sorts
-            large = isinstance(value, int | float) and not abs(value) < MACHINE_INTEGERS and value not in INFINITIES
-            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in sorts) or large:
+            odd = (isinstance(value, int) and abs(value) >= MACHINE_INTEGERS) or value != value
+            if odd or not isinstance(value, allowed) or (isinstance(value, bool) and bool not in sorts):
                 words = " or ".join(PLAIN_WORDS[sort] for sort in sorts)
                 raise UsageError(f"{self.sort} {variant.name}: {field.name} must be {words}, got {value!r}")
 

@@ -91,7 +91,7 @@ def test_scores_are_read_from_lists_and_files(tmp_path):
     path = tmp_path / "scores"
     path.write_text('{"score": 1}\n2.5\n')
     assert scores_of(str(path)) == [1.0, 2.5]
-    for text, message in (("{", "line 1: not JSON"), ('{"score": "a"}', "line 1: needs a number"), ("{}", "needs a")):
+    for text, message in (("{", "line 1: bad JSON"), ('{"score": "a"}', "line 1: needs a number"), ("{}", "needs a")):
         path.write_text(text)
         with pytest.raises(UsageError, match=message):
             scores_of(str(path))
