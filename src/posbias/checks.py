@@ -59,15 +59,16 @@ def check_whole(
     """
     allowed = (int, np.integer) if numpy else (int,)
     above = MACHINE_INTEGERS if below is None else below
-    bounds, shown = "" if least is None else f" >= {least}", repr(value)[:120]
+    bounded, shown = below is not None, repr(value)[:120]
     if isinstance(value, allowed) and not isinstance(value, bool):
         number = int(value)
         if (-above if least is None else least) <= number < above:
             return
-        large = abs(number) >= MACHINE_INTEGERS
-        if large or below is not None:
-            bounds = f" in [{'-2^63' if least is None else least}, {_power(above)})"
-            shown = f"a number of {number.bit_length()} bits" if large else shown
+        if abs(number) >= MACHINE_INTEGERS:
+            bounded, shown = True, f"a number of {number.bit_length()} bits"
+    bounds = "" if least is None else f" >= {least}"
+    if bounded:
+        bounds = f" in [{'-2^63' if least is None else least}, {_power(above)})"
     raise UsageError(f"{name} must be a whole number{bounds}, got {shown}")
 
 
