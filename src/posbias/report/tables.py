@@ -130,17 +130,17 @@ def number_text(value: float | None, digits: int = 3) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
-def interval_text(stored: Mapping[str, float | None] | None, digits: int = 3) -> str:
+def interval_text(stored: Mapping[str, Any] | None, digits: int = 3) -> str:
     """A stored number with its interval."""
     return MISSING if stored is None else Interval.of_record(stored).text(f".{digits}f")
 
 
-def share_text(stored: Mapping[str, float | None]) -> str:
+def share_text(stored: Mapping[str, Any]) -> str:
     """A share in percent with its interval."""
     return Interval.of_record(stored).text(".1f", scale=100, unit=" %")
 
 
-def position_text(stored: Mapping[str, float | None]) -> str:
+def position_text(stored: Mapping[str, Any]) -> str:
     """A position with its interval."""
     return Interval.of_record(stored).text(".0f")
 

@@ -7,6 +7,7 @@ known: neither its text nor its record shows the ends.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 CONFIDENCE = 0.95
 """Coverage that an interval claims unless told otherwise."""
@@ -23,7 +24,7 @@ class Interval:
     high: float
 
     @classmethod
-    def of_record(cls, stored: Mapping[str, float | None]) -> "Interval":
+    def of_record(cls, stored: Mapping[str, Any]) -> "Interval":
         """What `as_record` made plain."""
         value, low, high = stored["value"], stored["low"], stored["high"]
         return cls(
