@@ -294,7 +294,8 @@ def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
 def test_two_runs_on_the_same_prompts_are_paired(tiny_llama):
     record = measured_record(tiny_llama, count=6, seed=5)
     block = only_block(comparison_record(record, measured_record(tiny_llama, count=6, seed=5), {}))
-    assert max(block["distance"].values()) < 1e-12
+    assert block["distance"]["value"] < 1e-12
+    assert block["distance"]["high"] is None, "equal by construction"
     assert block["n_units"] == 6
 
 

@@ -103,7 +103,7 @@ def test_the_opposite_signs_contradict_them():
         Outcome(each.factors, each.seed, each.status, {**each.arrays, "gaps": -each.arrays["gaps"]})
         for each in as_published()
     ]
-    findings = retrieval_findings(Cells(Outcomes(turned), {}), Figures("mixture"), np.random.default_rng(0))
+    findings = retrieval_findings(Cells(Outcomes(turned), {}), Figures("mixture"))
     by_text = {finding.reported[:60]: finding.verdict for finding in findings}
     assert by_text["without residual connections more layers mean more bias to t"] == "not reproduced"
     assert by_text["decay and RoPE reduce the bias to the first place that the c"] == "not reproduced"
@@ -118,7 +118,7 @@ def test_what_was_not_trained_is_not_run():
 def test_the_flags_of_the_code_are_compared_on_common_seeds():
     outcomes = Outcomes([*as_published(), *as_published(scale="deviation")])
     paper, code = Cells(outcomes, {"scale": "variance"}), Cells(outcomes, {"scale": "deviation"})
-    findings = flag_findings(paper, code, np.random.default_rng(0))
+    findings = flag_findings(paper, code)
     assert [finding.verdict for finding in findings][1] == "reproduced", "depth amplifies with std 1/d as well"
     assert [finding.verdict for finding in findings][3] == "reproduced", "decay differs from no encoding"
     assert "variance 1/d minus with std 1/d" in findings[0].found
@@ -136,7 +136,7 @@ def test_the_codes_scale_is_said_to_be_learnt_less_well_and_judged_so(paper, cod
 
     outcomes = Outcomes([*with_accuracy("variance", paper), *with_accuracy("deviation", code)])
     cells = Cells(outcomes, {"scale": "variance"}), Cells(outcomes, {"scale": "deviation"})
-    assert flag_findings(*cells, np.random.default_rng(0))[0].verdict == verdict
+    assert flag_findings(*cells)[0].verdict == verdict
 
 
 def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
@@ -150,7 +150,7 @@ def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
             for seed in range(6)
             for row in [draw.normal(0, 0.1, 3)]
         ]
-        findings = retrieval_findings(Cells(Outcomes(members), {}), Figures("mixture"), draw)
+        findings = retrieval_findings(Cells(Outcomes(members), {}), Figures("mixture"))
         last = findings[-1]
         assert last.reported.startswith("no lost-in-the-middle")
         low += [test.interval.value < ABOVE for test in last.tests.values()]
@@ -160,10 +160,7 @@ def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
 def test_a_sink_that_was_there_before_training_is_no_learnt_one():
     members = as_published()
     before = [Outcome(m.factors, m.seed, m.status, {**m.arrays, "sinks/initial": m.arrays["sinks"]}) for m in members]
-    learnt, there = (
-        sink_control(Cells(Outcomes(each), {}), Figures("mixture"), np.random.default_rng(0))
-        for each in (members, before)
-    )
+    learnt, there = (sink_control(Cells(Outcomes(each), {}), Figures("mixture")) for each in (members, before))
     assert learnt.verdict == "reproduced"
     assert there.verdict == "undecided"
 
