@@ -150,7 +150,7 @@ def test_the_absence_of_a_u_is_judged_at_an_end_named_beforehand():
             for seed in range(6)
             for row in [draw.normal(0, 0.1, 3)]
         ]
-        findings = retrieval_findings(Cells(Outcomes(members), {}), Figures("mixture"), draw)
+        findings = retrieval_findings(Cells(Outcomes(members), {}), Figures("mixture"))
         last = findings[-1]
         assert last.reported.startswith("no lost-in-the-middle")
         low += [test.interval.value < ABOVE for test in last.tests.values()]

@@ -15,6 +15,8 @@ from posbias.statistics.intervals import CONFIDENCE, Interval
 
 ROUNDING = 64 * np.finfo(np.float64).eps
 """Spread over units, relative to their size, that counts as none."""
+UNITS_FOR_SKEWNESS = 6
+"""Units below which the skewness cannot be told, and Student's interval stands alone."""
 LEAST_SKEWNESS = 1e-6
 """Below it Hall's transformation is the identity to within rounding."""
 
@@ -114,7 +116,7 @@ def estimate(value: Scalars, *influences: PerUnit, scale: float = 0.0) -> Estima
     return Estimate(
         np.asarray(value),
         error=error,
-        skewness=np.where(known, skewness, 0.0),
+        skewness=np.where(known & (fewest >= UNITS_FOR_SKEWNESS), skewness, 0.0),
         freedom=np.where(known, freedom, fewest - 1),
     )
 
