@@ -149,6 +149,9 @@ def _import_all() -> None:
             importlib.import_module(module.name)
     importlib.import_module("transformers.models.llama.modeling_llama")
     torch.set_num_threads(1)
+    training: Any = importlib.import_module("posbias.training").TrainingRun.__init__
+    minute = 60.0  # between checkpoints; here there is one after every window
+    training.__defaults__ = tuple(0.0 if value == minute else value for value in training.__defaults__)
     for name, module in list(sys.modules.items()):
         if name.startswith("posbias.report"):
             for drawing in set(STAND_INS) & set(vars(module)):
@@ -192,6 +195,8 @@ def _watch(directory: str, changes: list[tuple[str, str]], *, point: int | None,
         whole = os.path.abspath(os.fsdecode(path))
         if whole != root and not whole.startswith(root + os.sep):
             return
+        if (sort == "os.mkdir" and os.path.exists(whole)) or (sort == "os.remove" and not os.path.lexists(whole)):
+            return  # nothing will change
         if len(changes) == point:
             if sort == "fsync":  # the power fails, and half of the content has reached the disk
                 os.truncate(whole, os.path.getsize(whole) // 2)

@@ -57,14 +57,14 @@ CASES = {
     "measure-of-two-models": Case(f"measure TINY OTHER {SHORT} --threads 1", ("report OUT/tiny-llama",)),
     "audit": Case(f"audit TINY {SHORT} --threads 1 --births 1", COMPARED),
     BEHAVIOUR: Case(
-        f"audit LONG {SHORT} --threads 1 --births 0 --behaviour {ASKED} --behaviour-count 2 "
+        f"audit LONG {SHORT} --threads 1 --births 0 --behaviour {ASKED} --behaviour-count 2 --behaviour-positions 0,3 "
         "--behaviour-kinds probability --no-behaviour-theories --behaviour-tokens 1",
         (*COMPARED, "report OUT/behaviour", "place --run OUT --scores 0.9,0.4", "tie OUT OUT"),
     ),
     "decompose": Case(f"decompose TINY {SHORT} --interventions no_rope"),
-    "evaluate": Case(f"evaluate LONG --task {ASKED} --count 2 --max-tokens 1", PLACED),
+    "evaluate": Case(f"evaluate LONG --task {ASKED} --count 6 --positions 0,3 --max-tokens 1", PLACED),
     "evaluate-over-another-run": Case(
-        f"evaluate LONG --task {ASKED} --count 2 --max-tokens 1",
+        f"evaluate LONG --task {ASKED} --count 6 --positions 0,3 --max-tokens 1",
         PLACED,
         before=f"evaluate LONG --task {ASKED} --count 3 --max-tokens 1 --no-score",
     ),
