@@ -8,6 +8,7 @@ Pictures and the drawing library of pages are replaced by stand-ins: what takes 
 
 import contextlib
 import errno
+import inspect
 import io
 import json
 import os
@@ -144,12 +145,12 @@ def _import_all() -> None:
 
     import posbias
 
-    for package in ("cli", "auditing", "decomposition", "evaluation", "report", "reproduce", "tasks", "training"):
+    for package in ("cli", "auditing", "decomposition", "evaluation", "report", "papers", "tasks", "training"):
         for module in pkgutil.walk_packages([str(Path(posbias.__file__).parent / package)], f"posbias.{package}."):
             importlib.import_module(module.name)
     importlib.import_module("transformers.models.llama.modeling_llama")
     torch.set_num_threads(1)
-    training: Any = importlib.import_module("posbias.training").TrainingRun.__init__
+    training: Any = inspect.unwrap(importlib.import_module("posbias.training").TrainingRun.__init__)
     minute = 60.0  # between checkpoints; here there is one after every window
     training.__defaults__ = tuple(0.0 if value == minute else value for value in training.__defaults__)
     for name, module in list(sys.modules.items()):

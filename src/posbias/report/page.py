@@ -78,7 +78,7 @@ def report_of(record: Record) -> Report:
     Raises:
         UsageError: the run failed, its verb has no report of this form, or the record is damaged.
     """
-    if record.status != "done":
+    if record.status != "done" and not record.scalars:
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
     make: Callable[[Record], Report] = REPORTS[record.verb]
     try:
