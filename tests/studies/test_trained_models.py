@@ -50,7 +50,7 @@ def test_kept_prompts_give_the_record(script):
         judged += 1
         assert again["prompts"] == recorded["prompts"], cell.name
         assert again["theory"]["value"] == pytest.approx(recorded["theory"]["value"], abs=1e-4), cell.name
-        # The ends that the record keeps are those of an expanded percentile bootstrap, which this library no longer draws.
+        # The ends that the record keeps are those of a percentile bootstrap, which is no longer drawn.
         assert again["theory"]["low"] <= again["theory"]["value"] <= again["theory"]["high"], cell.name
     assert judged
 
