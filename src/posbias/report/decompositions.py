@@ -24,7 +24,7 @@ CAVEAT = (
 NOTE = (
     "Masses: the shares of influence on the first tenth of the context, on the tenth around its centre and on the last "
     "tenth. A shift is a prompt's mass with the ingredient replaced less its mass without, averaged; brackets and "
-    "whiskers are 95 % bootstrap intervals over prompts, the same prompts on both sides. A point that is missing has "
+    "whiskers are 95 % intervals over prompts, the same prompts on both sides. A point that is missing has "
     "its reason below."
 )
 
