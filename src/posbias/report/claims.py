@@ -45,12 +45,7 @@ def _section(record: Record, entry: Stored, number: int) -> Section:
 
 def _assumptions(entry: Stored) -> str:
     if "premises" in entry:
-        found = (
-            f"{each['premise']} – {'met' if each['met'] else 'not met'}"
-            + (f" ({each['found']})" if each["found"] else "")
-            for each in entry["premises"]
-        )
-        return f"Premises on this model: {'; '.join(found)}."
+        return f"Premises on this model: {'; '.join(map(_premise, entry['premises']))}."
     broken = f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
     return f"Assumes: {'; '.join(entry['assumptions'])}.{broken}"
 
