@@ -31,12 +31,12 @@ Made by `python docs/make_intervals.py` (seed {SEED}; {MEANS:,} repetitions for 
 Every interval claims 95 %, so 5 % should miss the truth. The unit is what was drawn independently: a prompt, a content,
 a seed. An interval and the p-value beside it are of one procedure: the interval leaves out 0 exactly where p < .05.
 
-- **Means, shares of a profile, distances, differences of all of these** (`posbias.statistics.estimates`): Student's
+- **Means, shares of a profile, distances, differences of all of these** (`posbias.statistics.intervals`): Student's
   interval, and the one of Hall's transformation, which takes the skewness of the estimate into account; the wider of
   the two on each side, and the larger of the two p-values. Below 6 units, and over training seeds in
   [experiments.md](experiments.md), Student's alone. Errors and skewness of what is no mean (a share of profiles
   averaged by `norms`, W1, a difference of two W1) come from leaving out one unit at a time. Nothing is drawn.
-- **Right or wrong** (`posbias.statistics.proportions`): Wilson's interval of a share; of a paired difference Tango's,
+- **Right or wrong** (`posbias.statistics.testing`): Wilson's interval of a share; of a paired difference Tango's,
   extended to 0 where McNemar's exact test does not reject. Neither leaves its range, [0, 1] or [-1, 1].
 - **All positions against the best one**: the same for every pair, at 1 - .05 / number of pairs (Bonferroni).
 - **What jumps** (the place of a minimum, the median over prompts, rank correlations, what an order is worth): expanded

@@ -11,7 +11,7 @@ import torch
 from subject import tokens_of
 
 import posbias as pb
-from posbias.measurement.attention.options import KERNEL_CELLS
+from posbias.measurement.attention.statistics import KERNEL_CELLS
 from posbias.models import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollout_prompt

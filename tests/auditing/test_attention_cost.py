@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.auditing import attention_cost
-from posbias.auditing.attention_cost import estimate_attention
+from posbias.auditing import attention as attention_module
+from posbias.auditing.attention import estimate_attention
 from posbias.errors import RunError, UsageError
+from posbias.measurement.cost import peak_tensor_bytes
 from posbias.measurement.cost_estimate import HEADROOM
-from posbias.measurement.live_memory import peak_tensor_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypat
 
     model = model_of()
     prompts = pb.Prompts(np.arange(1, 25)[None])
-    monkeypatch.setattr(attention_cost, "attention_statistics", fail)
+    monkeypatch.setattr(attention_module, "attention_statistics", fail)
     assert pb.preflight_attention(model, prompts, max_memory=10**9) == {}
     assert pb.preflight_attention(model, prompts) == {}
     with pytest.raises(UsageError, match=r"24 positions need up to .* 10 KB are allowed; try a smaller model"):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.auditing.behaviour_spans import spans_of
-from posbias.auditing.behaviour_weighing import elsewhere
+from posbias.auditing.behaviour import elsewhere, spans_of
 from posbias.errors import UsageError
 from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
@@ -104,7 +103,7 @@ def test_the_page_shows_what_weighs_beside_what_is_used(record):
 def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, record, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from posbias.auditing import behaviour_weighing
+    from posbias.auditing import behaviour
 
     calls = []
 
@@ -114,11 +113,11 @@ def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, recor
             raise pb.RunError("stopped")
         return measure_prompt(*arguments, **keywords)
 
-    monkeypatch.setattr(behaviour_weighing, "measure_prompt", failing)
+    monkeypatch.setattr(behaviour, "measure_prompt", failing)
     with pytest.raises(pb.RunError, match="stopped"):
         pb.audit_behaviour(model, plan, out=tmp_path)
     assert pb.load_record(tmp_path).status == "failed"
-    monkeypatch.setattr(behaviour_weighing, "measure_prompt", measure_prompt)
+    monkeypatch.setattr(behaviour, "measure_prompt", measure_prompt)
     again = replace(plan, evaluation=replace(plan.evaluation, resume=True))
     resumed = pb.audit_behaviour(model, again, out=tmp_path)
     assert resumed.scalars["reused"] == 2

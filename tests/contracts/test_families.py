@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posbias.architecture import SlidingWindow
 from posbias.errors import UsageError
-from posbias.measurement.checkpointing import checkpointed
+from posbias.measurement.blocks import checkpointed
 from posbias.models import HuggingFaceModel
 from posbias.models.families import FAMILIES, AttentionParts, Block, MlpParts, Norm
 from posbias.models.initialise import random_network

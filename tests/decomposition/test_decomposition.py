@@ -15,7 +15,7 @@ from posbias.decomposition import (
     DecompositionOptions,
     counterfactuals,
     decomposition_record,
-    examiner,
+    sources,
 )
 from posbias.decomposition.shifts import mean_intervals, scores_of, shifts_of
 from posbias.errors import RunError, UsageError
@@ -217,7 +217,7 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
     whole = counterfactuals(model, few, interventions=names, options=DecompositionOptions(kinds=("probability",)))
 
     computed = []
-    original = examiner.Examiner._compute
+    original = sources.Examiner._compute
 
     def dying(self, intervention, name):
         if len(computed) == 6:
@@ -225,12 +225,12 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
         computed.append((intervention, name))
         return original(self, intervention, name)
 
-    monkeypatch.setattr(examiner.Examiner, "_compute", dying)
+    monkeypatch.setattr(sources.Examiner, "_compute", dying)
     with pytest.raises(KeyboardInterrupt):
         counterfactuals(model, few, interventions=names, options=options)
     first = list(computed)
     computed.clear()
-    monkeypatch.setattr(examiner.Examiner, "_compute", lambda self, *key: computed.append(key) or original(self, *key))
+    monkeypatch.setattr(sources.Examiner, "_compute", lambda self, *key: computed.append(key) or original(self, *key))
     resumed = counterfactuals(model, few, interventions=names, options=options)
     assert not set(first) & set(computed)
     assert len(first) + len(computed) == 5 + 2 * 5

@@ -11,7 +11,7 @@ from posbias.evaluation import cost as cost_module
 from posbias.evaluation.asking import Asking, ask, contents_of
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
-from posbias.measurement.live_memory import peak_tensor_bytes
+from posbias.measurement.cost import peak_tensor_bytes
 from posbias.models import load_tokenizer
 from posbias.tasks.language import LANGUAGE_TASKS
 

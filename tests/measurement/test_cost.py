@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import posbias as pb
 from posbias.errors import RunError, UsageError
 from posbias.measurement import PassOptions, estimate_cost, preflight, resolve_kinds
-from posbias.measurement.cost import calibrate, weights_in_place
+from posbias.measurement.cost import calibrate, peak_tensor_bytes, weights_in_place
 from posbias.measurement.cost_estimate import HEADROOM, MARGIN, CostEstimate, free_bytes
-from posbias.measurement.live_memory import peak_tensor_bytes
 from posbias.memory import available_bytes, parse_bytes, peak_bytes, reset_peak, resident_bytes, show_bytes
 from posbias.prompts import Prompts
 

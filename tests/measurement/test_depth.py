@@ -152,7 +152,7 @@ def test_wrong_layers_are_refused(layers: object, words: str) -> None:
 
 
 def test_a_layer_that_depends_on_nothing_has_no_profile() -> None:
-    from posbias.measurement.depth import DepthInfluence
+    from posbias.measurement.prompt import DepthInfluence
 
     silent = PromptMeasurement(
         {"logit": np.ones(3)}, {}, None, None, depth=DepthInfluence((1,), np.zeros((1, 3)), None)

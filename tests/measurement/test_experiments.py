@@ -9,7 +9,7 @@ import torch
 from posbias.errors import UsageError
 from posbias.measurement import IntegratedGradients, Kind, PassOptions, Perturbation, measure, measure_prompt
 from posbias.measurement.integrated import mean_embedding
-from posbias.measurement.question import Influence, Question
+from posbias.measurement.outputs import Influence, Question
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.initialise import random_network
 from posbias.models.model import Model

@@ -19,8 +19,7 @@ from posbias.measurement import (
     resolve_kinds,
 )
 from posbias.measurement.influence import influence_of_positions
-from posbias.measurement.outputs import Reading
-from posbias.measurement.question import Influence
+from posbias.measurement.outputs import Influence, Reading
 from posbias.models.model import Model, Outputs
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])

@@ -10,8 +10,7 @@ import torch
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import RunError, UsageError
 from posbias.measurement import MeasureOptions, PassOptions, combine, measure, measure_prompt, resolve_kinds
-from posbias.measurement.precision import PrecisionLoss
-from posbias.measurement.prompt import PromptMeasurement
+from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts

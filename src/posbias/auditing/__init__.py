@@ -1,7 +1,6 @@
 """Runs that join the rooms, as records; above all the audit: one model as trained and at birth beside every theory."""
 
-from posbias.auditing.attention import attention_record
-from posbias.auditing.attention_cost import preflight_attention
+from posbias.auditing.attention import attention_record, preflight_attention
 from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour
 from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.ingredients import ingredient_record
@@ -10,10 +9,10 @@ from posbias.auditing.measuring import (
     directory_names,
     measure_models,
     measure_source,
+    measurement_record,
 )
-from posbias.auditing.options import AuditOptions
-from posbias.auditing.recording import measurement_record
 from posbias.auditing.run import Audit, audit
+from posbias.auditing.subjects import AuditOptions
 
 __all__ = [
     "Audit",

@@ -1,22 +1,33 @@
 """The tie measured on one model: what weighs and what is used, on the very same prompts.
 
-The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories are
-summed over the tokens of the item that holds the answer and of every other place. Kinds that score tokens score the
-first token of the right answer, where it is decided which item is used; the others look at the last position's output.
+The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories,
+profiles over tokens that sum to 1, are summed over the tokens of the item that holds the answer and of every other
+place. Kinds that score tokens score the first token of the right answer, where it is decided which item is used; the
+others look at the last position's output.
+
+The items other than the answer's keep their order, so the places of one prompt are known from the answer's own place
+in the others: with the answer behind it, place p begins where the answer begins when it stands at p; with the answer
+before it, place p ends where the answer ends when it stands at p.
 
 Beside an evaluation's record: arrays `tie/SOURCE[/KIND]/WHAT` [n_contents n_positions], shares of a prompt's influence;
 scalars `tie`: {series: [{source, kind, what, means: [interval], ties: {measure: Tie.as_record}}], left_out: [text]}.
 """
 
+import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posbias.auditing.behaviour_cost import influence_cost
-from posbias.auditing.behaviour_weighing import Name, Weighing
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from posbias.auditing.subjects import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
 from posbias.checks import checked
 from posbias.directories import held
+from posbias.errors import UsageError
 from posbias.evaluation import (
     EvaluateOptions,
     Evaluation,
@@ -27,16 +38,214 @@ from posbias.evaluation import (
     tie,
     write_outputs,
 )
+from posbias.evaluation.cost import SHORTER
+from posbias.evaluation.evaluation import spread_positions
 from posbias.evaluation.record import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
+from posbias.evaluation.responders.base import Request
+from posbias.evaluation.responders.encoding import encode_requests
 from posbias.evaluation.statistics import Scores, position_means
 from posbias.evaluation.ties import correct_for_number
-from posbias.measurement import Kind, resolve_kinds
-from posbias.models import Model
+from posbias.measurement import Kind, PassOptions, measure_prompt, resolve_kinds
+from posbias.measurement.cost import estimate_cost, in_bfloat16, tell_cost, without_passes
+from posbias.measurement.outputs import Target
+from posbias.models.model import Model
 from posbias.parts import PartStore, fingerprint, made_by
+from posbias.profiles import Profile
+from posbias.progress import track
 from posbias.records import REPORT_FILE, Record, remove_record, run_directory
 from posbias.report import conclude, write_report
-from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
+from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
+
+
+@dataclass(frozen=True, eq=False)
+class ContentSpans:
+    """The prompts of one content, with the answer at each place and its neighbours."""
+
+    examples: dict[int, Example]
+    """By place of the answer; every one located in tokens."""
+    places: tuple[int, ...]
+    """Places that are looked at, ascending."""
+    n_items: int
+    tokenizer: Any
+
+    def prompt(self, gold: int) -> tuple[Int64[np.ndarray, "_"], int]:
+        """The tokens of the prompt with the answer at `gold`, and the right answer's first token."""
+        example = self.examples[gold]
+        (encoded,) = encode_requests(self.tokenizer, [Request(prompt=example.prompt, answer=example.target)])
+        return encoded.prompt, int(encoded.answer[0])
+
+    def spans(self, gold: int) -> list[tuple[int, int]]:
+        """Begin and end in tokens of every place of `places`, in the prompt with the answer at `gold`."""
+        return [self._span(gold, place) for place in self.places]
+
+    def _span(self, gold: int, place: int) -> tuple[int, int]:
+        begin, end = self._own(place)
+        if place < gold:
+            return begin, self._own(place + 1)[0]
+        if place > gold:
+            return self._own(place - 1)[1], end
+        return begin, end
+
+    def _own(self, place: int) -> tuple[int, int]:
+        example = self.examples[place]
+        if example.gold_token is None or example.gold_end is None:
+            raise UsageError(
+                "the places of items in tokens are not known: it takes a tokenizer with character offsets and a task "
+                "with a moved item"
+            )
+        return example.gold_token, example.gold_end
+
+
+def spans_of(
+    task: LanguageTask, tokenizer: Any, *, places: Sequence[int], count: int, seed: int
+) -> Iterator[ContentSpans]:
+    """Every content of a task, located.
+
+    Raises:
+        UsageError: a place cannot be located.
+    """
+    around = {place + step for place in places for step in (-1, 0, 1)}
+    wanted = sorted(place for place in around if 0 <= place < task.n_items)
+    drawn = task.examples(tokenizer, count=count, positions=wanted, seed=seed)
+    for _, group in itertools.groupby(drawn, key=lambda example: example.content):
+        examples = list(group)
+        if any(example.gold_position is None for example in examples):
+            raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
+        by_place = dict(zip(wanted, examples, strict=True))
+        yield ContentSpans(by_place, tuple(places), task.n_items, tokenizer)
+
+
+GOLD, PLACE = "gold", "place"
+"""Influence of the item that holds the answer; of a place where another item stands, averaged over where the answer is
+instead."""
+MEASURED = "measured"
+LEFT_OUT = "left_out/"
+
+Name = tuple[str, str | None]
+"""Source (measured, or a theory) and kind of influence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weighing:
+    """Influence of items on the prompts of an evaluation."""
+
+    model: Model
+    kinds: tuple[Kind, ...]
+    evaluation: Evaluation
+    store: PartStore
+    prompt_theories: bool
+    """Whether theories that read every prompt are computed too."""
+
+    def series(self) -> tuple[dict[tuple[Name, str], Scores], list[str]]:
+        """Shares of influence by ((source, kind), GOLD or PLACE), one row per content, and what was left out.
+
+        A content that was too long at any position has NaN throughout.
+        """
+        evaluation, places = self.evaluation, self.evaluation.positions
+        count, seed = evaluation.options.count, evaluation.options.seed
+        contents = list(spans_of(evaluation.task, self.model.tokenizer, places=places, count=count, seed=seed))
+        fits = evaluation.tables["too_long"].sum(axis=1) == 0
+        tables: dict[tuple[Name, str], Scores] = {}
+        left_out: dict[str, None] = {}
+        for row in track([row for row in range(len(contents)) if fits[row]], "influence"):
+            shares, reasons = self._content(contents[row], row)
+            left_out |= dict.fromkeys(reasons)
+            for name, matrix in shares.items():
+                about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
+                if name[0] in ARCHITECTURE_THEORIES:  # these do not know what stands where
+                    del about[GOLD]
+                for what, values in about.items():
+                    blank = np.full((len(contents), len(places)), np.nan)
+                    tables.setdefault((name, what), blank)[row] = values
+        return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
+
+    def _content(
+        self, content: ContentSpans, row: int
+    ) -> tuple[dict[Name, Float64[np.ndarray, "gold place"]], list[str]]:
+        """share[gold place, place] by source, from one measured prompt per place of the answer."""
+        pieces: list[dict[str, np.ndarray]] = []
+        reasons: list[str] = []
+        for column, gold in enumerate(self.evaluation.positions):
+            token_ids, answer = content.prompt(gold)
+            digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
+            compute = partial(self._measure, token_ids, answer, row * len(self.evaluation.positions) + column)
+            piece = self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
+            reasons += [name.removeprefix(LEFT_OUT) for name in piece if name.startswith(LEFT_OUT)]
+            profiles = {name: values for name, values in piece.items() if not name.startswith(LEFT_OUT)}
+            spans = content.spans(gold)
+            pieces.append({name: summed(values, spans) for name, values in profiles.items()})
+        shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
+        return {_named(name): np.stack([piece[name] for piece in pieces]) for name in shared}, reasons
+
+    def _measure(self, token_ids: Int64[np.ndarray, "_"], answer: int, index: int) -> dict[str, np.ndarray]:
+        """Profiles of one prompt, each summing to 1, by name."""
+        arrays: dict[str, np.ndarray] = {}
+        mixing = None
+        for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
+            kinds = [kind for kind in self.kinds if kind.takes_targets is takes_targets]
+            if not kinds:
+                continue
+            key = (self.evaluation.options.seed, index)
+            passes = PassOptions(output=output, precision_prompts=0)
+            measured = measure_prompt(self.model, token_ids, kinds=kinds, key=key, options=passes)
+            for kind, norms in measured.norms.items():
+                arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
+            mixing = measured.mixing
+        theories, left_out = architecture_theories(self.model, len(token_ids), mixing)
+        arrays |= {name: entry.profile.influence for name, entry in theories.items()}
+        if self.prompt_theories:
+            read = prompt_theories(self.model, token_ids, mixing=mixing, birth=None)
+            arrays |= {name: values / values.sum() for name, values in read.profiles.items()}
+            left_out = [*left_out, *read.left_out]
+        return {**arrays, **{LEFT_OUT + reason: np.zeros(0) for reason in left_out}}
+
+
+def summed(
+    profile: Float64[np.ndarray, "n_positions"], spans: Sequence[tuple[int, int]]
+) -> Float64[np.ndarray, "n_places"]:
+    """Share of the influence on each span of tokens."""
+    return np.array([float(profile[begin:end].sum()) for begin, end in spans])
+
+
+def elsewhere(matrix: Float64[np.ndarray, "gold place"]) -> Float64[np.ndarray, "place"]:
+    """Each place's mean over the prompts whose answer stands at another one; NaN with a single place."""
+    n_places = len(matrix)
+    if n_places < 2:
+        return np.full(n_places, np.nan)
+    mean: np.ndarray = (matrix * (1 - np.eye(n_places))).sum(axis=0) / (n_places - 1)
+    return mean
+
+
+def _named(name: str) -> Name:
+    source, _, kind = name.partition("/")
+    return source, kind or None
+
+
+def influence_cost(
+    model: Model, task: LanguageTask, *, kinds: tuple[Kind, ...], options: EvaluateOptions
+) -> dict[str, Any]:
+    """The expected cost of the influence on every prompt that fits into the context; theories come on top.
+
+    Returns:
+        Plain values for a record; empty where no prompt fits, or where short runs fail, which the run will report.
+
+    Raises:
+        UsageError: it does not fit into memory; the message says what would.
+    """
+    places = spread_positions(task) if options.positions is None else task.positions(list(options.positions))
+    contents = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
+    lengths = [content.examples[place].n_tokens or 0 for content in contents for place in places]
+    fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
+    if not fitting:
+        return {}
+    longest = max(fitting)
+    estimate = estimate_cost(model, longest, kinds=kinds, passes=PassOptions(precision_prompts=0))
+    estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
+    remedies = in_bfloat16(model, estimate)
+    told = tell_cost(estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
+    return {**told, "prompts": len(fitting)} if told else {}
+
 
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.auditing.measuring import MeasurePlan
-from posbias.auditing.recording import measured_subject
+from posbias.auditing.measuring import MeasurePlan, measured_subject
 from posbias.comparison import Sample, Subject, TheoryProfile, compare_subject
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError

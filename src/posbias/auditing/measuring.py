@@ -1,7 +1,7 @@
 """`measure_models`: one measurement of several models, each a record in a directory of its own.
 
 Models follow one another, their prompts go through the engine; a finished model is known again by its record, an
-unfinished one continues from its finished prompts.
+unfinished one continues from its finished prompts. Records have the layout that reports read (report/layout.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +10,103 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from posbias.auditing.recording import measurement_record
+import numpy as np
+
 from posbias.checks import checked
+from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
 from posbias.directories import held
 from posbias.errors import RunError, UsageError
-from posbias.measurement import DEFAULT_KINDS, Kind, MeasureOptions, measure, preflight, resolve_kinds
+from posbias.measurement import (
+    DEFAULT_KINDS,
+    DepthProfiles,
+    Kind,
+    Measurement,
+    MeasureOptions,
+    measure,
+    preflight,
+    resolve_kinds,
+)
 from posbias.models import Model, load_model
 from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
 from posbias.records import Record, failed_record, finished_record, plain, portable, run_directory
 from posbias.report import conclude, write_report
+from posbias.report.layout import store_subjects
+
+
+def measurement_record(
+    measurement: Measurement, model: Model, prompts: Prompts, arguments: Mapping[str, Any], *, command: str = ""
+) -> Record:
+    """A measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
+    described = measurement.model or model.describe()  # it reads all weights: once is enough
+    state = "trained" if described.get("init_seed") is None else "initialised"
+    record = Record(
+        verb="measure",
+        arguments=dict(arguments),
+        resolved={
+            "title": str(described.get("source", "model")),
+            "command": command,
+            "model": described,
+            "prompts": prompts.describe(),
+            "measurement": measurement.describe(),
+        },
+        seeds=dict(measurement.seeds),
+    )
+    generator = np.random.default_rng(measurement.seeds.get("measure", 0))
+    subject = compare_subject(measured_subject(state, measurement), generator=generator)
+    if measurement.options.keep == "mean":
+        averages = {kind: MeasuredKind(entry.profile) for kind, entry in subject.measured.items()}
+        subject = replace(subject, measured=averages)
+    record.scalars["details"] = {
+        kind: {name: values.tolist() for name, values in found.items()} for kind, found in measurement.details.items()
+    }
+    record.scalars["precision"] = {
+        kind: {name: [finite(value) for value in values] for name, values in vars(loss).items()}
+        for kind, loss in measurement.precision.items()
+    }
+    return store_subjects(record, [subject], left_out=measurement.left_out)
+
+
+def measured_subject(
+    name: str, measurement: Measurement, theories: Mapping[str, TheoryProfile] | None = None
+) -> Subject:
+    """What was measured on one state of a model, with the theories set beside it; not compared yet."""
+    # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
+    by_norm = measurement.options.averaging == "norms"
+    return Subject(
+        name=name,
+        measured={
+            kind: MeasuredKind(profile, norms, scales=norms.sum(axis=1) if by_norm else None)
+            for kind, profile in measurement.profiles.items()
+            for norms in [measurement.per_prompt[kind]]
+        },
+        theories=dict(theories or {}),
+        mixing=measured_mixing(measurement),
+        depth=None if measurement.depth is None else measured_depth(measurement.depth),
+    )
+
+
+def measured_depth(depth: DepthProfiles) -> Depth:
+    """The profiles of the layers' outputs as arrays; no intervals where a single prompt gives none."""
+    bounded = len(depth.per_prompt) > 1
+    return Depth(
+        layers=np.array(depth.layers),
+        influence=np.stack([profile.influence for profile in depth.profiles]),
+        low=np.stack([profile.low for profile in depth.profiles if profile.low is not None]) if bounded else None,
+        high=np.stack([profile.high for profile in depth.profiles if profile.high is not None]) if bounded else None,
+    )
+
+
+def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
+    """Mixing per layer by both definitions; nothing where the model's family has no description."""
+    if measurement.mixing is None or measurement.mixing_frobenius is None:
+        return {}
+    return {
+        "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
+        "frobenius": Mixing(
+            measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
+        ),
+    }
 
 
 @checked

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.auditing.options import AuditOptions
-from posbias.auditing.subjects import INITIALISED, TRAINED, Examiner, Unit
+from posbias.auditing.subjects import INITIALISED, TRAINED, AuditOptions, Examiner, Unit
 from posbias.checks import checked
 from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
 from posbias.errors import UsageError

@@ -1,28 +1,179 @@
 """One subject of an audit measured prompt by prompt: the model as trained, or re-initialised once per prompt.
 
-Every unit (a prompt, or a birth with its prompt) is one piece in the `PartStore`: influence, mixing and the theories
-that read the prompt. The pieces are then averaged and compared.
+Every unit (a prompt, or an initialisation with its prompt) is one piece in the `PartStore`: influence, mixing and the
+theories that read the prompt. The pieces are then averaged and compared.
+
+Theories of the architecture alone: attention only, the residual rollout with measured mixing, its continuous limit.
+From a prompt's forward activations: the rollout of the model's own attention and the power rollout. At initialisation:
+mean field.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
-from posbias.auditing.options import AuditOptions
-from posbias.auditing.recording import measured_subject
-from posbias.auditing.theories import architecture_theories, prompt_theories
+from posbias.architecture import Architecture
+from posbias.auditing.measuring import measured_subject
+from posbias.checks import check_size, check_whole, checked
 from posbias.comparison import Subject, TheoryProfile
-from posbias.engines import collect
-from posbias.measurement import PromptMeasurement, combine, measure_prompt, resolve_kinds
+from posbias.engines import Engine, Local, collect
+from posbias.errors import UsageError
+from posbias.limits import REPEATS
+from posbias.measurement import PassOptions, PromptMeasurement, combine, measure_prompt, resolve_kinds
 from posbias.models import HuggingFaceModel, reinitialise
 from posbias.models.model import Model
 from posbias.models.request import ModelRequest
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore
-from posbias.prompts import Prompts
-from posbias.theory.mean_field import scatter_caveat
+from posbias.profiles import Profile
+from posbias.prompts import Prompts, PromptSource
+from posbias.theory import predict
+from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
+from posbias.theory.mean_field.prediction import resolve_level
+from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
+
+MOST_BIRTHS = 8
+"""Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
+
+UNRECORDED = {"resume", "command", "engine", "max_memory"}
+"""Options that change no result, the engine's threads apart."""
+
+
+@checked
+@dataclass(frozen=True)
+class AuditOptions:
+    """Settings of an audit; the defaults are what `posbias audit` runs."""
+
+    source: str | PromptSource = "default"
+    """Where prompts come from, as `load_prompts` takes it; unused where prompts are given."""
+    kinds: Sequence[str] = ("jacobian", "probability")
+    """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
+    seed: int = 0
+    """Of prompts, probes and bootstrap; birth k is initialised with seed + k."""
+    births: int | None = None
+    """Re-initialisations, each measured on a prompt of its own; None: as many as prompts, at most MOST_BIRTHS."""
+    resume: bool = False
+    """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
+    dtype: str = "float32"
+    device: str = "cpu"
+    init_seed: int | None = None
+    """Audit the re-initialised model alone, birth k with seed init_seed + k; the trained weights are not measured."""
+
+    passes: PassOptions = field(default_factory=PassOptions)
+    """Memory against time."""
+    max_memory: int | None = None
+    """Bytes that weights and passes may take; None: what is free."""
+    engine: Engine = field(default_factory=Local)
+    """Which processes or machines measure."""
+    command: str = ""
+    """The shell line that repeats the audit, for its record, where there is one."""
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
+        if self.births is not None:
+            check_size("births", self.births, REPEATS, least=0)
+
+    def count_births(self, n_prompts: int) -> int:
+        """How many re-initialisations go with that many prompts."""
+        if self.births is not None and self.births > n_prompts:
+            raise UsageError(f"births must be at most the {n_prompts} prompts, one prompt for each; got {self.births}")
+        return min(n_prompts, MOST_BIRTHS) if self.births is None else self.births
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record, of what changes a result."""
+        return {name: value for name, value in asdict(self).items() if name not in UNRECORDED}
+
+
+ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
+"""Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
+
+SAMPLED_HEADS = 64
+"""Heads per layer that mean field draws for every birth, where it has to sample: as networks of the model's own."""
+
+Row = Float64[np.ndarray, "n_positions"]
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTheories:
+    """Predictions that read one prompt."""
+
+    profiles: dict[str, Row]
+    left_out: list[str]
+    """A sentence for each theory that does not apply."""
+    networks: Float64[np.ndarray, "network n_positions"] | None = None
+    """Of which mean field is the mean; a single row where it draws no heads."""
+
+
+def prompt_theories(
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    *,
+    mixing: Float64[np.ndarray, "layers"] | None,
+    birth: int | None,
+) -> PromptTheories:
+    """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
+
+    Args:
+        model: The model in the state that is measured.
+        token_ids: The prompt.
+        mixing: Measured mixing of this prompt per layer (mean over tokens); None without a family description.
+        birth: Number of the birth, which seeds mean field's sampled heads; None for trained weights, of which
+            mean field does not speak.
+    """
+    theories: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
+    if mixing is not None:
+        theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
+    found, left_out = _applicable(theories)
+    if birth is None:
+        return PromptTheories(found, left_out)
+    networks, refused = _applicable({"mean_field": lambda: _mean_field(model, Prompts(token_ids[None]), birth)})
+    found.update({name: rows.mean(axis=0) for name, rows in networks.items()})
+    return PromptTheories(found, [*left_out, *refused], networks.get("mean_field"))
+
+
+def architecture_theories(
+    model: Model, n_positions: int, mixing: Float64[np.ndarray, "layers"] | None
+) -> tuple[dict[str, TheoryProfile], list[str]]:
+    """Predictions from the architecture and measured mixing, by name, and a sentence for each that does not apply."""
+    if mixing is None:
+        return {}, ["theories of the architecture: the model's family has no description"]
+    architecture = Architecture.from_model(model, mixing=mixing)
+    found, left_out = _applicable(
+        {
+            name: lambda name=name: predict(architecture, n_positions, theory=name).profile.influence  # type: ignore[misc]
+            for name in ARCHITECTURE_THEORIES
+        }
+    )
+    return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
+
+
+def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:
+    """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it).
+
+    An audit averages the births' own profiles, so that where heads are drawn these are profiles of networks too.
+    """
+    spec = spec_of(model)
+    level = resolve_level(spec, "auto", prompt.n_positions)
+    if not isinstance(level, SampledHeads):
+        return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence[None]
+    heads = max(layer.attention.heads for layer in spec.layers if layer.attention is not None)
+    count = max(2, SAMPLED_HEADS // heads)
+    return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
+
+
+def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    found: dict[str, np.ndarray] = {}
+    left_out: list[str] = []
+    for name, compute in theories.items():
+        try:
+            found[name] = compute()
+        except UsageError as error:
+            left_out.append(f"{name}: {error}")
+    return found, left_out
+
 
 TRAINED, INITIALISED = "trained", "initialised"
 """The states of a model."""

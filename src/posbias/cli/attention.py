@@ -59,7 +59,7 @@ def attention(
     from posbias.auditing import attention_record, preflight_attention
     from posbias.cli.output import finish
     from posbias.measurement import AttentionOptions, attention_statistics
-    from posbias.measurement.attention.options import MEMORY_LIMIT
+    from posbias.measurement.attention.statistics import MEMORY_LIMIT
     from posbias.models import load_model
     from posbias.prompts import PromptSource, load_prompts
     from posbias.records import run_directory

@@ -50,7 +50,7 @@ def decompose(
     """Replace one ingredient at a time (mask, residual, encoding, content, sinks), measured and in every theory."""
     from posbias.cli.output import finish
     from posbias.decomposition import DecompositionOptions, finished_decomposition
-    from posbias.decomposition.cost import preflight_decomposition
+    from posbias.decomposition.decomposition import preflight_decomposition
     from posbias.interventions import resolve_interventions
     from posbias.measurement import resolve_kinds
     from posbias.models import load_model

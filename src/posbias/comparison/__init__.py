@@ -1,7 +1,6 @@
 """Distances between profiles and their intervals, always beside the flat baseline."""
 
-from posbias.comparison.comparison import Comparison, Distances, compare
-from posbias.comparison.metrics import METRICS, finite
+from posbias.comparison.metrics import METRICS, STATISTICS, finite, share_of_span
 from posbias.comparison.sampling import (
     UNITS_FOR_CLAIM,
     Contrast,
@@ -13,14 +12,16 @@ from posbias.comparison.sampling import (
     split_half_noise,
     summarise,
 )
-from posbias.comparison.statistics import STATISTICS, share_of_span
 from posbias.comparison.subject import (
+    Comparison,
     Depth,
+    Distances,
     KindComparison,
     MeasuredKind,
     Mixing,
     Subject,
     TheoryProfile,
+    compare,
     compare_subject,
     contrast_subjects,
 )

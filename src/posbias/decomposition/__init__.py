@@ -7,9 +7,9 @@ from posbias.decomposition.decomposition import (
     Decomposition,
     DecompositionOptions,
     counterfactuals,
+    decomposition_record,
     finished_decomposition,
 )
-from posbias.decomposition.record import decomposition_record
 from posbias.decomposition.shifts import MASSES, Score, Shift
 from posbias.decomposition.sources import MEASURED, SOURCES
 

@@ -1,30 +1,38 @@
-"""`counterfactuals`: what each ingredient does to a model's profile, measured and according to theory.
+"""`counterfactuals`: what each ingredient does to a model's profile, measured and according to theory, as a record.
 
 One ingredient at a time is replaced, in the model where it allows that and in every theory that knows the ingredient;
 what cannot be done is kept with its reason. Nothing here says what a model trained without the ingredient would do.
+
+The record, of verb "decompose" (`posbias.report.decompositions` draws it). Scalars: `count`, `kinds` (names),
+`sources`, `left_out` {source: reason}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
+[{intervention, source, kind, mass, before, after, shift, gap}], `scores` [{source, kind, error, no_shift, difference,
+interventions, n_units, decides}]. An interval is {value, low, high}, None where infinite. Arrays [count n_positions],
+one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/KIND`; and `divergence/INTERVENTION`
+[count], in nats.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
-from posbias.decomposition.examiner import Examiner, read_setting
 from posbias.decomposition.shifts import Score, Shift, scores_of, shifts_of
-from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series
+from posbias.decomposition.sources import MEASURED, SOURCES, Examiner, Profiles, Series, read_setting
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement import Kind, check_prompts, resolve_kinds
+from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
+from posbias.models.model import Model
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.prompts import Prompts
-from posbias.records import Record
+from posbias.records import Record, plain
 from posbias.statistics import Interval, mean_of
 
 DEFAULT_INTERVENTIONS = (
@@ -190,3 +198,102 @@ def counterfactuals(
         divergence = None if MEASURED in reasons else examiner.divergence(intervention)
         found.append(Counterfactual(intervention, profiles, reasons, divergence))
     return Decomposition(baseline, tuple(found), left_out, kinds, options.seed, describes)
+
+
+def decomposition_record(decomposition: Decomposition, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """The decomposition with every prompt's profile.
+
+    Args:
+        decomposition: What `counterfactuals` returns.
+        arguments: What the user passed.
+        command: What repeats it in a shell.
+    """
+    describes = dict(decomposition.describes)
+    record = Record(
+        verb="decompose",
+        arguments=dict(arguments),
+        resolved={
+            "title": str(describes.get("model", {}).get("source", "model")),
+            "command": command,
+            "interventions": [item.name for item in decomposition.counterfactuals],
+            "kinds": [str(kind) for kind in decomposition.kinds],
+            **plain(describes),
+        },
+        seeds={"measure": decomposition.seed},
+        arrays=_arrays(decomposition),
+    )
+    divergences = decomposition.divergences
+    record.scalars = {
+        "count": decomposition.count,
+        "kinds": [kind.name for kind in decomposition.kinds],
+        "sources": list(dict.fromkeys(source for source, _ in decomposition.baseline)),
+        "left_out": dict(decomposition.left_out),
+        "interventions": [_intervention(item, divergences) for item in decomposition.counterfactuals],
+        "shifts": [_shift(shift) for shift in decomposition.shifts],
+        "scores": [_score(score) for score in decomposition.scores],
+    }
+    return record
+
+
+def _arrays(decomposition: Decomposition) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {
+        f"baseline/{source}/{kind}": rows for (source, kind), rows in decomposition.baseline.items()
+    }
+    for item in decomposition.counterfactuals:
+        stem = f"changed/{item.name}"
+        arrays |= {f"{stem}/{source}/{kind}": rows for (source, kind), rows in item.profiles.items()}
+        if item.divergence is not None:
+            arrays[f"divergence/{item.name}"] = item.divergence
+    return arrays
+
+
+def _intervention(item: Counterfactual, divergences: Mapping[str, Interval]) -> dict[str, Any]:
+    divergence = divergences.get(item.name)
+    return {
+        "name": item.name,
+        "ingredient": item.intervention.ingredient,
+        "reasons": dict(item.reasons),
+        "divergence": None if divergence is None else divergence.as_record(),
+    }
+
+
+def _shift(shift: Shift) -> dict[str, Any]:
+    texts = {name: getattr(shift, name) for name in ("intervention", "source", "kind", "mass")}
+    numbers = {name: getattr(shift, name).as_record() for name in ("before", "after", "shift")}
+    return {**texts, **numbers, "gap": None if shift.gap is None else shift.gap.as_record()}
+
+
+def _score(score: Score) -> dict[str, Any]:
+    numbers = {name: getattr(score, name).as_record() for name in ("error", "no_shift", "difference")}
+    return {
+        "source": score.source,
+        "kind": score.kind,
+        **numbers,
+        "interventions": list(score.interventions),
+        "n_units": score.n_units,
+        "decides": score.decides,
+    }
+
+
+def preflight_decomposition(
+    model: Model,
+    prompts: Prompts,
+    *,
+    interventions: Sequence[Intervention],
+    options: DecompositionOptions,
+    max_memory: int | None = None,
+) -> dict[str, Any]:
+    """The expected cost for a record, from short runs of the first intervention; empty where these fail.
+
+    Raises:
+        UsageError: it does not fit; the message says what would.
+    """
+    alone = replace(options, directory=None, resume=False)
+
+    def run(token_ids: Int64[np.ndarray, "n"]) -> None:
+        counterfactuals(model, Prompts(token_ids[None]), interventions=interventions[:1], options=alone)
+
+    estimate = calibrate(model, prompts.n_positions, run) or without_passes(model, prompts.n_positions)
+    # A short run is the unchanged model and one intervention.
+    whole = replace(estimate, seconds=estimate.seconds * (1 + len(interventions)) / 2)
+    return tell_cost(whole, prompts.count, max_memory=max_memory, remedies=in_bfloat16(model, whole))

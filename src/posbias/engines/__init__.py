@@ -1,7 +1,6 @@
 """Where the work of a run is done: in this process, in worker processes, or on a Ray cluster; equal bits from each."""
 
-from posbias.engines.collecting import collect
-from posbias.engines.engine import ENGINES, Engine, Outcome, Workload
+from posbias.engines.engine import ENGINES, Engine, Outcome, Workload, collect
 from posbias.engines.local import Local
 from posbias.engines.ray_cluster import Ray
 

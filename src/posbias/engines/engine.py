@@ -1,22 +1,59 @@
 """`Engine`: does the units of a workload somewhere, and hands each result over as soon as it is there.
 
-A unit is computed from the workload and its number alone, with a pinned number of threads (floating-point sums depend
-on it), so every engine gives the same bits. A worker that dies costs its own unit, which is tried again elsewhere.
+A unit is computed from the workload and its number alone, with a pinned number of threads (floating-point sums are
+split by thread, so their last bits depend on it): every engine gives the same bits. A worker that dies costs its own
+unit, which is tried again elsewhere. `collect` takes finished units from the disk and has the others done.
 """
 
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from posbias.checks import check_whole
-from posbias.engines.threads import usual_threads
 from posbias.errors import RunError
-from posbias.progress import announce
+from posbias.parts import PartStore
+from posbias.progress import announce, track
 from posbias.registry import Registry
+
+LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What tells the libraries below NumPy and PyTorch their number of threads, read when they start."""
+
+
+def usual_threads() -> int:
+    """What PyTorch uses in this process unless told otherwise."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+@contextmanager
+def pinned(threads: int) -> Iterator[None]:
+    """Compute with that many threads while the context lasts; nothing where PyTorch is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def library_environment() -> dict[str, str]:
+    """The same numbers of library threads for a worker, wherever it runs, as this process has."""
+    # The others follow OpenMP's variable where their own is not set.
+    usual = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    return {name: os.environ.get(name) or usual for name in LIBRARIES}
+
 
 ENGINES: Registry["Engine"] = Registry("engine")
 
@@ -174,3 +211,38 @@ class Starts:
         """A worker died over a unit; where no more were started, one may be in its place, with what it held."""
         if self._lost >= STARTS_LOST:
             self.workers, self._lost = left + 1, 0
+
+
+def collect(
+    workload: Workload, names: Sequence[str], *, engine: Engine, store: PartStore, prepared: Any = None
+) -> list[Arrays]:
+    """The results of units 0 ... len(names) - 1, each kept under its name as soon as it is there.
+
+    Args:
+        workload: What to do.
+        names: Of the pieces, distinct, one per unit.
+        engine: What does the units that are not finished yet.
+        store: Where finished units are found and kept.
+        prepared: What `workload.prepare` would make, where the caller has it.
+
+    Raises:
+        UsageError, RunError: as raised by a unit.
+        RunError: units whose workers died every time; all others are done and kept by then.
+    """
+    done = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
+    store.tell(len(names))
+    missing = [unit for unit in range(len(names)) if unit not in done]
+    failures: dict[int, str] = {}
+    outcomes = engine.run(workload, missing, prepared=prepared)
+    for outcome in track(outcomes, workload.description, total=len(missing)):
+        if outcome.arrays is None:
+            failures[outcome.unit] = outcome.failure
+        else:
+            done[outcome.unit] = store.keep(names[outcome.unit], outcome.arrays)
+    if failures:
+        first = min(failures)
+        raise RunError(
+            f"{len(failures)} of {len(names)} units failed, first {names[first]}: {failures[first]}; the others are "
+            "kept where the run has a directory, and --resume tries these again"
+        )
+    return [done[unit] for unit in range(len(names))]

@@ -1,13 +1,17 @@
 """Units done on this machine: in this process, or in worker processes that each prepare once.
 
 Workers are fresh interpreters, so nothing is inherited that could change a result or an unguarded script's course.
-A worker that is killed (by a user, or by the system for memory) is replaced, and its unit tried again.
+A worker that is killed (by a user, or by the system for memory) is replaced, and its unit tried again. It ends when its
+pipe closes, and at once where its run was killed: a unit may take hours, and keep checkpoints where the resumed run
+keeps its own.
 """
 
 import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,9 +19,90 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from posbias.checks import check_whole
-from posbias.engines.engine import ENGINES, MOST_AT_ONCE, Engine, Outcome, Queue, Starts, Workload
-from posbias.engines.threads import library_environment, pinned
-from posbias.engines.worker import unpack
+from posbias.engines.engine import (
+    ENGINES,
+    MOST_AT_ONCE,
+    Engine,
+    Outcome,
+    Queue,
+    Starts,
+    Workload,
+    library_environment,
+    pinned,
+)
+from posbias.errors import RunError, UsageError
+from posbias.memory import give_back_freed_memory
+
+ORPHANED_SECONDS = 0.5
+"""How often a worker looks whether its run is there."""
+
+
+def serve(descriptor: int, run: int) -> None:
+    """Answer the requests that arrive on an open pipe, while process `run`, which started this one, lives.
+
+    The first message is (pickled workload, threads); every later one a unit. Each answer is ("done", arrays),
+    ("usage", message) or ("failed", message); the first answer says whether preparing worked.
+    """
+    give_back_freed_memory()  # as in the process whose estimate speaks of this one
+    threading.Thread(target=_end_with, args=(run,), daemon=True).start()
+    with Connection(descriptor) as pipe:
+        try:
+            packed, threads = pipe.recv()
+            workload, prepared, complaint = _prepare(packed)
+            pipe.send(complaint)
+            with pinned(threads):
+                while complaint[0] == "done":
+                    pipe.send(answer(workload, prepared, pipe.recv()))
+        except (EOFError, OSError):
+            return  # the run is over
+
+
+def answer(workload: Any, prepared: Any, unit: int) -> tuple[str, Any]:
+    """The result of a unit, or what went wrong, as plain values that any process can read."""
+    try:
+        return "done", workload.compute(prepared, unit)
+    except Exception as error:
+        return complain(error)
+
+
+def complain(error: Exception) -> tuple[str, str]:
+    """An error as plain values."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UsageError):
+        return "usage", message
+    if isinstance(error, RunError):
+        return "failed", message
+    return "failed", f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def unpack(reply: tuple[str, Any]) -> Any:
+    """The arrays of a reply, or its error raised.
+
+    Raises:
+        UsageError, RunError: as the worker met them.
+    """
+    status, content = reply
+    if status == "usage":
+        raise UsageError(content)
+    if status == "failed":
+        raise RunError(content)
+    return content
+
+
+def _end_with(run: int) -> None:
+    """End this process when another has become its parent."""
+    while os.getppid() == run:
+        time.sleep(ORPHANED_SECONDS)
+    os._exit(1)
+
+
+def _prepare(packed: bytes) -> tuple[Any, Any, tuple[str, Any]]:
+    try:
+        workload = pickle.loads(packed)
+        return workload, workload.prepare(), ("done", os.getpid())
+    except Exception as error:
+        return None, None, complain(error)
+
 
 GRACE_SECONDS = 5.0
 """How long a process whose pipe is closed may take to end."""
@@ -146,7 +231,7 @@ def _start(packed: bytes, threads: int) -> _Worker:
     ours, theirs = Pipe()
     # This interpreter's own search path, so that the worker finds the same modules.
     served = f"{theirs.fileno()}, {os.getpid()}"
-    code = f"import sys; sys.path[:] = {sys.path!r}; from posbias.engines.worker import serve; serve({served})"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from posbias.engines.local import serve; serve({served})"
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", code],

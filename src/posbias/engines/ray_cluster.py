@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from posbias.checks import check_whole
-from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload
-from posbias.engines.threads import library_environment, pinned
-from posbias.engines.worker import answer, complain, unpack
+from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload, library_environment, pinned
+from posbias.engines.local import answer, complain, unpack
 from posbias.errors import RunError, UsageError
 
 REACH_SECONDS = 10.0

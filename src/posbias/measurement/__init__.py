@@ -11,14 +11,18 @@ from posbias.measurement.cost import calibrate, estimate_cost, preflight
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.integrated import IntegratedGradients
 from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
-from posbias.measurement.measure import measure
-from posbias.measurement.measurement import DEFAULT_KINDS, DepthProfiles, Measurement, MeasureOptions, combine
-from posbias.measurement.outputs import OUTPUTS, Output, resolve_output
-from posbias.measurement.passes import PassOptions
+from posbias.measurement.measurement import (
+    DEFAULT_KINDS,
+    DepthProfiles,
+    Measurement,
+    MeasureOptions,
+    RunOptions,
+    combine,
+    measure,
+)
+from posbias.measurement.outputs import OUTPUTS, Output, PassOptions, resolve_output
 from posbias.measurement.perturbation import Perturbation
-from posbias.measurement.precision import PrecisionLoss
-from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
-from posbias.measurement.running import RunOptions
+from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
 
 __all__ = [
     "DEFAULT_KINDS",

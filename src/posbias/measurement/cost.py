@@ -1,12 +1,14 @@
 """What a measurement will cost, from a few short runs of the same measurement on the same model.
 
 Bytes that tensors hold are a polynomial of the length (activations linear, attention matrices quadratic), so those of
-three short prompts give those of a long one. Sliding windows that the long prompt exceeds are made narrow meanwhile, so
-that the short ones have the mask of all pairs too. Time grows with the passes' flops, 2 P N + 4 L d N^2 each for P
-weights outside the embedding table, and is scaled from the longest of the short runs.
+three short prompts give those of a long one; they are counted operation by operation, and are the same on every run.
+Sliding windows that the long prompt exceeds are made narrow meanwhile, so that the short ones have the mask of all
+pairs too. Time grows with the passes' flops, 2 P N + 4 L d N^2 each for P weights outside the embedding table, and is
+scaled from the longest of the short runs.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,16 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int64
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from posbias.checks import checked
-from posbias.engines.threads import pinned
+from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError
-from posbias.measurement.checkpointing import network_blocks
+from posbias.measurement.blocks import network_blocks
 from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.live_memory import peak_tensor_bytes
 from posbias.measurement.measurement import MeasureOptions
-from posbias.measurement.passes import PassOptions
+from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.memory import beside_weights, give_back_freed_memory
 from posbias.models.model import Model
@@ -32,6 +36,56 @@ from posbias.models.precision import REDUCED, not_convertible
 from posbias.progress import announce, tell
 from posbias.prompts.controls import embedded_tokens
 from posbias.prompts.prompts import Prompts
+
+
+def peak_tensor_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """The most bytes of tensors made by `run` that are alive at once on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    counter = _LiveBytes()
+    with counter:
+        run()
+    return counter.peak
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds every new storage that an operation returns, and takes it off when it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._live = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then look at what it returned; what it was given existed before."""
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+                self._see(leaf, 0)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+                self._see(leaf, 1)
+        self.peak = max(self.peak, self._live)
+        return result
+
+    def _see(self, tensor: Tensor, new: int) -> None:
+        storage = tensor.untyped_storage()
+        address = id(storage)
+        known = self._known.get(address)
+        if known is not None and known() is storage:
+            return
+        size = new * storage.nbytes()
+        self._live += size
+        self._known[address] = weakref.ref(storage, lambda _: self._free(size))
+
+    def _free(self, size: int) -> None:
+        self._live -= size
+
 
 SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""

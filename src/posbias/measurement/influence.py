@@ -12,10 +12,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.errors import RunError
-from posbias.measurement.finiteness import first_in_backward, first_in_forward
+from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import Experiment, Kind, Pullback, Site
-from posbias.measurement.passes import PassOptions
-from posbias.measurement.question import Influence, Question
+from posbias.measurement.outputs import Influence, PassOptions, Question
 from posbias.models.model import Model
 
 Pulled = tuple[Site, Float64[Tensor, "outputs _"]]

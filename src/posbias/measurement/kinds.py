@@ -18,8 +18,7 @@ from torch import Tensor
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.outputs import Output, Reading
-from posbias.measurement.question import Influence, Question
+from posbias.measurement.outputs import Influence, Output, Question, Reading
 from posbias.models.model import Outputs
 from posbias.registry import Registry
 

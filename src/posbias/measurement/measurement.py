@@ -1,22 +1,155 @@
-"""`Measurement`: what many prompts together say of a model, each number with an interval over prompts."""
+"""`measure`: influence profiles and mixing of a model over many prompts, with intervals over prompts.
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+Averaging `profiles` normalises every prompt and then averages, so that prompts count equally; `norms` averages the raw
+norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
+from posbias.engines import Engine, Local, collect
 from posbias.errors import RunError, UsageError
-from posbias.measurement.averaging import AVERAGINGS, profile_with_interval
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.passes import PassOptions
-from posbias.measurement.precision import PrecisionLoss
-from posbias.measurement.prompt import PromptMeasurement
-from posbias.measurement.running import RunOptions
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
+from posbias.models.model import Model
+from posbias.models.request import ModelRequest
+from posbias.models.weights import joined_sha256, network_sha256
+from posbias.parts import PartStore, made_by
 from posbias.profiles import Profile
-from posbias.statistics import CONFIDENCE, mean_ends
+from posbias.prompts.prompts import Prompts
+from posbias.statistics import CONFIDENCE, estimate, mean_ends
+
+AVERAGINGS = ("profiles", "norms")
+
+
+def average_profile(norms: Float64[np.ndarray, "count n_positions"], *, averaging: str) -> Profile:
+    """The profile of several prompts.
+
+    Args:
+        norms: Raw norms per prompt, finite, >= 0, no prompt all zero.
+        averaging: "profiles" or "norms", see above.
+    """
+    return Profile.normalised(_units(norms, averaging).mean(axis=0))
+
+
+def profile_with_interval(
+    norms: Float64[np.ndarray, "count n_positions"], *, averaging: str, confidence: float
+) -> Profile:
+    """`average_profile` with its pointwise interval, from the same statistic with each prompt left out.
+
+    With a single prompt the interval is (-inf, inf).
+    """
+    units = _units(norms, averaging)
+    count, total = len(units), units.sum(axis=0)
+    profile = Profile.normalised(total)
+    left_out = total - units if count > 1 else np.ones_like(units)
+    influences = (1 - count) * left_out / left_out.sum(axis=1, keepdims=True)
+    low, high = estimate(profile.influence, influences).ends(confidence, least=0.0, most=1.0)
+    return Profile(profile.influence, low, high)
+
+
+def _units(norms: Float64[np.ndarray, "count n_positions"], averaging: str) -> Float64[np.ndarray, "count n"]:
+    """What is averaged over prompts."""
+    return norms / norms.sum(axis=1, keepdims=True) if averaging == "profiles" else norms
+
+
+@checked
+@dataclass(frozen=True)
+class RunOptions:
+    """Where prompts are measured and kept; nothing here changes a number, but for the engine's threads."""
+
+    engine: Engine = field(default_factory=Local)
+    directory: Path | None = None
+    """Where finished prompts are kept (in `parts/`) until `posbias.parts.clear_parts`; None: nowhere."""
+    resume: bool = False
+    """Take finished prompts of the same measurement from the directory; otherwise older ones are removed."""
+
+
+@dataclass(frozen=True)
+class PromptWork:
+    """The prompts of one model as units of work."""
+
+    request: ModelRequest | None
+    network_sha256: str | None
+    """None where no other process loads the model: hashing all weights takes a second per gigabyte."""
+    token_ids: Int64[np.ndarray, "count n_positions"]
+    kinds: tuple[Kind, ...]
+    seed: int
+    passes: PassOptions
+    description: str = "measuring prompts"
+
+    def prepare(self) -> Model:
+        """The model, loaded."""
+        return ModelRequest.load_same(self.request, self.network_sha256)
+
+    def compute(self, prepared: Model, unit: int) -> dict[str, np.ndarray]:
+        """One prompt, measured."""
+        measured = measure_prompt(
+            prepared, self.token_ids[unit], kinds=self.kinds, key=(self.seed, unit), options=self.passes
+        )
+        return measured.to_arrays()
+
+
+@dataclass(frozen=True)
+class MeasuredPrompts:
+    """Every prompt of a measurement, in order."""
+
+    prompts: list[PromptMeasurement]
+    model: dict[str, Any] | None
+    """What `Model.describe` said, where it was asked (it reads all weights): for finished prompts in a directory."""
+
+
+def measure_prompts(
+    model: Model, prompts: Prompts, *, kinds: Sequence[Kind], seed: int, options: "MeasureOptions"
+) -> MeasuredPrompts:
+    """Every prompt measured, in order.
+
+    Raises:
+        UsageError: workers are asked for a model they cannot load.
+        RunError: a gradient is not finite, or a prompt lost its worker time and again.
+    """
+    run = options.run
+    described = None if run.directory is None else model.describe()
+    work = PromptWork(
+        request=model.reload_request,
+        network_sha256=None if run.engine.in_process else _network_hash(model, described),
+        token_ids=prompts.token_ids,
+        kinds=tuple(kinds),
+        seed=seed,
+        passes=options.passes,
+    )
+    settings: Mapping[str, Any] = {}
+    if run.directory is not None:
+        settings = {
+            "model": described,
+            "prompts": prompts.describe(),
+            "kinds": [str(kind) for kind in kinds],
+            "seed": seed,
+            "passes": vars(options.passes),
+            "threads": run.engine.pinned_threads,
+            "made_by": made_by(),
+        }
+    store = PartStore(run.directory, settings, resume=run.resume)
+    names = [f"prompt-{index:06d}" for index in range(prompts.count)]
+    pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
+    return MeasuredPrompts([PromptMeasurement.from_arrays(piece) for piece in pieces], described)
+
+
+def _network_hash(model: Model, described: Mapping[str, Any] | None) -> str:
+    """The network's fingerprint, from those of its description where it has them: weights are read once."""
+    told = described or {}
+    parts = ("weights_sha256", "buffers_sha256", "config_sha256")
+    if all(name in told for name in parts):
+        return joined_sha256(*(told[name] for name in parts))
+    return network_sha256(model.network)
+
 
 DEFAULT_KINDS = ("jacobian", "probability")
 KEEPS = ("prompts", "mean")
@@ -238,3 +371,45 @@ def _mean_with_interval(
         return None, None, None
     units = np.stack(present)
     return units.mean(axis=0), *mean_ends(units, confidence=options.confidence, least=0.0, most=1.0)
+
+
+@checked
+def measure(
+    model: Model,
+    prompts: Prompts,
+    *,
+    kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS,
+    seed: int = 0,
+    options: MeasureOptions | None = None,
+) -> Measurement:
+    """Measure how much every input position influences the output, and how strongly each layer mixes.
+
+    Per prompt: one forward pass without gradients (mixing), one with, and one backward pass for every covector (4 for
+    the default `jacobian`, 1 for `probability`), each 2 P N flops for P weights outside the embedding table. Memory
+    beyond the weights is one prompt's saved activations, of order L N d numbers, whatever the number of prompts;
+    nothing of size N x vocabulary is formed.
+
+    Args:
+        model: What `posbias.load_model` returns.
+        prompts: Equally long prompts, at least 1.
+        kinds: Kinds of influence, objects or literals such as `"jacobian(probes=8)"`, each at most once.
+        seed: Of the random probes, >= 0.
+        options: Averaging, intervals; in `options.passes`, the output (the last position's by default), layers, the
+            precision check, memory; in `options.run`, the engine and where finished prompts are kept.
+
+    Returns:
+        Profiles by kind name, raw norms per prompt, mixing; `left_out` says what the model does not allow.
+
+    Raises:
+        UsageError: an unknown kind, one that cannot be measured on the output, or prompts the model cannot take.
+        RunError: a gradient is not finite, or a prompt has no influence at all.
+    """
+    resolved = resolve_kinds(kinds)
+    check_seed(seed)
+    check_prompts(model, prompts)
+    options = options or MeasureOptions()
+    for kind in resolved:
+        kind.check_output(options.passes.read_output)
+    measured = measure_prompts(model, prompts, kinds=resolved, seed=seed, options=options)
+    measurement = combine(measured.prompts, kinds=resolved, seed=seed, options=options)
+    return replace(measurement, model=measured.model)

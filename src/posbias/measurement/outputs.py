@@ -1,20 +1,25 @@
-"""Which output the influence is on: the last position's, another's, the mean of several, or a given continuation.
+"""Which output the influence is on, read by which passes; what is asked of one prompt, and what the answer looks like.
 
-An output is a rule; `read` applies it to one prompt and gives a `Reading`: the tokens to run, the positions to read,
-and how they are combined. All kinds of influence differentiate or compare this one combined output.
+An output (the last position's, another's, the mean of several, a given continuation) is a rule; `read` applies it to
+one prompt and gives a `Reading`: the tokens to run, the positions to read, and how they are combined. All kinds of
+influence differentiate or compare this one combined output.
 """
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int64
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
 
-from posbias.checks import check_whole
+from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
-from posbias.models.model import Model
+from posbias.models.model import Model, Outputs
 from posbias.registry import Registry
 
 OUTPUTS: Registry["Output"] = Registry("output")
@@ -208,3 +213,88 @@ def _reading(token_ids: Int64[np.ndarray, "n_positions"], wanted: Sequence[int])
     if len(set(positions)) < len(positions):
         raise UsageError(f"output positions {list(wanted)} name a position twice in a prompt of {size} positions")
     return Reading(token_ids, size, tuple(positions), 1 / len(positions))
+
+
+ALL_LAYERS = "all"
+
+
+@checked
+@dataclass(frozen=True)
+class PassOptions:
+    """Per prompt: the output that is read, what else is recorded, memory against time. All values are plain."""
+
+    checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    rows: int = 1
+    """Vector-Jacobian products per backward pass (copies of the prompt in the batch), >= 1."""
+    output: str | Output = "last"
+    """Which output the influence is on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
+    layers: str | tuple[int, ...] | None = None
+    """Layers whose own output's influence profile is measured too: "all", or indices; None for none."""
+    precision_prompts: int = 1
+    """How many prompts of a model below float32 are measured again with its weights in float32, >= 0."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.checkpointing, bool):
+            raise UsageError(f"checkpointing must be True or False, got {self.checkpointing!r}")
+        check_whole("rows", self.rows, least=1)
+        check_whole("precision_prompts", self.precision_prompts, least=0)
+        object.__setattr__(self, "output", str(resolve_output(self.output)))
+        object.__setattr__(self, "layers", _checked_layers(self.layers))
+
+    @property
+    def read_output(self) -> Output:
+        """The output as an object."""
+        return resolve_output(self.output)
+
+
+def _checked_layers(layers: object) -> str | tuple[int, ...] | None:
+    if layers is None or layers == ALL_LAYERS:
+        return None if layers is None else ALL_LAYERS
+    if not isinstance(layers, list | tuple) or not layers:
+        raise UsageError(f'layers must be "all" or a list of layer indices, got {layers!r}')
+    for layer in layers:
+        check_whole("a layer", layer, least=0)
+    if len(set(layers)) < len(layers):
+        raise UsageError(f"layers {list(layers)} name a layer twice")
+    return tuple(sorted(layers))
+
+
+@dataclass(frozen=True, eq=False)
+class Influence:
+    """One kind of influence on one prompt, not normalised."""
+
+    norms: Float64[np.ndarray, "n_positions"]
+    """||.||_j, non-negative."""
+    standard_errors: Float64[np.ndarray, "n_positions"] | None
+    """Of the norms, from the spread over random draws (infinite with a single one); None where nothing was drawn."""
+    details: dict[str, float] = field(default_factory=dict)
+    """What else the kind found on the prompt, such as the gap of integrated gradients."""
+    left_out: tuple[str, ...] = ()
+    """What the norms miss, one sentence each, the same on every prompt that misses it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One output of one model on one prompt."""
+
+    model: Model
+    reading: Reading
+    key: tuple[int, int]
+    """(seed, index of the prompt): random draws depend on these and the kind's name, on nothing else."""
+    rows: int = 1
+    """Copies of the prompt in the batch of a pass that is differentiated, >= 1."""
+
+    @cached_property
+    def embeddings(self) -> Float[Tensor, "one n_inputs feature"]:
+        """The vectors that enter the network, not differentiable."""
+        return self.model.embed(self.model.token_tensor([self.reading.token_ids.tolist()])).detach()
+
+    def outputs(self, embeddings: Float[Tensor, "batch n_inputs feature"]) -> Outputs:
+        """The outputs that are read, differentiable by the embeddings."""
+        return self.model.outputs(embeddings, self.reading.positions)
+
+    def generator(self, name: str) -> torch.Generator:
+        """A generator of the prompt's and the name's own."""
+        seed = np.random.SeedSequence([*self.key, zlib.crc32(name.encode())]).generate_state(1, np.uint64)[0]
+        return torch.Generator().manual_seed(int(seed))

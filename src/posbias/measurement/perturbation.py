@@ -15,9 +15,9 @@ from torch import Tensor
 from posbias.checks import check_size
 from posbias.errors import RunError, UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.finiteness import first_in_forward
+from posbias.measurement.blocks import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
-from posbias.measurement.question import Influence, Question
+from posbias.measurement.outputs import Influence, Question
 from posbias.models.prefix import Prefix, trusted_prefix
 
 

@@ -1,26 +1,157 @@
 """Everything measured on one prompt, as arrays: the unit that is stored, resumed from and resampled.
 
 It depends on the model, the prompt's tokens, the kinds, the options and (seed, index) alone, so prompts may be
-measured in any order, on any day, and combined afterwards.
+measured in any order, on any day, and combined afterwards. Beside the influence on the output and the mixing: the
+influence on the stream after each layer, and the same again in float32 for models below it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64
 
-from posbias.errors import UsageError
-from posbias.measurement.checkpointing import checkpointed
-from posbias.measurement.depth import DepthInfluence, influence_by_depth
-from posbias.measurement.influence import influence_of_positions
+from posbias.errors import RunError, UsageError
+from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
+from posbias.measurement.influence import Pulled, from_squares, influence_of_positions, pull_back
 from posbias.measurement.kinds import Jacobian, Kind
 from posbias.measurement.mixing import mixing_of_first_pass
-from posbias.measurement.passes import PassOptions
-from posbias.measurement.precision import norms_in_full_precision
+from posbias.measurement.outputs import ALL_LAYERS, PassOptions, Question
 from posbias.models.model import Model
+from posbias.models.precision import REDUCED, converted, not_convertible
 from posbias.parts import below
 from posbias.prompts.prompts import Prompts
+
+
+@dataclass(frozen=True, eq=False)
+class DepthInfluence:
+    """||dh_l/dx_j||_F on one prompt, not normalised."""
+
+    layers: tuple[int, ...]
+    """Ascending; layer 0 is nearest the input."""
+    norms: Float64[np.ndarray, "layers n_positions"]
+    standard_errors: Float64[np.ndarray, "layers n_positions"] | None
+    """From the spread over probes; None where nothing was drawn."""
+
+
+def influence_by_depth(
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    *,
+    kind: Jacobian,
+    key: tuple[int, int],
+    options: PassOptions,
+) -> DepthInfluence:
+    """The Jacobian's profile for the output of every chosen layer.
+
+    Args:
+        model: Any network with blocks in an `nn.ModuleList`.
+        token_ids: One prompt.
+        kind: Its probes, the same for every layer, so that differences between layers are not those of the probes.
+        key: (seed, index of the prompt).
+        options: The layers, and the position or positions that are read.
+
+    Raises:
+        UsageError: a layer that the network lacks, no blocks, or a target as output.
+        RunError: a gradient is not finite.
+    """
+    layers = chosen_layers(model, options.layers)
+    output = options.read_output
+    if output.targeted:
+        raise UsageError(f"layers: a hidden state looks at no given tokens, so output {output} cannot be read by depth")
+    question = Question(model, output.read(model, token_ids), key, options.rows)
+    reading = question.reading
+    rows = min(options.rows, kind.passes(model.width))
+    inputs = question.embeddings.repeat(rows, 1, 1).requires_grad_()
+    with block_outputs(model.network) as streams:
+        question.outputs(inputs)
+    vectors = kind.vectors(streams[layers[0]].shape[-1], question.generator(kind.name))
+    found = []
+    for layer in layers:
+        stream = streams[layer][:, list(reading.positions)]
+        pulled: list[Pulled] = [("hidden", vector.expand(len(reading.positions), -1)) for vector in vectors]
+        squares = pull_back({"hidden": stream}, inputs, pulled, keep_graph=layer != layers[-1])
+        if not np.all(np.isfinite(squares)):
+            name = named_blocks(model.network)[layer][0]
+            where = first_in_forward(model, inputs)
+            raise RunError(f"layers: the gradient of {name} on prompt {key[1]} is not finite{where}")
+        found.append(from_squares(squares * reading.share**2, sampled=kind.sampled))
+    errors = [entry.standard_errors for entry in found if entry.standard_errors is not None]
+    return DepthInfluence(layers, np.stack([entry.norms for entry in found]), np.stack(errors) if errors else None)
+
+
+def chosen_layers(model: Model, layers: str | Sequence[int] | None) -> tuple[int, ...]:
+    """Layer indices that a network has.
+
+    Raises:
+        UsageError: no blocks, or an index beyond them.
+    """
+    count = len(named_blocks(model.network))
+    if not count:
+        raise UsageError(f"layers need blocks in an nn.ModuleList; {type(model.network).__name__} has none")
+    if layers is None or layers == ALL_LAYERS:
+        return tuple(range(count))
+    chosen = tuple(int(layer) for layer in layers)
+    if max(chosen) >= count:
+        raise UsageError(f"layer {max(chosen)} is not in the network; layers are 0 to {count - 1}")
+    return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class PrecisionLoss:
+    """One kind's profiles in the precision the model runs in, against float32, on the prompts that were checked."""
+
+    wasserstein: Float64[np.ndarray, "checked"]
+    """W1 between the two profiles, on positions / (N - 1)."""
+    median_relative: Float64[np.ndarray, "checked"]
+    """Median over positions of |p_j - q_j| / q_j, q in float32."""
+    largest_relative: Float64[np.ndarray, "checked"]
+    """Largest over positions; infinite where only q_j is zero."""
+
+    @classmethod
+    def between(
+        cls, reduced: Float64[np.ndarray, "checked n_positions"], full: Float64[np.ndarray, "checked n_positions"]
+    ) -> "PrecisionLoss":
+        """From raw norms; no prompt all zero."""
+        own, exact = (norms / norms.sum(axis=1, keepdims=True) for norms in (reduced, full))
+        steps = max(own.shape[1] - 1, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.where(own == exact, 0.0, np.abs(own - exact) / exact)
+        return cls(
+            wasserstein=np.abs(np.cumsum(own - exact, axis=1)[:, :-1]).sum(axis=1) / steps,
+            median_relative=np.median(relative, axis=1),
+            largest_relative=relative.max(axis=1),
+        )
+
+
+def norms_in_full_precision(
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    *,
+    kinds: Sequence[Kind],
+    key: tuple[int, int],
+    options: PassOptions,
+) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
+    """Raw norms by a float32 copy of the model, with the same random draws, and why there are none.
+
+    The copy takes 4 bytes per weight while the prompt is measured, and the time of a float32 measurement. `fisher`
+    draws tokens from the model's distribution: one that rounding makes it draw differently counts as loss.
+
+    Returns:
+        Empty with no reason where the model is not below float32 or the prompt is not among those to check; empty
+        with a reason where no copy can be made.
+    """
+    if model.dtype not in REDUCED or key[1] >= options.precision_prompts:
+        return {}, None
+    reason = not_convertible(model)
+    if reason is not None:
+        return {}, f"precision check: {reason}"
+    full = converted(model, torch.float32)
+    with checkpointed(full.network, enabled=options.checkpointing):
+        found = influence_of_positions(full, token_ids, kinds=kinds, key=key, options=options)
+    return {kind: influence.norms for kind, influence in found.items()}, None
+
 
 LEFT_OUT = "left_out/"
 

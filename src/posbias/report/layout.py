@@ -34,9 +34,8 @@ from posbias.comparison import (
     SplitHalf,
     Subject,
 )
-from posbias.comparison.comparison import Comparison, Distances
 from posbias.comparison.metrics import finite
-from posbias.comparison.subject import MeasuredKind, TheoryProfile
+from posbias.comparison.subject import Comparison, Distances, MeasuredKind, TheoryProfile
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.records import Record

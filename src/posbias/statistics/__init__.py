@@ -4,9 +4,16 @@ Smooth statistics: `estimates`. Statistics that jump: `resampling`. Right or wro
 docs/intervals.md.
 """
 
-from posbias.statistics.estimates import Estimate, estimate, jackknife, leave_one_out, mean_ends, mean_of
-from posbias.statistics.intervals import CONFIDENCE, Interval
-from posbias.statistics.proportions import paired_shares, tango, wilson
+from posbias.statistics.intervals import (
+    CONFIDENCE,
+    Estimate,
+    Interval,
+    estimate,
+    jackknife,
+    leave_one_out,
+    mean_ends,
+    mean_of,
+)
 from posbias.statistics.resampling import (
     DRAWS,
     blocks,
@@ -17,7 +24,7 @@ from posbias.statistics.resampling import (
     resamples,
     weighted_median,
 )
-from posbias.statistics.testing import POWER, detectable, holm
+from posbias.statistics.testing import POWER, detectable, holm, paired_shares, tango, wilson
 
 __all__ = [
     "CONFIDENCE",

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from posbias.engines.threads import pinned
+from posbias.engines.engine import pinned
 from posbias.errors import RunError
 from posbias.memory import keep_freed_memory
 from posbias.parts import PartStore, below

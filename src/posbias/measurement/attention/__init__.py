@@ -1,8 +1,8 @@
 """What a model's attention looks like, without keeping it (docs/theory, section 6)."""
 
-from posbias.measurement.attention.monotonicity import prefix_monotonicity
-from posbias.measurement.attention.options import AttentionOptions
+from posbias.measurement.attention.layer import prefix_monotonicity
 from posbias.measurement.attention.statistics import (
+    AttentionOptions,
     AttentionStatistics,
     ContentLogits,
     HeadStatistic,

@@ -1,10 +1,11 @@
 """`attention_statistics`: one forward pass per prompt, reduced layer by layer while it runs.
 
-Kept are numbers per prompt, layer and head, counts per position, and mean kernels in cells; never an array of
-layers x heads x positions x positions unless it is asked for or small (`AttentionOptions`).
+Kept are sums over prompts of what is large, a row per prompt of what is small, and mean kernels in cells; never an
+array of layers x heads x positions x positions unless it is asked for or small (`AttentionOptions`).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,23 +14,30 @@ from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.measurement.attention.accumulators import Accumulators, PromptNumbers, working_precision
-from posbias.measurement.attention.content import LayerContent, reduce_content, reduce_mean_content
-from posbias.measurement.attention.layer import LayerStatistics, reduce_layer
-from posbias.measurement.attention.monotonicity import prefix_monotonicity
-from posbias.measurement.attention.options import FEWEST_POSITIONS, AttentionOptions
-from posbias.measurement.attention.similarity import similarity_of
+from posbias.measurement.attention.content import (
+    LayerContent,
+    Pairs,
+    SimilarityNumbers,
+    reduce_content,
+    reduce_mean_content,
+    similarity_of,
+)
+from posbias.measurement.attention.layer import KernelSums, LayerStatistics, prefix_monotonicity, reduce_layer
 from posbias.measurement.attention.statistics import (
+    FEWEST_POSITIONS,
+    AttentionOptions,
     AttentionStatistics,
     ContentLogits,
+    HeadStatistic,
     MeanKernels,
     MeanSimilarity,
     MixingStatistics,
     Monotonicity,
     PrefixMonotonicity,
+    PromptMean,
     Similarity,
 )
-from posbias.measurement.mixing import mixing_from_norms
+from posbias.measurement.mixing import Mixing, mixing_from_norms
 from posbias.measurement.prompt import check_prompts
 from posbias.models.attention import (
     AttentionInput,
@@ -37,6 +45,7 @@ from posbias.models.attention import (
     describe_attention,
     project_attention,
     rotated,
+    rows_at_once,
     watch_attention,
 )
 from posbias.models.branches import watch_branches
@@ -44,6 +53,121 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
+
+
+@dataclass(frozen=True, eq=False)
+class PromptNumbers:
+    """What one prompt leaves behind beside the sums."""
+
+    layers: list[LayerStatistics]
+    content: list[LayerContent]
+    mixing: Mixing
+    similarity: SimilarityNumbers
+
+
+@dataclass(eq=False)
+class Accumulators:
+    """All that is kept while prompts stream by."""
+
+    layers: Sequence[AttentionLayer]
+    options: AttentionOptions
+    bounds: Int64[Tensor, "edges"]
+    mean: Float[Tensor, "layers cells cells"]
+    squared: Float[Tensor, "layers cells cells"]
+    by_head: Float[Tensor, "layers heads cells cells"] | None
+    content_sum: Float[Tensor, "layers heads n_positions n_positions"] | None
+    sinks_by_layer: Float64[np.ndarray, "thresholds layers n_positions"]
+    """Summed over prompts, as the three below."""
+    diagonal: Float64[np.ndarray, "layers heads n_positions"]
+    mixing_by_position: Float64[np.ndarray, "layers n_positions"]
+    rows: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Small arrays, one per prompt."""
+    row_error: float = 0.0
+
+    @classmethod
+    def empty(
+        cls, model: Model, prompts: Prompts, layers: Sequence[AttentionLayer], options: AttentionOptions
+    ) -> "Accumulators":
+        """Nothing yet; refused where it would not fit."""
+        depth, heads, n_positions = len(layers), layers[0].parts.heads, prompts.n_positions
+        dtype = working_precision(model)
+        size = dtype.itemsize
+        options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=size)
+        cells = options.cells(n_positions)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=model.device)
+
+        return cls(
+            layers=layers,
+            options=options,
+            bounds=-(-torch.arange(cells + 1, device=model.device) * n_positions // cells),
+            mean=zeros(depth, cells, cells),
+            squared=zeros(depth, cells, cells),
+            by_head=zeros(depth, heads, cells, cells) if options.by_head else None,
+            content_sum=zeros(depth, heads, n_positions, n_positions)
+            if options.keeps_content(depth * heads, n_positions, number_bytes=size)
+            else None,
+            sinks_by_layer=np.zeros((len(options.sink_thresholds), depth, n_positions)),
+            diagonal=np.zeros((depth, heads, n_positions)),
+            mixing_by_position=np.zeros((depth, n_positions)),
+        )
+
+    def kernels(self, layer: int) -> KernelSums:
+        """Where a layer adds its kernels."""
+        by_head = None if self.by_head is None else self.by_head[layer]
+        return KernelSums(self.bounds, self.mean[layer], self.squared[layer], by_head)
+
+    def pairs(self, layer: AttentionLayer, n_positions: int) -> Pairs:
+        """Which content logits of a layer count."""
+        rows = rows_at_once(layer.parts.heads, n_positions, self.options.block)
+        return Pairs(reach=layer.reach or n_positions, rows=rows)
+
+    def add(self, prompt: PromptNumbers) -> None:
+        """Put a prompt's numbers beside the others'."""
+        layers, content, similarity = prompt.layers, prompt.content, prompt.similarity
+        sinks = np.stack([layer.sinks for layer in layers], axis=1)
+        diagonal = np.stack([layer.diagonal for layer in content])
+        self.sinks_by_layer += sinks
+        self.diagonal += diagonal
+        self.mixing_by_position += prompt.mixing.by_position
+        self.row_error = max(self.row_error, *(layer.row_error for layer in layers))
+        new = {
+            "distance": np.stack([layer.distance for layer in layers]),
+            "entropy": np.stack([layer.entropy for layer in layers]),
+            "violated": np.array([layer.violated for layer in layers]),
+            "gap": np.array([layer.gap for layer in layers]),
+            "sinks": sinks.mean(axis=1),
+            "diagonal": diagonal.mean(axis=2),
+            "off_diagonal": np.stack([layer.off_diagonal for layer in content]),
+            "similarity": similarity.similarity,
+            "outside": similarity.outside,
+            "edges": similarity.edges,
+            "tokens": prompt.mixing.tokens,
+            "frobenius": prompt.mixing.frobenius,
+        }
+        taken = [layer.learned_sink for layer in layers if layer.learned_sink is not None]
+        if taken:
+            new["learned_sink"] = np.stack(taken)
+        for name, row in new.items():
+            self.rows.setdefault(name, []).append(row)
+
+    def stacked(self, name: str) -> Float64[np.ndarray, "count *axes"]:
+        """One kind of small array, all prompts."""
+        return np.stack(self.rows[name])
+
+    def average(self, name: str) -> PromptMean:
+        """The same with its interval."""
+        return PromptMean.of(self.stacked(name))
+
+    def by_heads(self, per_prompt: Float64[np.ndarray, "count layers heads"]) -> HeadStatistic:
+        """A statistic of heads with its interval."""
+        return HeadStatistic.of(per_prompt)
+
+
+def working_precision(model: Model) -> torch.dtype:
+    """What attention is recomputed in: float64 for float64 models, float32 otherwise."""
+    return torch.float64 if model.dtype == torch.float64 else torch.float32
 
 
 @checked
