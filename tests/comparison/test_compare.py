@@ -78,7 +78,7 @@ def test_zeros_are_handled_explicitly() -> None:
     shifted = compare(half, Profile(np.array([0.0, 0.5, 0.5, 0.0])))
     assert shifted.symmetric_kl == math.inf
     assert shifted.as_record()["symmetric_kl"] is None
-    json.dumps(shifted.as_flat_record(), allow_nan=False)
+    json.dumps([shifted.as_record(), shifted.flat.as_record()], allow_nan=False)
 
 
 def test_log_error_is_a_relative_error() -> None:

@@ -92,21 +92,6 @@ def test_paired_prompts_are_left_out_together() -> None:
     assert one_for_all.per_prompt.value > 0.01
 
 
-def test_shared_seeds_are_one_unit() -> None:
-    """Copying every unit within its seed leaves everything as it was; pretending the copies independent does not."""
-    units = prompts_around(u_shape(), seed=4, count=8)
-    copies, groups = np.repeat(units, 5, axis=0), np.repeat(np.arange(8), 5)
-    theory = Profile.normalised(u_shape())
-    single = compare_with_prompts(theory, units, generator=generator())
-    grouped = compare_with_prompts(theory, Sample.of(copies, groups), generator=generator())
-    pretended = compare_with_prompts(theory, copies, generator=generator())
-    assert grouped.n_units == 8
-    for name in ("distance", "flat", "difference", "per_prompt"):
-        first, second = getattr(single, name), getattr(grouped, name)
-        assert (first.value, first.low, first.high) == pytest.approx((second.value, second.low, second.high))
-    assert pretended.flat.high - pretended.flat.low < grouped.flat.high - grouped.flat.low
-
-
 def test_the_interval_is_that_of_the_slow_loop() -> None:
     units = Sample.of(prompts_around(u_shape(), seed=5)).units
     flat = uniform_profile(128)
@@ -241,5 +226,3 @@ def test_scales_that_make_no_average() -> None:
     ]:
         with pytest.raises(UsageError, match=message):
             Sample.of(raw, scales=scales)
-    with pytest.raises(UsageError, match="scales are for independent prompts"):
-        Sample.of(raw, groups=np.array([0, 0, 1]), scales=np.ones(3))

@@ -31,10 +31,9 @@ def falling(n_positions: int = N_POSITIONS) -> np.ndarray:
     return shape
 
 
-def measured(shape: np.ndarray, *, seed: int, count: int, groups: bool = False) -> MeasuredKind:
+def measured(shape: np.ndarray, *, seed: int, count: int) -> MeasuredKind:
     units = shape * np.exp(0.35 * np.random.default_rng(seed).normal(size=(count, shape.size)))
-    labels = np.arange(count) if groups else None
-    return MeasuredKind.of_prompts(units, groups=labels)
+    return MeasuredKind.of_prompts(units)
 
 
 def mixing(layers: int, seed: int) -> dict[str, Mixing]:
@@ -62,7 +61,7 @@ def build_subjects(*, count: int = 16, n_positions: int = N_POSITIONS) -> tuple[
     )
     born = Subject(
         "initialised",
-        {"jacobian": measured(birth, seed=4, count=8, groups=True)},
+        {"jacobian": measured(birth, seed=4, count=8)},
         {
             "rollout": TheoryProfile(Profile.normalised(falling(n_positions))),
             "closed_form": TheoryProfile(Profile.normalised(falling(n_positions) ** 1.1)),

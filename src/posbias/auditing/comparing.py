@@ -117,7 +117,9 @@ def _predictions(subject: Subject, wanted: str | None, *, shared: int) -> dict[s
         shared: How many prompts it read that are those of the measurement; 0: its own are resampled on their own.
     """
     theories = {
-        name: _prediction(entry.profile, _theory_sample(entry, subject), shared=shared)
+        name: _prediction(
+            entry.profile, None if entry.per_prompt is None else Sample.of(entry.per_prompt), shared=shared
+        )
         for name, entry in subject.theories.items()
     }
     measured = {
@@ -149,14 +151,6 @@ def _shared_units(predicted: Record, measured: Record, kinds: Mapping[str, Measu
     return int(first["count"]) if same and units == {first["count"]} else 0
 
 
-def _theory_sample(theory: TheoryProfile, subject: Subject) -> Sample | None:
-    """A theory's own units, grouped as the subject's measured units are; None where it read no prompts."""
-    if theory.per_prompt is None:
-        return None
-    groups = [entry.groups for entry in subject.measured.values() if entry.groups is not None]
-    return Sample.of(theory.per_prompt, next((own for own in groups if len(own) == len(theory.per_prompt)), None))
-
-
 def _prediction(profile: Profile, sample: Sample | None, *, shared: int) -> TheoryProfile:
     """With its units paired with the measurement's where these are the same prompts, else resampled on their own.
 
@@ -164,6 +158,6 @@ def _prediction(profile: Profile, sample: Sample | None, *, shared: int) -> Theo
     """
     if sample is None:
         return TheoryProfile(profile)
-    if 1 < shared == len(sample.units) and sample.groups is None and sample.scales is None:
+    if 1 < shared == len(sample.units) and sample.scales is None:
         return TheoryProfile(profile, sample.units)
     return TheoryProfile(profile, sample=sample)

@@ -119,7 +119,7 @@ def costs_of(table: IngredientTable, measured: Sample) -> dict[str, Interval]:
 
     W1(without, measured) - W1(whole, measured), all three averaged over the same prompts.
     """
-    observed = measured.independent
+    observed = measured.units
     weights = leave_one_out(len(observed))
 
     def distances(name: str) -> Float64[np.ndarray, "rows"]:

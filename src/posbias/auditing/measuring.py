@@ -109,9 +109,26 @@ def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
     }
 
 
+@dataclass(frozen=True)
+class Loading:
+    """How models are loaded."""
+
+    init_seed: int | None = None
+    """Measure the models re-initialised at random with this seed; None: as they are."""
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_memory: int | None = None
+    """Bytes that weights and passes may take; None: what is free."""
+
+    def load(self, source: str | Path) -> Model:
+        """What `load_model` makes of a source."""
+        given = {name: getattr(self, name) for name in ("init_seed", "dtype", "device", "max_memory")}
+        return load_model(source, **given)
+
+
 @checked
 @dataclass(frozen=True)
-class MeasurePlan:
+class MeasurePlan(Loading):
     """What is measured of a model; the same for all models of a run."""
 
     source: PromptSource = field(default_factory=PromptSource)
@@ -124,18 +141,6 @@ class MeasurePlan:
     """Of prompts, probes and the bootstrap, >= 0."""
     options: MeasureOptions = field(default_factory=MeasureOptions)
     """Averaging, passes, engine and whether to resume; each model has a directory of its own."""
-    init_seed: int | None = None
-    """Measure the models re-initialised at random with this seed; None: as they are."""
-    dtype: str = "float32"
-    device: str = "cpu"
-    max_memory: int | None = None
-    """Bytes allowed; None: what is free."""
-
-    def load(self, source: str) -> Model:
-        """The model."""
-        return load_model(
-            source, init_seed=self.init_seed, dtype=self.dtype, device=self.device, max_memory=self.max_memory
-        )
 
     def prompts(self, model: Model) -> Prompts:
         """What it is measured on: the same text for all models, in each one's own tokens."""

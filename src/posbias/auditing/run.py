@@ -4,19 +4,18 @@ Load, measure unit by unit (resumable), set the theories beside the measurement,
 record, draw the report.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from posbias.auditing.subjects import INITIALISED, TRAINED, AuditOptions, Examiner, Unit
+from posbias.auditing.subjects import INITIALISED, TRAINED, AuditOptions, examine
 from posbias.checks import checked
 from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
 from posbias.errors import UsageError
-from posbias.measurement import MeasureOptions, RunOptions, check_prompts, preflight, resolve_kinds
-from posbias.models import HuggingFaceModel, Model, load_model
+from posbias.measurement import MeasureOptions, RunOptions, Unit, check_prompts, preflight, resolve_kinds
+from posbias.models import HuggingFaceModel, Model
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record, run_directory
@@ -70,7 +69,13 @@ def audit(
     """
     options = options or AuditOptions()
     resolve_kinds(list(options.kinds))
-    arguments = _arguments(model, n_positions, prompts, options)
+    named = model.describe().get("source", "a loaded model") if isinstance(model, Model) else model
+    arguments = {
+        "model": str(named),
+        "n_positions": n_positions,
+        "prompts": "given prompts" if isinstance(prompts, Prompts) else prompts,
+        **options.describe(),
+    }
     with run_directory(out, verb="audit", arguments=arguments, resume=options.resume) as directory:
         return _run(model, n_positions, prompts, options, arguments, directory)
 
@@ -83,7 +88,7 @@ def _run(
     arguments: dict[str, Any],
     directory: Path | None,
 ) -> Audit:
-    model = source if isinstance(source, Model) else _load(source, options)
+    model = source if isinstance(source, Model) else options.load(source)
     if not isinstance(prompts, Prompts):
         prompts = load_prompts(options.source, model, n_positions=n_positions, count=prompts, seed=options.seed)
     check_prompts(model, prompts)
@@ -99,13 +104,16 @@ def _run(
         "made_by": made_by(),
     }
     finished = finished_run(directory, lambda: settings, resume=options.resume)
-    if finished is not None:
-        view, page = view_of(finished), _concluded(finished, directory, found=True)
-        return Audit(finished, view.subjects, dict(view.contrasts), directory, page)
+    if finished is not None and directory is not None:
+        view = view_of(finished)
+        found = conclude(finished, directory, found=True)
+        return Audit(finished, view.subjects, dict(view.contrasts), directory, found)
     store = PartStore(directory, settings, resume=options.resume)
-    examiner = Examiner(model, prompts, options, store)
-    cost = _preflight(model, prompts, options)
-    examined = [examiner.examine(name, units) for name, units in _states(model, prompts, options).items()]
+    passes = MeasureOptions(passes=options.passes, run=RunOptions(options.engine))
+    # Of the influence alone; the theories come on top.
+    cost = preflight(model, prompts, kinds=options.kinds, options=passes, max_memory=options.max_memory)
+    given: dict[str, Any] = {"model": model, "prompts": prompts, "options": options, "store": store}
+    examined = [examine(name, units, **given) for name, units in _states(model, prompts, options).items()]
     generator = np.random.default_rng(options.seed)
     subjects = tuple(compare_subject(state.subject, generator=generator) for state in examined)
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
@@ -116,27 +124,14 @@ def _run(
         "engine": options.engine.describe(),
         **settings,
     }
-    record = _record(arguments, resolved, subjects, contrasts, [state.left_out for state in examined])
+    record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
+    left_out = list(dict.fromkeys(reason for state in examined for reason in state.left_out))
+    store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
+    record.scalars["findings"] = paragraph(view_of(record))
     record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for state in examined for caveat in state.caveats]
-    return Audit(record, subjects, contrasts, directory, _concluded(record, directory))
-
-
-def _preflight(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, Any]:
-    """The cost of the influence passes; the theories come on top."""
-    settings = MeasureOptions(passes=options.passes, run=RunOptions(options.engine))
-    kinds = resolve_kinds(list(options.kinds))
-    return preflight(model, prompts, kinds=kinds, options=settings, max_memory=options.max_memory)
-
-
-def _load(source: str | Path, options: AuditOptions) -> Model:
-    return load_model(
-        source,
-        init_seed=options.init_seed,
-        dtype=options.dtype,
-        device=options.device,
-        max_memory=options.max_memory,
-    )
+    page = None if directory is None else conclude(record, directory)
+    return Audit(record, subjects, contrasts, directory, page)
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
@@ -148,42 +143,9 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
     if not isinstance(model, HuggingFaceModel):
         return states
     first_seed = (model.origin.init_seed or 0) if born_already else options.seed
-
     count = prompts.count if born_already and options.births is None else options.count_births(prompts.count)
     if not count and born_already:
         raise UsageError("births must be at least 1 where the model itself is one (init_seed, config:); got 0")
     if count:
-        states[INITIALISED] = [Unit(index % prompts.count, birth=first_seed + index) for index in range(count)]
+        states[INITIALISED] = [Unit(index % prompts.count, init_seed=first_seed + index) for index in range(count)]
     return states
-
-
-def _record(
-    arguments: dict[str, Any],
-    resolved: dict[str, Any],
-    subjects: Sequence[Subject],
-    contrasts: dict[str, Contrast],
-    left_out: Sequence[Sequence[str]],
-) -> Record:
-    record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": arguments["seed"]})
-    reasons = list(dict.fromkeys(reason for reasons in left_out for reason in reasons))
-    store_subjects(record, subjects, contrasts=contrasts, left_out=reasons)
-    record.scalars["findings"] = paragraph(view_of(record))
-    return record
-
-
-def _concluded(record: Record, directory: Path | None, *, found: bool = False) -> Path | None:
-    """The page of an audit whose record is saved; None without a directory."""
-    if directory is None:
-        return None
-    return conclude(record, directory, found=found)
-
-
-def _arguments(
-    model: str | Path | Model, n_positions: int, prompts: int | Prompts, options: AuditOptions
-) -> dict[str, Any]:
-    return {
-        "model": str(model) if isinstance(model, str | Path) else str(model.describe().get("source", "a loaded model")),
-        "n_positions": n_positions,
-        "prompts": "given prompts" if isinstance(prompts, Prompts) else prompts,
-        **options.describe(),
-    }

@@ -16,18 +16,16 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
-from posbias.auditing.measuring import measured_subject
+from posbias.auditing.measuring import Loading, measured_subject
 from posbias.checks import check_size, check_whole, checked
 from posbias.comparison import Subject, TheoryProfile
 from posbias.engines import Engine, Local, collect
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement import PassOptions, PromptMeasurement, combine, measure_prompt, resolve_kinds
-from posbias.models import HuggingFaceModel, reinitialise
+from posbias.measurement import PassOptions, PromptMeasurement, Unit, UnitWork, combine, resolve_kinds
 from posbias.models.model import Model
-from posbias.models.request import ModelRequest
 from posbias.models.weights import network_sha256
-from posbias.parts import PartStore
+from posbias.parts import PartStore, below
 from posbias.profiles import Profile
 from posbias.prompts import Prompts, PromptSource
 from posbias.theory import predict
@@ -44,8 +42,11 @@ UNRECORDED = {"resume", "command", "engine", "max_memory"}
 
 @checked
 @dataclass(frozen=True)
-class AuditOptions:
-    """Settings of an audit; the defaults are what `posbias audit` runs."""
+class AuditOptions(Loading):
+    """Settings of an audit; the defaults are what `posbias audit` runs.
+
+    With `init_seed`, the re-initialised model alone is audited, birth k with seed init_seed + k.
+    """
 
     source: str | PromptSource = "default"
     """Where prompts come from, as `load_prompts` takes it; unused where prompts are given."""
@@ -57,15 +58,8 @@ class AuditOptions:
     """Re-initialisations, each measured on a prompt of its own; None: as many as prompts, at most MOST_BIRTHS."""
     resume: bool = False
     """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
-    dtype: str = "float32"
-    device: str = "cpu"
-    init_seed: int | None = None
-    """Audit the re-initialised model alone, birth k with seed init_seed + k; the trained weights are not measured."""
-
     passes: PassOptions = field(default_factory=PassOptions)
     """Memory against time."""
-    max_memory: int | None = None
-    """Bytes that weights and passes may take; None: what is free."""
     engine: Engine = field(default_factory=Local)
     """Which processes or machines measure."""
     command: str = ""
@@ -180,51 +174,20 @@ TRAINED, INITIALISED = "trained", "initialised"
 THEORY = "theory/"
 NETWORKS = "networks"
 LEFT_OUT = "left_out/"
+"""As in what a prompt's measurement is stored as, so that its reasons stand with the measurement's own."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One independent unit of a subject."""
-
-    prompt: int
-    """Index of its prompt."""
-    birth: int | None = None
-    """Seed of the re-initialisation it is measured on; None for the model as loaded."""
-
-
-@dataclass(frozen=True)
-class StateWork:
-    """The units of one state of a model as work for an engine."""
-
-    request: ModelRequest | None
-    network_sha256: str | None
-    token_ids: Int64[np.ndarray, "count n_positions"]
-    units: tuple[Unit, ...]
-    options: AuditOptions
-    description: str
-
-    def prepare(self) -> Model:
-        """The model, loaded."""
-        return ModelRequest.load_same(self.request, self.network_sha256)
-
-    def compute(self, prepared: Model, unit: int) -> dict[str, np.ndarray]:
-        """Everything about one unit, as flat arrays; what is left out travels as the names of empty arrays."""
-        wanted = self.units[unit]
-        model, token_ids = prepared, self.token_ids[wanted.prompt]
-        if wanted.birth is not None and isinstance(prepared, HuggingFaceModel):
-            model = reinitialise(prepared, wanted.birth)
-        kinds = resolve_kinds(list(self.options.kinds))
-        key = (self.options.seed, wanted.prompt)
-        measured = measure_prompt(model, token_ids, kinds=kinds, key=key, options=self.options.passes)
-        theories = prompt_theories(
-            model, token_ids, mixing=measured.mixing, birth=None if wanted.birth is None else wanted.prompt
-        )
-        return {
-            **measured.to_arrays(),
-            **{THEORY + name: influence for name, influence in theories.profiles.items()},
-            **({} if theories.networks is None else {NETWORKS: theories.networks}),
-            **{LEFT_OUT + reason: np.zeros(0) for reason in theories.left_out},
-        }
+def beside_measured(
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit, measured: PromptMeasurement
+) -> dict[str, np.ndarray]:
+    """The theories that read one unit's prompt; what is left out travels as the names of empty arrays."""
+    number = None if unit.init_seed is None else unit.prompt
+    theories = prompt_theories(model, token_ids, mixing=measured.mixing, birth=number)
+    return {
+        **{THEORY + name: influence for name, influence in theories.profiles.items()},
+        **({} if theories.networks is None else {NETWORKS: theories.networks}),
+        **{LEFT_OUT + reason: np.zeros(0) for reason in theories.left_out},
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,53 +202,41 @@ class Examined:
     """What bounds the trust in a theory, one sentence each."""
 
 
-@dataclass(frozen=True)
-class Examiner:
-    """Measures the states of one model on the same prompts under the same options."""
+def examine(
+    name: str, units: Sequence[Unit], *, model: Model, prompts: Prompts, options: AuditOptions, store: PartStore
+) -> Examined:
+    """Measure all units of a state and set the theories beside them; comparing is left to `compare_subject`.
 
-    model: Model
-    """The model as loaded; every state shares its configuration."""
-    prompts: Prompts
-    options: AuditOptions
-    store: PartStore
+    Args:
+        name: Of the state, TRAINED or INITIALISED.
+        units: Of the state.
+        model: The model as loaded; every state shares its configuration.
+        prompts: The same for all states.
+        options: Likewise.
+        store: Where finished units are found and kept.
 
-    def examine(self, name: str, units: Sequence[Unit]) -> Examined:
-        """Measure all units of a state and set the theories beside them; comparing is left to `compare_subject`.
-
-        Raises:
-            RunError: a gradient is not finite, or a piece cannot be written.
-        """
-        names = [f"{name}-{index:05d}" for index in range(len(units))]
-        work = self.work(name, units)
-        pieces = collect(work, names, engine=self.options.engine, store=self.store, prepared=self.model)
-        measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
-        measurement = combine(measured, kinds=list(self.options.kinds), seed=self.options.seed)
-        theories, left_out = architecture_theories(self.model, measurement.n_positions, measurement.mixing)
-        read, unread = _prompt_theories(pieces)
-        subject = measured_subject(name, measurement, {**theories, **read})
-        return Examined(subject, [*measurement.left_out, *left_out, *unread], _caveats(pieces))
-
-    def work(self, name: str, units: Sequence[Unit]) -> StateWork:
-        """The units of one state, for an engine."""
-        return StateWork(
-            request=self.model.reload_request,
-            network_sha256=None if self.options.engine.in_process else network_sha256(self.model.network),
-            token_ids=self.prompts.token_ids,
-            units=tuple(units),
-            options=self.options,
-            description=f"measuring the {name} model",
-        )
-
-
-def _prompt_theories(pieces: Sequence[dict[str, np.ndarray]]) -> tuple[dict[str, TheoryProfile], list[str]]:
-    theories: dict[str, TheoryProfile] = {}
-    for key in pieces[0]:
-        if key.startswith(THEORY):
-            theories[key.removeprefix(THEORY)] = TheoryProfile.of_prompts(np.stack([piece[key] for piece in pieces]))
-    return theories, [key.removeprefix(LEFT_OUT) for key in pieces[0] if key.startswith(LEFT_OUT)]
-
-
-def _caveats(pieces: Sequence[dict[str, np.ndarray]]) -> list[str]:
-    """How far single births lie from mean field, where it draws their heads."""
+    Raises:
+        RunError: a gradient is not finite, or a piece cannot be written.
+    """
+    work = UnitWork(
+        request=model.reload_request,
+        network_sha256=None if options.engine.in_process else network_sha256(model.network),
+        token_ids=prompts.token_ids,
+        units=tuple(units),
+        kinds=resolve_kinds(list(options.kinds)),
+        seed=options.seed,
+        passes=options.passes,
+        beside=beside_measured,
+        description=f"measuring the {name} model",
+    )
+    names = [f"{name}-{index:05d}" for index in range(len(units))]
+    pieces = collect(work, names, engine=options.engine, store=store, prepared=model)
+    measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
+    measurement = combine(measured, kinds=list(options.kinds), seed=options.seed)
+    theories, left_out = architecture_theories(model, measurement.n_positions, measurement.mixing)
+    for key in below(pieces[0], THEORY):
+        theories[key] = TheoryProfile.of_prompts(np.stack([piece[THEORY + key] for piece in pieces]))
+    subject = measured_subject(name, measurement, theories)
     networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
-    return [scatter_caveat(np.concatenate(networks), births=len(networks))] if networks else []
+    caveats = [scatter_caveat(np.concatenate(networks), births=len(networks))] if networks else []
+    return Examined(subject, [*measurement.left_out, *left_out], caveats)

@@ -114,17 +114,10 @@ def _audit_with_behaviour(context: typer.Context, settings: "AuditOptions") -> N
     from posbias.auditing import audit_behaviour, link_behaviour, preflight_behaviour
     from posbias.cli.output import print_json, record_document
     from posbias.evaluation.record import BEHAVIOUR
-    from posbias.models import load_model
 
     given, out = context.params, context.params["out"]
     plan = _plan(context, settings)
-    model = load_model(
-        given["model"],
-        init_seed=settings.init_seed,
-        dtype=settings.dtype,
-        device=settings.device,
-        max_memory=settings.max_memory,
-    )
+    model = settings.load(given["model"])
     plan = preflight_behaviour(model, plan)
     finished = run_audit(model, n_positions=given["length"], prompts=given["count"], out=out, options=settings)
     below = None if out is None else out / BEHAVIOUR

@@ -9,7 +9,7 @@ that works against the theory, never for it.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from posbias.comparison.metrics import RESAMPLED, SIGNED, STATISTICS, wasserstein
 from posbias.errors import UsageError
@@ -42,68 +42,50 @@ Values = Float64[np.ndarray, "rows"]
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Profiles of single prompts, or of single (seed, prompt) pairs, over the same positions."""
+    """Profiles of independent prompts (or of prompts each with its own initialisation), over the same positions."""
 
     units: Units
-    """One profile per unit; rows sum to 1."""
-    groups: Int64[np.ndarray, "n_units"] | None = None
-    """What each unit was drawn with (its initialisation seed) where several units share it; None: all independent."""
+    """One profile per unit; rows sum to 1. These are resampled."""
     scales: Float64[np.ndarray, "n_units"] | None = None
     """How much each unit counts in an average, > 0: its raw total, where raw influences are averaged and normalised
     once, a ratio that is formed anew on every draw. None: all count the same."""
 
     @classmethod
-    def of(
-        cls,
-        values: Units,
-        groups: Int64[np.ndarray, "n_labels"] | None = None,
-        scales: Float64[np.ndarray, "n_scales"] | None = None,
-    ) -> "Sample":
+    def of(cls, values: Units, scales: Float64[np.ndarray, "n_scales"] | None = None) -> "Sample":
         """Normalise raw influence per unit to profiles.
 
         Raises:
-            UsageError: a unit is negative, not finite or all zero, `groups` or `scales` has another length, a scale is
-                not a positive number, or both are given.
+            UsageError: a unit is negative, not finite or all zero, `scales` has another length, or a scale is not a
+                positive number.
         """
         totals = values.sum(axis=-1)
         bad = np.flatnonzero(~(np.isfinite(totals) & (totals > 0)) | (values.min(axis=-1) < 0))
         if bad.size:
             raise UsageError(f"prompt {bad[0]} has no profile: its influence must be finite, >= 0 and not all zero")
-        if groups is not None and len(groups) != len(values):
-            raise UsageError(f"{len(groups)} group labels for {len(values)} prompts; one is needed for each")
-        if scales is not None:
-            _check_scales(scales, count=len(values), grouped=groups is not None)
-        return cls(values / totals[:, None], groups, scales)
+        if scales is not None and len(scales) != len(values):
+            raise UsageError(f"{len(scales)} scales for {len(values)} prompts; one is needed for each")
+        if scales is not None and not np.all(np.isfinite(scales) & (scales > 0)):
+            raise UsageError(f"scales must be finite and > 0, got {scales.min()} to {scales.max()}")
+        return cls(values / totals[:, None], scales)
 
     @property
     def average(self) -> Float64[np.ndarray, "n_positions"]:
-        """The profile of the sample: the mean over its independent units."""
-        units = self.independent
+        """The profile of the sample: the mean over its units."""
         if self.scales is None:
-            mean: np.ndarray = units.mean(axis=0)
-            return mean
-        return np.asarray(self.averages(np.full((1, len(units)), 1 / len(units)))[0])
+            return np.asarray(self.units.mean(axis=0))
+        count = len(self.units)
+        return np.asarray(self.averages(np.full((1, count), 1 / count))[0])
 
     def averages(self, weights: Weights) -> Averages:
         """Averages with the units weighted by rows that sum to 1."""
-        return np.asarray(self.scaled(weights) @ self.independent)
+        return np.asarray(self.scaled(weights) @ self.units)
 
     def scaled(self, weights: Weights) -> Weights:
-        """Weights of the independent units in an average, times their scales; rows that sum to 1 still do."""
+        """Weights of the units in an average, times their scales; rows that sum to 1 still do."""
         if self.scales is None:
             return weights
         rows = weights * (self.scales / self.scales.max())
         return np.asarray(rows / rows.sum(axis=1, keepdims=True))
-
-    @property
-    def independent(self) -> Float64[np.ndarray, "n_independent n_positions"]:
-        """What is resampled: the units themselves, or their means by group where groups are given."""
-        if self.groups is None:
-            return self.units
-        labels, index = np.unique(self.groups, return_inverse=True)
-        members = (index[None, :] == np.arange(len(labels))[:, None]).astype(np.float64)
-        means: np.ndarray = (members @ self.units) / members.sum(axis=1, keepdims=True)
-        return means
 
 
 @dataclass(frozen=True)
@@ -136,7 +118,7 @@ class PromptComparison:
     per_prompt_flat: Interval
     """The same for the flat line."""
     n_units: int
-    """Independent units: prompts, or seeds where several units share one."""
+    """Independent units."""
 
     @property
     def decides(self) -> int:
@@ -151,7 +133,7 @@ def compare_with_prompts(
 
     Args:
         predicted: One profile for all prompts, or one row per prompt; a row is left out with its prompt.
-        measured: Influence per prompt, raw or normalised; a `Sample` where prompts share seeds.
+        measured: Influence per prompt, raw or normalised.
         generator: Source of halvings and resamples.
         draws: Bootstrap draws of the medians over prompts.
 
@@ -163,12 +145,12 @@ def compare_with_prompts(
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
     theory = _theory_sample(predicted, sample)
-    paired = theory.independent if len(theory.units) > 1 else theory.units
-    parts = blocks(leave_one_out(len(sample.independent)), sample.units.shape[1])
+    paired = theory.units
+    parts = blocks(leave_one_out(len(sample.units)), sample.units.shape[1])
     gaps = [_gaps(sample.averages(rows), rows @ paired if len(paired) > 1 else paired) for rows in parts]
     medians = _medians(theory.units, sample, generator=generator, draws=draws)
     noise = split_half_noise(sample, generator=generator)
-    return PromptComparison(*_gap_intervals(np.concatenate(gaps, axis=1)), noise, *medians, len(sample.independent))
+    return PromptComparison(*_gap_intervals(np.concatenate(gaps, axis=1)), noise, *medians, len(sample.units))
 
 
 def compare_samples(
@@ -185,12 +167,12 @@ def compare_samples(
     gaps = _gaps_between(measured, predicted)
     medians = _medians(predicted.average[None], measured, generator=generator, draws=draws)
     noise = split_half_noise(measured, generator=generator)
-    return PromptComparison(*gaps, noise, *medians, min(len(measured.independent), len(predicted.independent)))
+    return PromptComparison(*gaps, noise, *medians, min(len(measured.units), len(predicted.units)))
 
 
 def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
-    """W1 between the averages of random halves of the independent units."""
-    units = sample.independent
+    """W1 between the averages of random halves of the units."""
+    units = sample.units
     if len(units) < 2:
         return SplitHalf(float("nan"), float("nan"), float("nan"))
     order = generator.permuted(np.tile(np.arange(len(units)), (halvings, 1)), axis=1)
@@ -212,7 +194,7 @@ def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DR
         generator: Source of the resamples of statistics that jump.
         draws: Of these.
     """
-    n_units = len(sample.independent)
+    n_units = len(sample.units)
     return {
         name: percentile_interval(values[0], values[1:], n_units)
         if name in RESAMPLED
@@ -223,7 +205,7 @@ def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DR
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two measurements of the same kind beside each other: the model as trained and at its birth."""
+    """Two measurements of the same kind beside each other: the model as trained and at initialisation."""
 
     statistics: dict[str, Interval]
     """First minus second, per registered statistic; the two samples are independent."""
@@ -249,7 +231,7 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
         UsageError: the samples have different lengths.
     """
     gaps = _gaps_between(first, second)
-    n_units = min(len(first.independent), len(second.independent))
+    n_units = min(len(first.units), len(second.units))
     draws = draws if n_units > 1 else 0
     own, others = (_statistics_of(sample, generator=generator, draws=draws) for sample in (first, second))
     statistics = {}
@@ -260,15 +242,6 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
         else:
             statistics[name] = jackknife(values - other[0], values[0] - other).interval(least=-1.0, most=1.0)
     return Contrast(statistics, *gaps, n_units)
-
-
-def _check_scales(scales: Float64[np.ndarray, "n_scales"], *, count: int, grouped: bool) -> None:
-    if grouped:
-        raise UsageError("prompts that share seeds are averaged as profiles; scales are for independent prompts")
-    if len(scales) != count:
-        raise UsageError(f"{len(scales)} scales for {count} prompts; one is needed for each")
-    if not np.all(np.isfinite(scales) & (scales > 0)):
-        raise UsageError(f"scales must be finite and > 0, got {scales.min()} to {scales.max()}")
 
 
 def _decided(difference: Interval, n_units: int) -> int:
@@ -290,7 +263,7 @@ def _gaps_between(first: Sample, second: Sample) -> tuple[Interval, Interval, In
     n_positions, others = first.units.shape[1], second.units.shape[1]
     if n_positions != others:
         raise UsageError(f"cannot contrast profiles of {n_positions} and {others} positions")
-    weights = [blocks(leave_one_out(len(sample.independent)), n_positions) for sample in (first, second)]
+    weights = [blocks(leave_one_out(len(sample.units)), n_positions) for sample in (first, second)]
     own = [_gaps(first.averages(rows), second.average[None]) for rows in weights[0]]
     other = [_gaps(first.average[None], second.averages(rows)) for rows in weights[1]]
     return _gap_intervals(np.concatenate(own, axis=1), np.concatenate(other, axis=1))
@@ -312,7 +285,7 @@ def _theory_sample(predicted: Profile | Predictions, sample: Sample) -> Sample:
     if isinstance(predicted, Profile):
         theory = Sample(predicted.influence[None])
     else:
-        theory = Sample.of(predicted, sample.groups if len(predicted) == count else None)
+        theory = Sample.of(predicted)
         if len(predicted) != count:
             raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
     if theory.units.shape[1] != n_positions:
@@ -323,13 +296,9 @@ def _theory_sample(predicted: Profile | Predictions, sample: Sample) -> Sample:
 def _medians(
     predicted: Units, sample: Sample, *, generator: np.random.Generator, draws: int
 ) -> tuple[Interval, Interval]:
-    """Median over units of W1 to the single unit: of the prediction, and of the flat line.
-
-    Each draw is the weighted median, a unit weighing what its group weighs.
-    """
-    n_units, units = len(sample.independent), sample.units
-    index = np.arange(len(units)) if sample.groups is None else np.unique(sample.groups, return_inverse=True)[1]
-    weights = draw_weights(n_units, generator=generator, draws=draws)[:, index]
+    """Median over units of W1 to the single unit: of the prediction, and of the flat line."""
+    units, n_units = sample.units, len(sample.units)
+    weights = draw_weights(n_units, generator=generator, draws=draws)
     flat = uniform_profile(units.shape[1]).influence[None]
     first, second = (
         percentile_interval(float(np.median(values)), weighted_median(values, weights), n_units)
@@ -340,7 +309,7 @@ def _medians(
 
 def _statistics_of(sample: Sample, *, generator: np.random.Generator, draws: int) -> dict[str, Values]:
     """Every statistic of the average, then of averages without a unit, or of resampled units where it jumps."""
-    n_units, n_positions = sample.independent.shape
+    n_units, n_positions = sample.units.shape
     left_out, drawn = leave_one_out(n_units), draw_weights(n_units, generator=generator, draws=draws)
     rows = {True: np.concatenate([left_out[:1], drawn]), False: left_out}
     found: dict[str, list[Values]] = {name: [] for name in STATISTICS}

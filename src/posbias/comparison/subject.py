@@ -55,10 +55,6 @@ class Comparison(Distances):
     def __getattr__(self, name: str) -> float:
         return super().__getattr__(name)
 
-    def as_flat_record(self) -> dict[str, dict[str, float | None]]:
-        """Both sets of distances, plain: `{"theory": ..., "flat": ...}`."""
-        return {"theory": self.as_record(), "flat": self.flat.as_record()}
-
 
 @checked
 def compare(predicted: Profile, measured: Profile) -> Comparison:
@@ -102,32 +98,24 @@ class MeasuredKind:
     """Average over units, with its pointwise interval where there is one."""
     per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
     """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
-    groups: Int64[np.ndarray, "n_units"] | None = None
-    """Label of the initialisation seed of each unit, where several units share one; None: units are independent."""
     scales: Float64[np.ndarray, "n_units"] | None = None
     """How much each unit counts in `profile`: its raw total, where raw influences were averaged; None: all the same."""
 
     @classmethod
-    def of_prompts(
-        cls,
-        per_prompt: Float64[np.ndarray, "n_units n_positions"],
-        groups: Int64[np.ndarray, "n_labels"] | None = None,
-    ) -> "MeasuredKind":
+    def of_prompts(cls, per_prompt: Float64[np.ndarray, "n_units n_positions"]) -> "MeasuredKind":
         """Normalise each unit, average, and put an interval around every position."""
-        sample = Sample.of(per_prompt, groups)
-        return cls(Profile.mean_of(sample.independent), sample.units, groups)
+        units = Sample.of(per_prompt).units
+        return cls(Profile.mean_of(units), units)
 
     @property
     def sample(self) -> Sample | None:
         """The units as normalised profiles."""
-        return None if self.per_prompt is None else Sample.of(self.per_prompt, self.groups, self.scales)
+        return None if self.per_prompt is None else Sample.of(self.per_prompt, self.scales)
 
     @property
     def n_independent(self) -> int:
-        """Independently drawn units: prompts, or seeds where units share one; 0 where no units are known."""
-        if self.per_prompt is None:
-            return 0
-        return len(self.per_prompt) if self.groups is None else len(np.unique(self.groups))
+        """Independently drawn units; 0 where no units are known."""
+        return 0 if self.per_prompt is None else len(self.per_prompt)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,14 +130,17 @@ class TheoryProfile:
     """Units of its own that `profile` averages, drawn independently of the measurement's: they are resampled too."""
 
     @classmethod
-    def of_prompts(
-        cls,
-        per_prompt: Float64[np.ndarray, "n_units n_positions"],
-        groups: Int64[np.ndarray, "n_labels"] | None = None,
-    ) -> "TheoryProfile":
+    def of_prompts(cls, per_prompt: Float64[np.ndarray, "n_units n_positions"]) -> "TheoryProfile":
         """Normalise each unit's prediction and average, as the measurement is."""
-        sample = Sample.of(per_prompt, groups)
+        sample = Sample.of(per_prompt)
         return cls(Profile(sample.average), sample.units)
+
+    def beside(self, measured: Sample, generator: np.random.Generator) -> PromptComparison:
+        """The theory beside the units of a measurement."""
+        if self.sample is not None:
+            return compare_samples(self.sample, measured, generator=generator)
+        predicted = self.profile if self.per_prompt is None else self.per_prompt
+        return compare_with_prompts(predicted, measured, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,22 +218,14 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
             summaries[kind] = summarise(sample, generator=generator)
         seed = int(generator.integers(2**63))
         for name, theory in subject.theories.items():
-            prompts = None if sample is None else _beside(theory, sample, np.random.default_rng(seed))
+            prompts = None if sample is None else theory.beside(sample, np.random.default_rng(seed))
             comparison = compare(theory.profile, measured.profile)
             comparisons.append(KindComparison(kind, name, comparison, prompts))
     return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
 
 
-def _beside(theory: TheoryProfile, measured: Sample, generator: np.random.Generator) -> PromptComparison:
-    """One theory beside the units of a measurement."""
-    if theory.sample is not None:
-        return compare_samples(theory.sample, measured, generator=generator)
-    predicted = theory.profile if theory.per_prompt is None else theory.per_prompt
-    return compare_with_prompts(predicted, measured, generator=generator)
-
-
 def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:
-    """Per measured kind that both subjects share: the first (trained) against the second (at birth)."""
+    """Per measured kind that both subjects share: the first (trained) against the second (at initialisation)."""
     contrasts: dict[str, Contrast] = {}
     for kind in first.measured:
         sample = first.measured[kind].sample

@@ -17,6 +17,8 @@ from posbias.measurement.measurement import (
     Measurement,
     MeasureOptions,
     RunOptions,
+    Unit,
+    UnitWork,
     combine,
     measure,
 )
@@ -49,6 +51,8 @@ __all__ = [
     "Probability",
     "PromptMeasurement",
     "RunOptions",
+    "Unit",
+    "UnitWork",
     "attention_statistics",
     "calibrate",
     "check_prompts",

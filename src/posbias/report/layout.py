@@ -1,11 +1,10 @@
 """The record layout that reports read: how subjects go into a `Record`, and how any record becomes a `RunView`.
 
-Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `groups`, `scales` only where
-they exist):
+Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `scales` only where they
+exist):
 
     SUBJECT/measured/KIND/{influence,low,high}     [n_positions]
     SUBJECT/measured/KIND/per_prompt               [n_units n_positions]
-    SUBJECT/measured/KIND/groups                   [n_units] int64: the seed each unit was drawn with
     SUBJECT/measured/KIND/scales                   [n_units] how much each unit counts, where not all the same
     SUBJECT/theories/NAME/{influence,low,high}     [n_positions]             SUBJECT/theories/NAME/per_prompt
     SUBJECT/mixing/DEFINITION/{value,low,high}     [n_layers]
@@ -152,7 +151,7 @@ def _subject_arrays(subject: Subject) -> dict[str, np.ndarray]:
 
 
 def _profile_arrays(entry: MeasuredKind | TheoryProfile) -> dict[str, np.ndarray | None]:
-    units = {"groups": entry.groups, "scales": entry.scales} if isinstance(entry, MeasuredKind) else {}
+    units = {"scales": entry.scales} if isinstance(entry, MeasuredKind) else {}
     return {**vars(entry.profile), "per_prompt": entry.per_prompt, **units}
 
 
@@ -263,7 +262,7 @@ def _profile(record: Record, stem: str) -> Profile:
 
 def _measured(record: Record, stem: str) -> MeasuredKind:
     arrays = record.arrays
-    units = {name: arrays.get(f"{stem}/{name}") for name in ("per_prompt", "groups", "scales")}
+    units = {name: arrays.get(f"{stem}/{name}") for name in ("per_prompt", "scales")}
     return MeasuredKind(_profile(record, stem), **units)
 
 
