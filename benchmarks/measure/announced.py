@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "attention --length 1024 --count 2",
         "decompose --length 256 --count 2 --interventions no_rope",
         "evaluate --task key_value(pairs=10) --positions 0,9 --count 2",
-        "audit --length 256 --count 2 --births 1",
+        "audit --length 256 --count 2 --initialisations 1",
     ),
     "gpt2": (
         "measure --length 512 --count 2 --prompts synthetic",

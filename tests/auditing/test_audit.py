@@ -17,11 +17,12 @@ from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample, contrast
 from posbias.errors import RunError, UsageError
+from posbias.measurement import measure_prompt
 from posbias.profiles import Profile
 from posbias.report import view_of
 
 LENGTH, COUNT = 24, 6
-OPTIONS = AuditOptions(kinds=("jacobian(probes=2)", "probability"), births=6)
+OPTIONS = AuditOptions(kinds=("jacobian(probes=2)", "probability"), initialisations=6)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_the_audit_is_the_rooms_put_together(finished, tiny_llama):
     assert set(initialised.theories) == {*trained.theories, "mean_field"}
 
 
-def test_births_are_independent_initialisations(finished, tiny_llama):
+def test_initialisations_are_independent(finished, tiny_llama):
     reborn = pb.reinitialise(pb.load_model(tiny_llama), 2)
     prompts = pb.load_prompts("default", reborn, n_positions=LENGTH, count=COUNT, seed=0)
     measured = pb.measure(reborn, prompts, kinds=OPTIONS.kinds)
@@ -99,10 +100,10 @@ def test_an_encoding_may_be_put_in_place_of_the_configured_one(tiny_llama):
 
 
 def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
-    monkeypatch.setattr(subjects, "measure_prompt", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(subjects, "beside_measured", lambda *_: pytest.fail("measured again"))
     again = pb.audit(
         tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.directory,
-        options=AuditOptions(kinds=OPTIONS.kinds, births=6, resume=True),
+        options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),
     )  # fmt: skip
     assert again.record.run_id == finished.record.run_id
 
@@ -110,7 +111,8 @@ def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
 RUN = """
 import sys, posbias as pb
 pb.audit(sys.argv[1], n_positions=24, prompts=6, out=sys.argv[2],
-         options=pb.AuditOptions(kinds=("jacobian(probes=2)", "probability"), births=6, resume=len(sys.argv) > 3))
+         options=pb.AuditOptions(kinds=("jacobian(probes=2)", "probability"), initialisations=6,
+                                 resume=len(sys.argv) > 3))
 """
 
 
@@ -138,7 +140,7 @@ def test_killed_and_resumed_is_the_same_and_finished_prompts_are_kept(finished, 
     try:
         resumed = pb.audit(
             tiny_llama, n_positions=LENGTH, prompts=COUNT, out=out,
-            options=AuditOptions(kinds=OPTIONS.kinds, births=6, resume=True),
+            options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),
         )  # fmt: skip
     finally:
         storage.write_atomically = real_write
@@ -173,7 +175,7 @@ def test_an_unknown_family_is_measured_and_what_is_missing_is_said(tmp_path):
     GPTBigCodeForCausalLM(config).save_pretrained(tmp_path / "model")
     model = pb.load_model(tmp_path / "model")
     prompts = pb.load_prompts(np.arange(48).reshape(3, 16), model, n_positions=16, count=3)
-    run = pb.audit(model, prompts=prompts, options=AuditOptions(births=2))
+    run = pb.audit(model, prompts=prompts, options=AuditOptions(initialisations=2))
     assert set(run.subjects[0].measured) == {"jacobian", "probability"}
     left_out = " ".join(run.record.scalars["left_out"])
     assert "mixing" in left_out
@@ -196,16 +198,16 @@ def test_two_runs_into_one_directory_are_refused(tiny_llama, tmp_path):
 
 
 def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, monkeypatch):
-    real = subjects.measure_prompt
+    real = measure_prompt
 
     def fails_on_the_third(model, token_ids, *, kinds, key, options):
         if key[1] == 2:
             raise RunError("prompt 2: the gradient is not finite")
         return real(model, token_ids, kinds=kinds, key=key, options=options)
 
-    monkeypatch.setattr(subjects, "measure_prompt", fails_on_the_third)
+    monkeypatch.setattr("posbias.measurement.measurement.measure_prompt", fails_on_the_third)
     with pytest.raises(RunError):
-        pb.audit(tiny_llama, n_positions=16, prompts=4, out=tmp_path / "run", options=AuditOptions(births=0))
+        pb.audit(tiny_llama, n_positions=16, prompts=4, out=tmp_path / "run", options=AuditOptions(initialisations=0))
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["status"] == "failed"
     assert "prompt 2" in record["error"]
@@ -225,7 +227,7 @@ model = pb.load_model(sys.argv[1], init_seed=two)
 assert type(model.origin.init_seed) is int
 prompts = pb.load_prompts("default", model, n_positions=np.int64(8), count=two, seed=two)
 pb.measure(model, prompts, kinds="probability", seed=two)
-options = pb.AuditOptions(kinds=("probability",), seed=two, births=two)
+options = pb.AuditOptions(kinds=("probability",), seed=two, initialisations=two)
 print(pb.audit(model, n_positions=np.int64(8), prompts=two, options=options).record.as_json()["arguments"]["prompts"])
 """
 
@@ -236,14 +238,14 @@ def test_counts_and_seeds_may_be_numpy_integers(tiny_llama):
     assert (run.returncode, run.stdout) == (0, "2\n"), run.stderr
 
 
-def test_a_model_at_birth_without_births_is_refused(tiny_llama):
-    with pytest.raises(UsageError, match="births must be at least 1 where the model itself is one"):
-        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(births=0, init_seed=4))
+def test_a_model_at_initialisation_without_initialisations_is_refused(tiny_llama):
+    with pytest.raises(UsageError, match="initialisations must be at least 1 where the model itself is one"):
+        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(initialisations=0, init_seed=4))
 
 
-def test_births_that_would_share_a_prompt_are_refused(tiny_llama):
-    with pytest.raises(UsageError, match="births must be at most the 2 prompts, one prompt for each; got 7"):
-        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(births=7))
+def test_initialisations_that_would_share_a_prompt_are_refused(tiny_llama):
+    with pytest.raises(UsageError, match="initialisations must be at most the 2 prompts, one prompt for each; got 7"):
+        pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(initialisations=7))
 
 
 def other_measurement(tiny_llama, **settings):

@@ -12,7 +12,7 @@ from posbias.errors import UsageError
 def test_workers_give_the_same_record_and_finish_what_one_process_began(tiny_llama, tmp_path):
     def audited(workers, out=None, resume=False):
         options = AuditOptions(
-            kinds=("probability",), births=2, resume=resume, engine=Local(workers=workers, threads=1)
+            kinds=("probability",), initialisations=2, resume=resume, engine=Local(workers=workers, threads=1)
         )
         return pb.audit(tiny_llama, n_positions=16, prompts=3, out=out, options=options).record
 

@@ -12,7 +12,7 @@ from posbias.records import load_record
 SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
 COMMANDS = {
     "measure": SHORT,
-    "audit": (*SHORT, "--births", "1"),
+    "audit": (*SHORT, "--initialisations", "1"),
     "decompose": (*SHORT, "--interventions", "sink_masked"),
 }
 
@@ -50,7 +50,7 @@ def large(tmp_path_factory):
 def test_mean_field_says_what_large_logits_leave_to_chance(posbias, large, tmp_path, verb):
     asked = {
         "predict": ("--model", large, "--theory", "mean_field", "--length", "12"),
-        "audit": (large, *SHORT, "--births", "2", "--prompts", "synthetic"),
+        "audit": (large, *SHORT, "--initialisations", "2", "--prompts", "synthetic"),
     }
     result = posbias(verb, *asked[verb], "--out", tmp_path)
     assert result.returncode == 0, result.stderr

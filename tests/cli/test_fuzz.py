@@ -81,7 +81,7 @@ COMMANDS = (
     "evaluate --lm-eval {new} --task documents(documents=2,file='{documents}') --count 2 --positions 0,1",
     "evaluate {model} --task example_order(shots=4) --count 1 --max-tokens 1 --positions 0",
     "evaluate --lm-eval {new} --tokenizer {model} --task needle(tokens=256,depths=2,corpus='{text}') --count 1",
-    "audit {model} --prompts {text} --length 8 --count 1 --births 0 --kinds probability --out {new}",
+    "audit {model} --prompts {text} --length 8 --count 1 --initialisations 0 --kinds probability --out {new}",
     "verify --mask {mask_npy}",
     "verify --mask {mask_txt}",
     "verify --mask prefix(length=4) --length 12",
@@ -94,7 +94,7 @@ COMMANDS = (
     "tie {tied}",
     "list masks",
     "models get other",
-    "reproduce birth-2603.10123 --size tiny --length 20 --births 2 --probes 1",
+    "reproduce birth-2603.10123 --size tiny --length 20 --initialisations 2 --probes 1",
 )
 """Valid commands; what stands in braces is a file of `Ground`, or a directory that does not exist yet."""
 REGISTRIES: dict[str, Registry[Any]] = {

@@ -55,10 +55,10 @@ CASES = {
         f"measure TINY {SHORT} --threads 1", COMPARED, before="attention TINY --length 16 --count 2"
     ),
     "measure-of-two-models": Case(f"measure TINY OTHER {SHORT} --threads 1", ("report OUT/tiny-llama",)),
-    "audit": Case(f"audit TINY {SHORT} --threads 1 --births 1", COMPARED),
+    "audit": Case(f"audit TINY {SHORT} --threads 1 --initialisations 1", COMPARED),
     BEHAVIOUR: Case(
-        f"audit LONG {SHORT} --threads 1 --births 0 --behaviour {ASKED} --behaviour-count 2 --behaviour-positions 0,3 "
-        "--behaviour-kinds probability --no-behaviour-theories --behaviour-tokens 1",
+        f"audit LONG {SHORT} --threads 1 --initialisations 0 --behaviour {ASKED} --behaviour-count 2 "
+        "--behaviour-positions 0,3 --behaviour-kinds probability --no-behaviour-theories --behaviour-tokens 1",
         (*COMPARED, "report OUT/behaviour", "place --run OUT --scores 0.9,0.4", "tie OUT OUT"),
     ),
     "decompose": Case(f"decompose TINY {SHORT} --interventions no_rope"),

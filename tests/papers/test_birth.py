@@ -22,7 +22,7 @@ from posbias.papers.birth2603.models import (
 from posbias.papers.birth2603.statements import birth_statements
 from posbias.theory import closed_form
 
-TINY = BirthSettings(size="tiny", n_positions=40, births=2, probes=2)
+TINY = BirthSettings(size="tiny", n_positions=40, initialisations=2, probes=2)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_distances_are_those_of_the_stored_profiles(birth):
     for row in by_sort(birth, "theory"):
         if row["theory"] != "flat":
             stem = f"{row['model']}/{row['tokens']}"
-            measured = birth.arrays[f"{stem}/per_birth"].mean(axis=0)
+            measured = birth.arrays[f"{stem}/per_initialisation"].mean(axis=0)
             predicted = birth.arrays[f"{stem}/theories/{row['theory']}"]
             assert row["wasserstein"]["value"] == pytest.approx(float(wasserstein(predicted, measured)), abs=1e-12)
 
@@ -138,7 +138,7 @@ def test_sentences_follow_the_numbers(birth):
     ("wrong", "names"),
     [
         ({"size": "huge"}, "small"),
-        ({"births": 1}, "births"),
+        ({"initialisations": 1}, "initialisations"),
         ({"n_positions": 3}, "20"),
         ({"tokenizer": "words"}, "bytes"),
     ],

@@ -155,7 +155,7 @@ def test_what_training_changed_is_claimed_only_when_shown() -> None:
     shown = contrast_of(Interval(0.12, 0.08, 0.16), Interval(-0.05, -0.06, -0.04))
     text = [finding.text for finding in findings_of(replace(view(), contrasts={"jacobian": shown}))]
     assert "The share of the first tenth is larger in the trained model (+12.0 points [+8.0, +16.0])." in text
-    assert any("part of it was there at birth" in entry for entry in text)
+    assert any("part of it was there before training" in entry for entry in text)
     hidden = contrast_of(Interval(0.12, -0.01, 0.25), Interval(-0.05, -0.11, 0.01))
     assert claims(replace(view(), contrasts={"jacobian": hidden})) == []
     few = contrast_of(Interval(0.12, 0.08, 0.16), Interval(-0.05, -0.06, -0.04), n_units=3)

@@ -173,7 +173,7 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: B
         assert needed in shown
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert pictures == [
-        "birth-jacobian.png",
+        "initialisation-jacobian.png",
         "initialised-jacobian.png",
         "mixing.png",
         "trained-jacobian.png",

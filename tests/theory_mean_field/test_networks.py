@@ -52,7 +52,7 @@ def test_a_prediction_says_how_far_one_initialisation_lies(fresh):
         f"a single one lies at least W1 {one:.3f} from the mean of all, the mean of 100 about {one / 10:.3f}"
         in large.caveats[0]
     )
-    assert f"about {one / 2:.3f}" in scatter_caveat(networks, births=4)
+    assert f"about {one / 2:.3f}" in scatter_caveat(networks, initialisations=4)
     assert large.found["largest_logit_variance"] > 1
     record = large.record({})
     assert record.scalars["caveats"] == list(large.caveats)

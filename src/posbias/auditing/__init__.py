@@ -1,4 +1,4 @@
-"""Runs that join the rooms, as records; above all the audit: one model as trained and at birth beside every theory."""
+"""Models measured, audited and compared as records: as trained and at initialisation, beside every theory."""
 
 from posbias.auditing.attention import attention_record, preflight_attention
 from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour

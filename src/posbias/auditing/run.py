@@ -1,4 +1,4 @@
-"""`audit`: how a model weighs its context as trained and at birth, and how well theory explains it, as one record.
+"""`audit`: how a model weighs its context, trained and at initialisation, how well theory explains it, as one record.
 
 Load, measure unit by unit (resumable), set the theories beside the measurement, compare with intervals, save the
 record, draw the report.
@@ -28,9 +28,9 @@ class Audit:
 
     record: Record
     subjects: tuple[Subject, ...]
-    """The model as trained (where it was), then at birth."""
+    """The model as trained (where it was), then at initialisation."""
     contrasts: dict[str, Contrast]
-    """Per kind: trained against birth."""
+    """Per kind: as trained against at initialisation."""
     directory: Path | None
     report: Path | None
     """The HTML page; None where no directory was given."""
@@ -54,14 +54,14 @@ def audit(
     out: str | Path | None = None,
     options: AuditOptions | None = None,
 ) -> Audit:
-    """Examine one model: influence as trained and at birth, the theories' errors beside a flat line, findings.
+    """Examine one model: influence trained and at initialisation, theories' errors beside a flat line, findings.
 
     Args:
         model: What `load_model` takes, or a loaded model. A `"config:..."` source has no trained state.
         n_positions: Length of the prompts in tokens, >= 2 and within the model's positions.
         prompts: How many to draw from `options.source`, or ready `Prompts` (their length then counts).
         out: Directory for record, report and PNGs; with it an interrupted audit can be resumed.
-        options: Kinds, seeds, births and the rest.
+        options: Kinds, seeds, initialisations and the rest.
 
     Raises:
         UsageError: wrong input; nothing is written then.
@@ -136,16 +136,20 @@ def _run(
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
     """The states of the model that are measured, each with its units."""
-    born_already = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
+    initialised = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
     states: dict[str, list[Unit]] = {}
-    if not born_already:
+    if not initialised:
         states[TRAINED] = [Unit(index) for index in range(prompts.count)]
     if not isinstance(model, HuggingFaceModel):
         return states
-    first_seed = (model.origin.init_seed or 0) if born_already else options.seed
-    count = prompts.count if born_already and options.births is None else options.count_births(prompts.count)
-    if not count and born_already:
-        raise UsageError("births must be at least 1 where the model itself is one (init_seed, config:); got 0")
+    first_seed = (model.origin.init_seed or 0) if initialised else options.seed
+    count = (
+        prompts.count
+        if initialised and options.initialisations is None
+        else options.count_initialisations(prompts.count)
+    )
+    if not count and initialised:
+        raise UsageError("initialisations must be at least 1 where the model itself is one (init_seed, config:); got 0")
     if count:
         states[INITIALISED] = [Unit(index % prompts.count, init_seed=first_seed + index) for index in range(count)]
     return states

@@ -33,7 +33,7 @@ from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles
 from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 
-MOST_BIRTHS = 8
+MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
 
 UNRECORDED = {"resume", "command", "engine", "max_memory"}
@@ -45,7 +45,7 @@ UNRECORDED = {"resume", "command", "engine", "max_memory"}
 class AuditOptions(Loading):
     """Settings of an audit; the defaults are what `posbias audit` runs.
 
-    With `init_seed`, the re-initialised model alone is audited, birth k with seed init_seed + k.
+    With `init_seed`, the re-initialised model alone is audited, initialisation k with seed init_seed + k.
     """
 
     source: str | PromptSource = "default"
@@ -53,9 +53,9 @@ class AuditOptions(Loading):
     kinds: Sequence[str] = ("jacobian", "probability")
     """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
     seed: int = 0
-    """Of prompts, probes and bootstrap; birth k is initialised with seed + k."""
-    births: int | None = None
-    """Re-initialisations, each measured on a prompt of its own; None: as many as prompts, at most MOST_BIRTHS."""
+    """Of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
+    initialisations: int | None = None
+    """Each measured on a prompt of its own; None: as many as prompts, at most MOST_INITIALISATIONS."""
     resume: bool = False
     """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
     passes: PassOptions = field(default_factory=PassOptions)
@@ -67,14 +67,17 @@ class AuditOptions(Loading):
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
-        if self.births is not None:
-            check_size("births", self.births, REPEATS, least=0)
+        if self.initialisations is not None:
+            check_size("initialisations", self.initialisations, REPEATS, least=0)
 
-    def count_births(self, n_prompts: int) -> int:
+    def count_initialisations(self, n_prompts: int) -> int:
         """How many re-initialisations go with that many prompts."""
-        if self.births is not None and self.births > n_prompts:
-            raise UsageError(f"births must be at most the {n_prompts} prompts, one prompt for each; got {self.births}")
-        return min(n_prompts, MOST_BIRTHS) if self.births is None else self.births
+        asked = self.initialisations
+        if asked is not None and asked > n_prompts:
+            raise UsageError(
+                f"initialisations must be at most the {n_prompts} prompts, one prompt for each; got {asked}"
+            )
+        return min(n_prompts, MOST_INITIALISATIONS) if asked is None else asked
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record, of what changes a result."""
@@ -85,7 +88,7 @@ ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
 
 SAMPLED_HEADS = 64
-"""Heads per layer that mean field draws for every birth, where it has to sample: as networks of the model's own."""
+"""Heads per layer that mean field draws at every initialisation, where it has to: as networks of the model's own."""
 
 Row = Float64[np.ndarray, "n_positions"]
 
@@ -106,7 +109,7 @@ def prompt_theories(
     token_ids: Int64[np.ndarray, "n_positions"],
     *,
     mixing: Float64[np.ndarray, "layers"] | None,
-    birth: int | None,
+    initialisation: int | None,
 ) -> PromptTheories:
     """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
 
@@ -114,16 +117,18 @@ def prompt_theories(
         model: The model in the state that is measured.
         token_ids: The prompt.
         mixing: Measured mixing of this prompt per layer (mean over tokens); None without a family description.
-        birth: Number of the birth, which seeds mean field's sampled heads; None for trained weights, of which
-            mean field does not speak.
+        initialisation: Its number, which seeds mean field's sampled heads; None for trained weights, of which mean
+            field does not speak.
     """
     theories: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
     if mixing is not None:
         theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
     found, left_out = _applicable(theories)
-    if birth is None:
+    if initialisation is None:
         return PromptTheories(found, left_out)
-    networks, refused = _applicable({"mean_field": lambda: _mean_field(model, Prompts(token_ids[None]), birth)})
+    networks, refused = _applicable(
+        {"mean_field": lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)}
+    )
     found.update({name: rows.mean(axis=0) for name, rows in networks.items()})
     return PromptTheories(found, [*left_out, *refused], networks.get("mean_field"))
 
@@ -147,7 +152,7 @@ def architecture_theories(
 def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:
     """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it).
 
-    An audit averages the births' own profiles, so that where heads are drawn these are profiles of networks too.
+    An audit averages the profiles of single initialisations: where heads are drawn these are of networks, too.
     """
     spec = spec_of(model)
     level = resolve_level(spec, "auto", prompt.n_positions)
@@ -182,7 +187,7 @@ def beside_measured(
 ) -> dict[str, np.ndarray]:
     """The theories that read one unit's prompt; what is left out travels as the names of empty arrays."""
     number = None if unit.init_seed is None else unit.prompt
-    theories = prompt_theories(model, token_ids, mixing=measured.mixing, birth=number)
+    theories = prompt_theories(model, token_ids, mixing=measured.mixing, initialisation=number)
     return {
         **{THEORY + name: influence for name, influence in theories.profiles.items()},
         **({} if theories.networks is None else {NETWORKS: theories.networks}),
@@ -238,5 +243,5 @@ def examine(
         theories[key] = TheoryProfile.of_prompts(np.stack([piece[THEORY + key] for piece in pieces]))
     subject = measured_subject(name, measurement, theories)
     networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
-    caveats = [scatter_caveat(np.concatenate(networks), births=len(networks))] if networks else []
+    caveats = [scatter_caveat(np.concatenate(networks), initialisations=len(networks))] if networks else []
     return Examined(subject, [*measurement.left_out, *left_out], caveats)

@@ -28,7 +28,7 @@ from posbias.cli import (
     train,
     verify,
 )
-from posbias.cli.ending import fail, prepare
+from posbias.cli.ending import RENAMED, fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.files import check_text
 from posbias.version import __version__
@@ -43,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Predict, measure and explain how a transformer language model weighs the positions of its context.\n\n"
-    "Start with `posbias audit demo`: the position bias of a small real model, at birth and trained, with the "
+    "Start with `posbias audit demo`: the position bias of a small real model, at initialisation and trained, with the "
     "theories' errors beside a flat baseline.",
 )
 app.command("predict", epilog=predict.EXAMPLE)(predict.predict)
@@ -108,6 +108,9 @@ def main() -> None:
 def _refuse(error: Any) -> None:
     """One line for a wrong flag or argument; the whole help where nothing was asked."""
     asked = error.ctx.command_path if error.ctx else "posbias"
+    option = getattr(error, "option_name", None)
+    if option in RENAMED:
+        fail(f"{option} is called {RENAMED[option]} now; `{asked} --help` says what is allowed", 2)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         sys.exit(2)

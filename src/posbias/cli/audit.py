@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from posbias.auditing import Audit, AuditOptions, BehaviourPlan
     from posbias.records import Record
 
-Births = Annotated[
+Initialisations = Annotated[
     int | None, typer.Option(help="Re-initialisations to measure; default: up to 8.", min=0, show_default=False)
 ]
 EXAMPLE = (
@@ -32,7 +32,7 @@ def audit(
     length: options.Length = 512,
     count: options.Count = 16,
     kinds: options.Kinds = "jacobian,probability",
-    births: Births = None,
+    initialisations: Initialisations = None,
     init_seed: options.InitSeed = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
@@ -54,7 +54,7 @@ def audit(
     out: Annotated[Path | None, options.out_option(options.RECORD_AND_REPORT, default="runs/MODEL")] = None,
     json: options.Json = False,
 ) -> None:
-    """Examine a model as trained and at birth, set every theory beside it, and write record, report and PNGs."""
+    """Examine a model trained and at initialisation, set every theory beside it, and write record, report and PNGs."""
     from posbias.auditing import AuditOptions, directory_names
     from posbias.measurement import PassOptions
     from posbias.prompts import PromptSource
@@ -65,7 +65,7 @@ def audit(
         source=PromptSource(prompts, windows, shuffle),
         kinds=tuple(options.split_literals(kinds)),
         seed=seed,
-        births=births,
+        initialisations=initialisations,
         resume=resume,
         dtype=dtype,
         device=device,

@@ -12,6 +12,8 @@ LONGEST = 500
 TAIL = 200
 """How many of them are kept of the end, where the remedy stands."""
 CUT = " ... "
+RENAMED = {"--births": "--initialisations"}
+"""Options of earlier versions: what each is called now."""
 
 
 def prepare() -> None:

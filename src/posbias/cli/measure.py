@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from posbias.auditing import MeasurePlan
 
 EXAMPLE = (
-    "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at birth: `--init-seed 0` · "
-    "more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "
+    "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: "
+    "`--init-seed 0` · more probes: `--kinds 'jacobian(probes=16)'` · on a continuation: `--kinds logprob --output "
     "\"target(text=' Paris')\"` · layer by layer: `--depth-profiles all` · "
     "several models: `posbias measure A B C --out DIR`"
 )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLE = (
     "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
     'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'` · '
-    "a model at birth: `--model config:demo --theory mean_field --length 2048` · "
+    "a model at initialisation: `--model config:demo --theory mean_field --length 2048` · "
     "a trained one: `--model DIR --theory 'power_rollout(form=isotropic)' --prompts synthetic` · "
     "what each of its ingredients costs: `--model demo --ingredients --length 128`"
 )

@@ -332,7 +332,7 @@ def _flops(model: Model, n_positions: int) -> float:
 
 @torch.no_grad()
 def _tokens(model: Model) -> Int64[np.ndarray, "n"]:
-    """Tokens that a network at birth can read, too: its padding token's vector is zero, and has no mixing."""
+    """Tokens that a network at initialisation can read, too: its padding token's vector is zero, and has no mixing."""
     known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
     return embedded_tokens(known, model)
 

@@ -179,7 +179,7 @@ def _birth_figures(view: RunView) -> list[Figure]:
         f"{view.title}: the first tenth of the context carries {shares[0]:.0f} %"
         f" {label(SUBJECTS, first.name)} and {shares[1]:.0f} % {label(SUBJECTS, second.name)}"
     )
-    return [_profile_figure(f"birth-{kind}", title, curves, measured=list(curves))]
+    return [_profile_figure(f"initialisation-{kind}", title, curves, measured=list(curves))]
 
 
 def _depth_figure(view: RunView, subject: Subject, depth: Depth) -> Figure:

@@ -26,7 +26,7 @@ class Finding:
 
 
 def findings_of(view: RunView) -> list[Finding]:
-    """All findings of a run, in reading order: shape, theories, then what was there at birth."""
+    """All findings of a run, in reading order: shape, theories, then what was there at initialisation."""
     found: list[Finding] = []
     for subject in view.subjects:
         for number, kind in enumerate(subject.measured):
@@ -38,7 +38,7 @@ def findings_of(view: RunView) -> list[Finding]:
                 found.extend(_shape(subject, kind))
             found.extend(_theories(subject, kind))
     for kind, entry in view.contrasts.items():
-        found.extend(_birth(kind, entry))
+        found.extend(_initialisation(kind, entry))
     return [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in found]
 
 
@@ -149,7 +149,7 @@ def _theory(block: KindComparison) -> Finding:
     return Finding(f"{theory} is closer to the measurement than a flat line {numbers}{extra}.", "claim")
 
 
-def _birth(kind: str, entry: Contrast) -> Iterator[Finding]:
+def _initialisation(kind: str, entry: Contrast) -> Iterator[Finding]:
     yield Finding(f"Trained against initialised ({label(KINDS, kind)}):", "statement")
     if entry.n_units < UNITS_FOR_CLAIM:
         yield _too_few(entry.n_units)
@@ -160,7 +160,8 @@ def _birth(kind: str, entry: Contrast) -> Iterator[Finding]:
     profile = "the profile at initialisation"
     if entry.decides < 0:
         yield Finding(
-            f"{profile} is closer to the trained one than a flat line is {numbers}: part of it was there at birth.",
+            f"{profile} is closer to the trained one than a flat line is {numbers}: part of it was there before "
+            "training.",
             "claim",
         )
     elif entry.decides > 0:

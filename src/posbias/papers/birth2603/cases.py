@@ -1,4 +1,4 @@
-"""Measuring and predicting the models of arXiv 2603.10123 at birth: six cases, each over the same seeds.
+"""Measuring and predicting the models of arXiv 2603.10123 at initialisation: six cases, each over the same seeds.
 
 A case is a model (Qwen2, Qwen2 without RoPE, GPT-2) on one sort of tokens. With and without RoPE share weights, prompts
 and probes, so that their difference is RoPE's alone.
@@ -42,13 +42,13 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A case over its births."""
+    """A case over its initialisations."""
 
     case: Case
     sample: Sample
-    """One normalised Jacobian profile per birth."""
+    """One normalised Jacobian profile per initialisation."""
     mixing: Float64[np.ndarray, "layers"]
-    """Mean over births and tokens of |a| / (|x| + |a|), every layer."""
+    """Mean over initialisations and tokens of |a| / (|x| + |a|), every layer."""
     theories: dict[str, Profile]
     fitted_mixing: float
     """The constant mixing with which the published density comes closest."""
@@ -60,12 +60,14 @@ def measure_cases(settings: BirthSettings) -> list[Measured]:
     units: dict[Case, list[PromptMeasurement]] = {}
     theories: dict[Case, Profile] = {}
     architectures: dict[Case, Callable[[np.ndarray], Architecture]] = {}
-    for family, birth in track([(family, k) for family in FAMILIES for k in range(settings.births)], "births"):
-        for name, model in _models(family, settings, birth):
+    for family, index in track(
+        [(family, k) for family in FAMILIES for k in range(settings.initialisations)], "initialisations"
+    ):
+        for name, model in _models(family, settings, index):
             for tokens in TOKENS:
                 case, chosen = Case(name, tokens), prompts[tokens][family]
-                units.setdefault(case, []).append(_measure(model, chosen, birth, settings))
-                if birth == 0:
+                units.setdefault(case, []).append(_measure(model, chosen, index, settings))
+                if index == 0:
                     repeats = None if tokens == "random" else chosen
                     theories[case] = mean_field(model, settings.n_positions, prompts=repeats).profile
                     architectures[case] = _architecture(model)
@@ -117,21 +119,21 @@ def ones_probe_share(settings: BirthSettings) -> dict[str, float]:
     return shares
 
 
-def _models(family: str, settings: BirthSettings, birth: int) -> Iterator[tuple[str, HuggingFaceModel]]:
-    """One birth as built, then without RoPE where it has it."""
-    model = born(family, settings.size, seed=settings.seed + birth)
+def _models(family: str, settings: BirthSettings, index: int) -> Iterator[tuple[str, HuggingFaceModel]]:
+    """One initialisation as built, then without RoPE where it has it."""
+    model = born(family, settings.size, seed=settings.seed + index)
     yield MODELS[family][0], model
     for name in MODELS[family][1:]:
         yield name, without_rope(model)
 
 
-def _measure(model: HuggingFaceModel, prompts: Prompts, birth: int, settings: BirthSettings) -> PromptMeasurement:
+def _measure(model: HuggingFaceModel, prompts: Prompts, index: int, settings: BirthSettings) -> PromptMeasurement:
     kinds = resolve_kinds([f"jacobian(probes={settings.probes})"])
-    return measure_prompt(model, prompts.token_ids[birth], kinds=kinds, key=(settings.seed, birth))
+    return measure_prompt(model, prompts.token_ids[index], kinds=kinds, key=(settings.seed, index))
 
 
 def _architecture(model: HuggingFaceModel) -> Callable[[np.ndarray], Architecture]:
-    """The model's architecture as a function of its mixing, which is known only after all births."""
+    """The model's architecture as a function of its mixing, which is known only after all initialisations."""
     traits = model.architecture_traits()
     return lambda mixing: Architecture(**traits, mixing=mixing)
 

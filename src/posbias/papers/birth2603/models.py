@@ -81,18 +81,18 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class BirthSettings:
-    """What `reproduce birth-2603.10123` may be told."""
+    """What `reproduce birth-2603.10123` takes."""
 
     size: str = "small"
     """"small" (d = 256), "full" (Qwen2-0.5B and GPT-2 medium) or "tiny" (4 layers, d = 32)."""
     n_positions: int = 256
     """Context length N, >= 20 so that the last tenth has an interior."""
-    births: int = 8
+    initialisations: int = 8
     """Random initialisations, each with a prompt of its own, >= 2."""
     probes: int = 8
     """Rademacher probes per Jacobian, >= 1."""
     seed: int = 0
-    """Birth k is initialised with seed + k; prompts, probes and bootstrap follow it too."""
+    """Initialisation k is drawn with seed + k; prompts, probes and bootstrap follow it too."""
     tokenizer: str = "bytes"
     """How the corpus text becomes token ids: "bytes", or "demo" for the demo model's tokenizer (fetched if missing)."""
 
@@ -101,9 +101,9 @@ class BirthSettings:
         _check_choice("tokenizer", self.tokenizer, TOKENIZERS)
         for name, least in (("n_positions", 20), ("seed", 0)):
             check_whole(name, getattr(self, name), least=least)
-        for name, least in (("births", 2), ("probes", 1)):
+        for name, least in (("initialisations", 2), ("probes", 1)):
             check_size(name, getattr(self, name), REPEATS, least=least)
-        CELLS.check("births x n_positions", self.births * self.n_positions)
+        CELLS.check("initialisations x n_positions", self.initialisations * self.n_positions)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -179,10 +179,10 @@ def without_rope(model: HuggingFaceModel) -> HuggingFaceModel:
 
 
 def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
-    """One prompt per birth for every family: random token ids, or windows of the default corpus."""
+    """One prompt per initialisation for every family: random token ids, or windows of the default corpus."""
     if tokens == "random":
         generator = np.random.default_rng([settings.seed, 2603])
-        shape = (settings.births, settings.n_positions)
+        shape = (settings.initialisations, settings.n_positions)
         return {
             family: Prompts(
                 generator.integers(0, model_config(family, settings.size)["vocab_size"], shape),
@@ -195,7 +195,7 @@ def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
         Bytes(ByteTokenizer()) if settings.tokenizer == "bytes" else load_model("config:demo", init_seed=0)
     )
     prompts = load_prompts(
-        "default", reader, n_positions=settings.n_positions, count=settings.births, seed=settings.seed
+        "default", reader, n_positions=settings.n_positions, count=settings.initialisations, seed=settings.seed
     )
     smallest = min(model_config(family, settings.size)["vocab_size"] for family in FAMILIES)
     if prompts.token_ids.max() >= smallest:

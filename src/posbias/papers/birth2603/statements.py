@@ -119,10 +119,10 @@ def _shape(shapes: Sequence[Row]) -> str:
     elif falling < len(shapes):
         verdict = "no U shown"
     return (
-        f"U-shape at birth: the first tenth holds {_span(primacy, 2)} of the influence (flat line 0.10). Apart from "
-        f"the last position the last tenth holds {_span(interior, 4)} (flat line {flat:.4f}); it lies below the middle "
-        f"tenth in {falling} of {len(shapes)} cases and above it in {rising}, intervals excluding zero; the interior "
-        f"minimum is at position {_span(minima, 0)}: {verdict}."
+        f"U-shape at initialisation: the first tenth holds {_span(primacy, 2)} of the influence (flat line 0.10). "
+        f"Apart from the last position the last tenth holds {_span(interior, 4)} (flat line {flat:.4f}); it lies below "
+        f"the middle tenth in {falling} of {len(shapes)} cases and above it in {rising}, intervals excluding zero; the "
+        f"interior minimum is at position {_span(minima, 0)}: {verdict}."
     )
 
 
@@ -154,7 +154,7 @@ def _rope(contrasts: Sequence[Row]) -> str:
     return (
         f"RoPE or not: with the same weights and prompts the two profiles are W1 {_span(gaps, 5)} apart (split-half "
         f"noise {_span(noise, 4)}), the typical position by {_span(errors, 2)} %: the claim {verdict}. (In theory "
-        f"because logits are small at birth; their variance grows with the square of the width.)"
+        f"because logits are small at initialisation; their variance grows with the square of the width.)"
     )
 
 
@@ -171,10 +171,10 @@ def _probe(probe: Mapping[str, float]) -> str:
 
 def _few(shapes: Sequence[Row]) -> list[str]:
     """A warning where there are too few initialisations for claims."""
-    births = min(int(row["births"]) for row in shapes)
-    if births >= UNITS_FOR_CLAIM:
+    initialisations = min(int(row["initialisations"]) for row in shapes)
+    if initialisations >= UNITS_FOR_CLAIM:
         return []
-    return [f"With {births} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."]
+    return [f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."]
 
 
 def _of(rows: Sequence[Row], theory: str) -> list[Row]:

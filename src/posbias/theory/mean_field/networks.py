@@ -53,16 +53,16 @@ def distance(profiles: Profiles, other: Float64[np.ndarray, "n_positions"]) -> F
     return np.asarray(gaps.sum(axis=1) / max(profiles.shape[1] - 1, 1))
 
 
-def scatter_caveat(profiles: Profiles, *, births: int | None = None) -> str:
+def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> str:
     """What to know before a measurement is held against the prediction, in one sentence.
 
     Args:
         profiles: Of networks, at least two.
-        births: How many initialisations were measured, if any.
+        initialisations: How many initialisations were measured, if any.
     """
     one = scatter(profiles)
     flat = distance(profiles.mean(axis=0)[None], np.full(profiles.shape[1], 1 / profiles.shape[1]))[0]
-    many = 100 if births is None else births
+    many = 100 if initialisations is None else initialisations
     return (
         f"mean field: attention logits are large at this initialisation, and a network has few heads: a single one "
         f"lies at least W1 {one:.3f} from the mean of all, the mean of {many} about {one / np.sqrt(many):.3f}, a flat "

@@ -68,8 +68,8 @@ def shared_direction_rollout(
 ) -> SharedDirectionRollout:
     """Predict influence on the last position by its own path, one direction shared by the others, and energies.
 
-    Closer than `power_rollout` where positions do not add in unrelated directions (at birth, scrambled tokens, Gemma),
-    at the price of a signed walk per covector and two of energies: about what measuring costs. It tells of
+    Closer than `power_rollout` where positions do not add in unrelated directions (at initialisation, scrambled tokens,
+    Gemma), at the price of a signed walk per covector and two of energies: about what measuring costs. It tells of
     what influence is made, block by block, rather than sparing the measurement.
 
     Args:
