@@ -53,9 +53,6 @@ def check_whole(
         least: The smallest value allowed, where there is one.
         below: The smallest value above `least` that is not allowed any more, where there is one.
         numpy: Whether numpy's whole numbers are allowed too, for values that no record keeps.
-
-    Raises:
-        UsageError: it is not.
     """
     allowed = (int, np.integer) if numpy else (int,)
     above = MACHINE_INTEGERS if below is None else below
@@ -73,11 +70,7 @@ def check_whole(
 
 
 def check_size(name: str, value: object, limit: Limit, *, least: int = 1) -> None:
-    """Refuse what is no whole number >= `least`, or more than a limit allows.
-
-    Raises:
-        UsageError: it is not, or it is more.
-    """
+    """Refuse what is no whole number >= `least`, or more than a limit allows."""
     check_whole(name, value, least=least, numpy=True)
     limit.check(name, int(value))  # type: ignore[call-overload]
 
@@ -111,11 +104,7 @@ def checked(function: Public) -> Public:
 
 
 def check_seed(seed: object) -> None:
-    """Refuse a seed that is not a whole number >= 0.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Refuse a seed that is not a whole number >= 0."""
     check_whole("seed", seed, least=0, numpy=True)
 
 

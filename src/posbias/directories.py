@@ -39,9 +39,6 @@ def held(directory: str | Path) -> Iterator[Path]:
     """Hold a directory against other runs: made where missing, proven writable, free of what killed runs left.
 
     A request that turns out wrong (UsageError) leaves no directory behind that was made for it.
-
-    Raises:
-        UsageError: it cannot be made or written, or another process holds it.
     """
     directory = Path(directory)
     made = [path for path in (directory, *directory.parents) if not path.exists()]
@@ -67,11 +64,7 @@ def held(directory: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Hold a directory that is there; a second run into it is refused while the first one lives.
-
-    Raises:
-        UsageError: another process holds it, or it takes no lock.
-    """
+    """Hold a directory that is there; a second run into it is refused while the first one lives."""
     with _refusing(directory):
         file = open(directory / LOCK_FILE, "a")  # noqa: SIM115 (closed below)
     with file:

@@ -28,11 +28,7 @@ SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """A regular file, open for reading bytes; pipes and devices, which may block or never end, are refused.
-
-    Raises:
-        UsageError: there is none, or it cannot be read.
-    """
+    """A regular file, open for reading bytes; pipes and devices, which may block or never end, are refused."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -56,11 +52,7 @@ def file_exists(path: str | Path) -> bool:
 
 
 def read_whole(path: str | Path, what: str, limit: Limit = READ_BYTES) -> bytes:
-    """The content of a file that is read at once.
-
-    Raises:
-        UsageError: it cannot be read, or holds more than the limit.
-    """
+    """The content of a file that is read at once."""
     with open_file(path) as file:
         content = file.read(limit.most + 1)
     if len(content) > limit.most:
@@ -69,11 +61,7 @@ def read_whole(path: str | Path, what: str, limit: Limit = READ_BYTES) -> bytes:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file, plain or gzip, each with its place for messages; blank ones are passed over.
-
-    Raises:
-        UsageError: it cannot be read, is no gzip file to its end, or holds too long a line or too many blank ones.
-    """
+    """The lines of a file, plain or gzip, each with its place for messages; blank ones are passed over."""
     name = Path(path).name
     blank = 0
     try:
@@ -96,11 +84,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_line(file: IO[bytes], name: str, number: int | None = None) -> bytes:
-    """The next line of an open file, empty at its end.
-
-    Raises:
-        UsageError: it is longer than READ_BYTES.
-    """
+    """The next line of an open file, empty at its end."""
     most = READ_BYTES.most
     line = file.readline(most + 1)
     if len(line) > most:
@@ -109,11 +93,7 @@ def read_line(file: IO[bytes], name: str, number: int | None = None) -> bytes:
 
 
 def decoded(content: bytes, where: str) -> str:
-    """UTF-8 as text, without a byte order mark.
-
-    Raises:
-        UsageError: it is not UTF-8.
-    """
+    """UTF-8 as text, without a byte order mark."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -121,15 +101,11 @@ def decoded(content: bytes, where: str) -> str:
 
 
 def read_json(path: Path, *, most_bytes: int) -> Any:
-    """The value that a file of JSON holds.
+    """The value that a file of JSON holds; OSError where there is no such file, ValueError where it is refused.
 
     Args:
         path: A regular file; a pipe or device, which may never end, is not read.
         most_bytes: Of the file (>= 1).
-
-    Raises:
-        OSError: there is no such file, or it cannot be read.
-        ValueError: it is larger, or not what `strict_json` takes; one line that does not name the file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path.name} is no file")
@@ -143,12 +119,11 @@ def read_json(path: Path, *, most_bytes: int) -> Any:
 def strict_json(content: bytes) -> Any:
     """A JSON value without what Python's parser lets through and later code stumbles over.
 
+    Raises ValueError, one line that says what the document is or holds, for a number of 400 digits, half a surrogate
+    pair, a thousand brackets, a key twice, or no JSON at all.
+
     Returns:
         Dictionaries, lists, text that can be encoded, numbers that a float can hold, True, False, None.
-
-    Raises:
-        ValueError: a number of 400 digits, half a surrogate pair, a thousand brackets, a key twice, or no JSON at all;
-            one line that says what the document is or holds.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -166,11 +141,7 @@ def strict_json(content: bytes) -> Any:
 
 
 def parsed_json(content: bytes, where: str) -> Any:
-    """A JSON value, as `strict_json`.
-
-    Raises:
-        UsageError: it is refused; the message names the place.
-    """
+    """A JSON value, as `strict_json`."""
     try:
         return strict_json(content)
     except ValueError as error:
@@ -178,11 +149,7 @@ def parsed_json(content: bytes, where: str) -> Any:
 
 
 def json_object(content: bytes, where: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        UsageError: as `parsed_json`, or it is another value.
-    """
+    """A JSON object."""
     value = parsed_json(content, where)
     if not isinstance(value, dict):
         raise UsageError(f"{where}: need a JSON object, got {type(value).__name__}")
@@ -190,11 +157,7 @@ def json_object(content: bytes, where: str) -> dict[str, Any]:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse half of a surrogate pair, which is no character and which no tokenizer takes.
-
-    Raises:
-        UsageError: there is one; it is named.
-    """
+    """Refuse half of a surrogate pair, which is no character and which no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

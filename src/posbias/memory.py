@@ -75,11 +75,7 @@ def beside_weights(weights: int | None = None) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from "6GB" (10^9), "512MiB" (2^20), "1.5 TB" or a plain number.
-
-    Raises:
-        UsageError: anything else, or nothing at all.
-    """
+    """Bytes from "6GB" (10^9), "512MiB" (2^20), "1.5 TB" or a plain number."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     factor = UNITS.get(match[2].upper()) if match else None
     amount = float(match[1]) * factor if match and factor else 0.0

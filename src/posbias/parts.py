@@ -41,11 +41,7 @@ class PartStore:
             clear_parts(directory)
 
     def get(self, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The finished piece of that name, or the result of `compute`, kept from now on.
-
-        Raises:
-            RunError: the piece cannot be written (a full disk).
-        """
+        """The finished piece of that name, or the result of `compute`, kept from now on."""
         finished = self.find(name)
         return self.keep(name, compute()) if finished is None else finished
 
@@ -58,11 +54,7 @@ class PartStore:
         return finished
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Write a piece, whole or not at all, and hand its arrays back.
-
-        Raises:
-            RunError: it cannot be written (a full disk).
-        """
+        """Write a piece, whole or not at all, and hand its arrays back."""
         whole = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
         if self._directory is not None:
             self._write(self._directory / f"{name}.safetensors", whole)

@@ -177,11 +177,7 @@ def _no_number(text: str) -> None:
 
 
 def _check_types(record: Record) -> None:
-    """Refuse a document whose fields are of another sort.
-
-    Raises:
-        TypeError: one is.
-    """
+    """Refuse a document whose fields are of another sort."""
     sorts: dict[type, tuple[str, ...]] = {
         str: ("verb", "created", "run_id"),
         dict: ("arguments", "resolved", "scalars", "seeds", "environment"),
@@ -196,11 +192,7 @@ def _check_types(record: Record) -> None:
 
 @contextmanager
 def reading(*records: Record) -> Iterator[None]:
-    """While open, what cannot be made sense of is the fault of a record that was changed, not of this program.
-
-    Raises:
-        RunError: anything failed, and not all of the records are sealed.
-    """
+    """While open, what cannot be made sense of is the fault of a record that was changed, not of this program."""
     try:
         yield
     except (UsageError, RunError, OSError, MemoryError):
@@ -274,9 +266,6 @@ def run_directory(
     A request that turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record
     with status "failed" that says why, unless its own record was already saved and only the report failed, or it was
     to resume a finished one. Without a directory nothing happens.
-
-    Raises:
-        UsageError: the directory cannot be written, or another run holds it.
     """
     if directory is None:
         yield None

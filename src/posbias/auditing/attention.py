@@ -26,7 +26,7 @@ from posbias.measurement import AttentionOptions, attention_statistics
 from posbias.measurement.attention import AttentionStatistics, HeadStatistic, MeanKernels, PromptMean
 from posbias.measurement.attention.statistics import KERNEL_CELLS
 from posbias.measurement.attention.streaming import working_precision
-from posbias.measurement.cost import SHORT_LENGTHS, calibrate, in_bfloat16, tell_cost, without_passes
+from posbias.measurement.cost import SHORT_LENGTHS, calibrate, report_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
 from posbias.models.model import Model
@@ -166,28 +166,22 @@ def preflight_attention(
     Raises:
         UsageError: it does not fit; the message says what would.
     """
-    options = options or AttentionOptions()
-    n_positions = prompts.n_positions
+    wanted, n_positions = options or AttentionOptions(), prompts.n_positions
 
-    def under(changed: AttentionOptions) -> CostEstimate | None:
-        return estimate_attention(model, n_positions, options=changed)
+    def under(**changes: Any) -> CostEstimate | None:
+        return estimate_attention(model, n_positions, options=replace(wanted, **changes))
 
-    estimate = under(options) or without_passes(model, n_positions)
     remedies: dict[str, Remedy] = {}
-    if options.by_head:
-        remedies["no --heads"] = lambda: under(replace(options, by_head=False))
-    if options.cells(n_positions) > KERNEL_CELLS:
-        remedies[f"--kernel-cells {KERNEL_CELLS}"] = lambda: under(replace(options, kernel_cells=KERNEL_CELLS))
-    remedies |= in_bfloat16(model, estimate)
-    return tell_cost(estimate, prompts.count, max_memory=max_memory, remedies=remedies)
+    if wanted.by_head:
+        remedies["no --heads"] = lambda: under(by_head=False)
+    if wanted.cells(n_positions) > KERNEL_CELLS:
+        remedies[f"--kernel-cells {KERNEL_CELLS}"] = lambda: under(kernel_cells=KERNEL_CELLS)
+    estimate = under() or without_passes(model, n_positions)
+    return report_cost(model, estimate, prompts.count, max_memory=max_memory, remedies=remedies)
 
 
 def estimate_attention(model: Model, n_positions: int, *, options: AttentionOptions) -> CostEstimate | None:
-    """What one prompt will take, from short runs in small blocks: memory is then linear but for the model's own pass.
-
-    Raises:
-        UsageError: the kept matrices exceed their own limit, or the attention cannot be recomputed.
-    """
+    """What one prompt will take, from short runs in small blocks: memory is then linear but for the model's pass."""
     layers = describe_attention(model, n_positions=n_positions)
     depth, heads, number_bytes = len(layers), layers[0].parts.heads, working_precision(model).itemsize
     options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=number_bytes)

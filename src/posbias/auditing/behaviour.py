@@ -47,7 +47,7 @@ from posbias.evaluation.responders.encoding import encode_requests
 from posbias.evaluation.statistics import Scores, position_means
 from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import Kind, PassOptions, measure_prompt, resolve_kinds
-from posbias.measurement.cost import estimate_cost, in_bfloat16, tell_cost, without_passes
+from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.outputs import Target
 from posbias.models.model import Model
 from posbias.parts import PartStore, fingerprint, made_by
@@ -100,11 +100,7 @@ class ContentSpans:
 def spans_of(
     task: LanguageTask, tokenizer: Any, *, places: Sequence[int], count: int, seed: int
 ) -> Iterator[ContentSpans]:
-    """Every content of a task, located.
-
-    Raises:
-        UsageError: a place cannot be located.
-    """
+    """Every content of a task, located."""
     around = {place + step for place in places for step in (-1, 0, 1)}
     wanted = sorted(place for place in around if 0 <= place < task.n_items)
     drawn = task.examples(tokenizer, count=count, positions=wanted, seed=seed)
@@ -121,6 +117,7 @@ GOLD, PLACE = "gold", "place"
 instead."""
 MEASURED = "measured"
 LEFT_OUT = "left_out/"
+DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 
 Name = tuple[str, str | None]
 """Source (measured, or a theory) and kind of influence."""
@@ -222,34 +219,6 @@ def _named(name: str) -> Name:
     return source, kind or None
 
 
-def influence_cost(
-    model: Model, task: LanguageTask, *, kinds: tuple[Kind, ...], options: EvaluateOptions
-) -> dict[str, Any]:
-    """The expected cost of the influence on every prompt that fits into the context; theories come on top.
-
-    Returns:
-        Plain values for a record; empty where no prompt fits, or where short runs fail, which the run will report.
-
-    Raises:
-        UsageError: it does not fit into memory; the message says what would.
-    """
-    places = spread_positions(task) if options.positions is None else task.positions(list(options.positions))
-    contents = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
-    lengths = [content.examples[place].n_tokens or 0 for content in contents for place in places]
-    fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
-    if not fitting:
-        return {}
-    longest = max(fitting)
-    estimate = estimate_cost(model, longest, kinds=kinds, passes=PassOptions(precision_prompts=0))
-    estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
-    remedies = in_bfloat16(model, estimate)
-    told = tell_cost(estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
-    return {**told, "prompts": len(fitting)} if told else {}
-
-
-DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
-
-
 @checked
 @dataclass(frozen=True)
 class BehaviourPlan:
@@ -271,22 +240,30 @@ class BehaviourPlan:
 
 
 def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
-    """The plan with the expected cost of the influence, before anything is asked or measured.
+    """The plan with the expected cost of the influence on every prompt that fits into the context, before any work.
+
+    Theories come on top. The cost is empty where no prompt fits, or where short runs fail, which the run will report.
 
     Raises:
         UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
     """
-    kinds = tuple(resolve_kinds(list(plan.kinds)))
-    cost = influence_cost(model, plan.asked, kinds=kinds, options=plan.evaluation)
-    return replace(plan, cost=cost)
+    task, options = plan.asked, plan.evaluation
+    places = spread_positions(task) if options.positions is None else task.positions(list(options.positions))
+    contents = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
+    lengths = [content.examples[place].n_tokens or 0 for content in contents for place in places]
+    fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
+    kinds = resolve_kinds(list(plan.kinds))
+    if not fitting:
+        return replace(plan, cost={})
+    longest = max(fitting)
+    estimate = estimate_cost(model, longest, kinds=kinds, passes=PassOptions(precision_prompts=0))
+    estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
+    cost = report_cost(model, estimate, len(fitting), max_memory=options.max_memory)
+    return replace(plan, cost={**cost, "prompts": len(fitting)} if cost else {})
 
 
 def link_behaviour(audit: Record, directory: Path) -> Path:
-    """Let the page of a finished audit lead to that of the behaviour below it, and draw it anew.
-
-    Raises:
-        RunError: the directory cannot be written.
-    """
+    """Let the page of a finished audit lead to that of the behaviour below it, and draw it anew."""
     related = {"behaviour: does what weighs also get used?": f"{BEHAVIOUR}/{REPORT_FILE}"}
     with held(directory):
         if audit.resolved.get("related") != related:

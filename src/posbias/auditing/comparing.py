@@ -57,9 +57,6 @@ def comparison_record(
         chosen: Which of their profiles; all of the model as trained by default.
         command: What repeats the comparison in a shell.
         seed: Of the resamples.
-
-    Raises:
-        UsageError: nothing to compare, an unknown profile or subject, or profiles of different lengths.
     """
     for record in (predicted, measured):
         if record.verb not in COMPARED:

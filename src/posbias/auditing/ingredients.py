@@ -41,10 +41,6 @@ def ingredient_record(
         The measured kinds beside all predictions, and in the scalar `ingredients`, by kind and by what was left out,
         `distance` (W1 to the measurement) and `cost` (how much larger than with nothing left out), with intervals over
         prompts.
-
-    Raises:
-        UsageError: another theory or another form of it, a wrong plan, or a measurement that cannot fit.
-        RunError: activations, gradients or energies are not finite.
     """
     target = taken_apart(theory).target
     model = plan.load(source)
@@ -74,11 +70,7 @@ def ingredient_record(
 
 
 def taken_apart(theory: str) -> PowerRolloutTheory:
-    """The theory whose ingredients are known: the diagonal power rollout with its key path, for any target.
-
-    Raises:
-        UsageError: another theory or another form.
-    """
+    """The theory whose ingredients are known: the diagonal power rollout with its key path, for any target."""
     _, given = parse_theory(theory)
     if isinstance(given, PowerRolloutTheory) and given == PowerRolloutTheory(target=given.target):
         return given

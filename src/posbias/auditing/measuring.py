@@ -194,10 +194,6 @@ def measure_source(
     Returns:
         The record, and whether it is the directory's own: on resuming, the same measurement of the same model by the
         same software is not made again.
-
-    Raises:
-        UsageError: wrong input, or a run that cannot fit.
-        RunError: the run failed.
     """
     model = plan.load(source)
     prompts = plan.prompts(model)
@@ -275,9 +271,6 @@ def directory_names(sources: Sequence[str]) -> dict[str, str]:
 
     Returns:
         {name: source}, in order.
-
-    Raises:
-        UsageError: no model, or one twice.
     """
     if not sources:
         raise UsageError("no model to measure; give at least 1")

@@ -219,9 +219,6 @@ def examine(
         prompts: The same for all states.
         options: Likewise.
         store: Where finished units are found and kept.
-
-    Raises:
-        RunError: a gradient is not finite, or a piece cannot be written.
     """
     work = UnitWork(
         request=model.reload_request,

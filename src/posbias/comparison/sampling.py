@@ -52,12 +52,7 @@ class Sample:
 
     @classmethod
     def of(cls, values: Units, scales: Float64[np.ndarray, "n_scales"] | None = None) -> "Sample":
-        """Normalise raw influence per unit to profiles.
-
-        Raises:
-            UsageError: a unit is negative, not finite or all zero, `scales` has another length, or a scale is not a
-                positive number.
-        """
+        """Normalise raw influence per unit to profiles."""
         totals = values.sum(axis=-1)
         bad = np.flatnonzero(~(np.isfinite(totals) & (totals > 0)) | (values.min(axis=-1) < 0))
         if bad.size:
@@ -139,9 +134,6 @@ def compare_with_prompts(
 
     Returns:
         95 % intervals; infinite where there is a single unit.
-
-    Raises:
-        UsageError: lengths or prompt counts differ, or a prompt has no profile.
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
     theory = _theory_sample(predicted, sample)
@@ -160,9 +152,6 @@ def compare_samples(
 
     Returns:
         95 % intervals, `n_units` those of the smaller sample; infinite where one has a single unit.
-
-    Raises:
-        UsageError: lengths differ.
     """
     gaps = _gaps_between(measured, predicted)
     medians = _medians(predicted.average[None], measured, generator=generator, draws=draws)
@@ -225,11 +214,7 @@ class Contrast:
 
 
 def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> Contrast:
-    """Statistics of `first` minus those of `second`, and the distance between them, with intervals.
-
-    Raises:
-        UsageError: the samples have different lengths.
-    """
+    """Statistics of `first` minus those of `second`, and the distance between them, with intervals."""
     gaps = _gaps_between(first, second)
     n_units = min(len(first.units), len(second.units))
     draws = draws if n_units > 1 else 0

@@ -206,9 +206,6 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
     Args:
         subject: Measured kinds and theories filled in, over the same positions.
         generator: Source of all resamples; the theories of one kind see the same ones.
-
-    Raises:
-        UsageError: profiles of different lengths, or per-prompt predictions that do not match the prompts.
     """
     summaries: dict[str, Mapping[str, Interval]] = {}
     comparisons: list[KindComparison] = []

@@ -27,7 +27,7 @@ from posbias.decomposition.sources import MEASURED, SOURCES, Examiner, Profiles,
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement import Kind, check_prompts, resolve_kinds
-from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
+from posbias.measurement.cost import calibrate, report_cost, without_passes
 from posbias.models.model import Model
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
@@ -283,11 +283,7 @@ def preflight_decomposition(
     options: DecompositionOptions,
     max_memory: int | None = None,
 ) -> dict[str, Any]:
-    """The expected cost for a record, from short runs of the first intervention; empty where these fail.
-
-    Raises:
-        UsageError: it does not fit; the message says what would.
-    """
+    """The expected cost for a record, from short runs of the first intervention; empty where these fail."""
     alone = replace(options, directory=None, resume=False)
 
     def run(token_ids: Int64[np.ndarray, "n"]) -> None:
@@ -296,4 +292,4 @@ def preflight_decomposition(
     estimate = calibrate(model, prompts.n_positions, run) or without_passes(model, prompts.n_positions)
     # A short run is the unchanged model and one intervention.
     whole = replace(estimate, seconds=estimate.seconds * (1 + len(interventions)) / 2)
-    return tell_cost(whole, prompts.count, max_memory=max_memory, remedies=in_bfloat16(model, whole))
+    return report_cost(model, whole, prompts.count, max_memory=max_memory)

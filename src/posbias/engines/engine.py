@@ -185,11 +185,7 @@ class Starts:
     _reason: str = ""
 
     def wanted(self, alive: int) -> int:
-        """Workers to have while so many are alive.
-
-        Raises:
-            RunError: no more can be started, and none is left.
-        """
+        """Workers to have while so many are alive."""
         if self._lost < STARTS_LOST:
             return self.workers
         if alive == 0:
@@ -224,10 +220,6 @@ def collect(
         engine: What does the units that are not finished yet.
         store: Where finished units are found and kept.
         prepared: What `workload.prepare` would make, where the caller has it.
-
-    Raises:
-        UsageError, RunError: as raised by a unit.
-        RunError: units whose workers died every time; all others are done and kept by then.
     """
     done = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
     store.tell(len(names))

@@ -76,11 +76,7 @@ def complain(error: Exception) -> tuple[str, str]:
 
 
 def unpack(reply: tuple[str, Any]) -> Any:
-    """The arrays of a reply, or its error raised.
-
-    Raises:
-        UsageError, RunError: as the worker met them.
-    """
+    """The arrays of a reply, or its error raised."""
     status, content = reply
     if status == "usage":
         raise UsageError(content)

@@ -177,11 +177,7 @@ def _places(ray: Any, engine: Ray) -> tuple[int, float]:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Refuse a host that does not answer at once; Ray itself would try for minutes.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Refuse a host that does not answer at once; Ray itself would try for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return

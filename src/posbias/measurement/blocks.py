@@ -33,11 +33,7 @@ def network_blocks(network: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def checkpointed(network: nn.Module, *, enabled: bool = True) -> Iterator[None]:
-    """Checkpoint every block while the context lasts; nothing when not `enabled`.
-
-    Raises:
-        UsageError: the network has no list of blocks.
-    """
+    """Checkpoint every block while the context lasts; nothing when not `enabled`."""
     if not enabled:
         yield
         return

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,11 +114,12 @@ def estimate_cost(
     passes, known = passes or PassOptions(), resolve_kinds(kinds)
 
     def estimated(options: PassOptions, *, say_why: bool) -> CostEstimate | None:
-        def measured(prompt: int) -> Work:
-            return lambda ids: measure_prompt(model, ids, kinds=known, key=(0, prompt), options=options)
-
         # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
-        return calibrate(model, n_positions, measured(0), usual=measured(LATER_PROMPT), say_why=say_why)
+        first, usual = (
+            partial(measure_prompt, model, kinds=known, key=(0, prompt), options=options)
+            for prompt in (0, LATER_PROMPT)
+        )
+        return calibrate(model, n_positions, first, usual=usual, say_why=say_why)
 
     found = estimated(passes, say_why=passes.output == "last")
     if found is None and passes.output != "last":
@@ -158,22 +160,54 @@ def preflight(
     """
     engine, passes = options.run.engine, options.passes
 
-    def under(options: PassOptions) -> CostEstimate | None:
-        return estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options)
+    def under(**changes: Any) -> CostEstimate | None:
+        return estimate_cost(model, prompts.n_positions, kinds=kinds, passes=replace(passes, **changes))
 
     with pinned(engine.pinned_threads):
-        estimate = under(passes) or without_passes(model, prompts.n_positions)
         remedies: dict[str, Remedy] = {}
         if not passes.checkpointing:
-            remedies["--checkpointing"] = lambda: under(replace(passes, checkpointing=True))
+            remedies["--checkpointing"] = lambda: under(checkpointing=True)
         if passes.rows > 1:
-            remedies["rows=1"] = lambda: under(replace(passes, rows=1))
+            remedies["rows=1"] = lambda: under(rows=1)
         if model.dtype in REDUCED and passes.precision_prompts:
-            remedies["--precision-prompts 0"] = lambda: under(replace(passes, precision_prompts=0))
-        remedies |= in_bfloat16(model, estimate, flags="--dtype bfloat16 --precision-prompts 0")
-        return tell_cost(
-            estimate, prompts.count, workers=engine.processes_here, max_memory=max_memory, remedies=remedies
+            remedies["--precision-prompts 0"] = lambda: under(precision_prompts=0)
+        return report_cost(
+            model,
+            under() or without_passes(model, prompts.n_positions),
+            prompts.count,
+            workers=engine.processes_here,
+            max_memory=max_memory,
+            remedies=remedies,
+            half="--dtype bfloat16 --precision-prompts 0",
         )
+
+
+def report_cost(
+    model: Model,
+    estimate: CostEstimate,
+    count: int,
+    *,
+    workers: int = 1,
+    max_memory: int | None = None,
+    remedies: Mapping[str, Remedy] | None = None,
+    half: str = "--dtype bfloat16",
+) -> dict[str, Any]:
+    """Say what `count` prompts will cost, and refuse what cannot fit; half precision is always among the remedies.
+
+    Args:
+        model: What does the work.
+        estimate: Of the longest prompt.
+        count: Prompts.
+        workers: Processes on this machine that work.
+        max_memory: Bytes that the process may hold; None: what is free.
+        remedies: By what a user would write: what it would take then.
+        half: What asks for half precision.
+
+    Returns:
+        The estimate as plain values for a record; empty where the passes are not known.
+    """
+    remedies = {**(remedies or {}), **in_bfloat16(model, estimate, flags=half)}
+    return tell_cost(estimate, count, workers=workers, max_memory=max_memory, remedies=remedies)
 
 
 def tell_cost(
@@ -184,14 +218,7 @@ def tell_cost(
     max_memory: int | None = None,
     remedies: Mapping[str, Remedy] | None = None,
 ) -> dict[str, Any]:
-    """Say what `count` prompts will cost, and refuse what cannot fit.
-
-    Returns:
-        The estimate as plain values for a record; empty where the passes are not known.
-
-    Raises:
-        UsageError: it does not fit; the message says what would.
-    """
+    """`report_cost` with these remedies and no others."""
     estimate.check(workers=workers, max_memory=max_memory, remedies=remedies)
     if not estimate.coefficients:
         return {}
@@ -251,13 +278,20 @@ def calibrate(
     """
     usual = usual or run
     lengths = _short_lengths(n_positions)
-    tokens = np.resize(_tokens(model), lengths[-1])
+    known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
+    # A network at initialisation can read them, too: its padding token's vector is zero, and has no mixing.
+    with torch.no_grad():
+        tokens = np.resize(embedded_tokens(known, model), lengths[-1])
+
+    def peaks(work: Work) -> list[int]:
+        return [peak_tensor_bytes(partial(work, tokens[:length]), model.device) for length in lengths]
+
     try:
         with _narrow_windows(model, n_positions, width=max(SHORTEST - 1, lengths[0] // 2)):
             # The first run sets up what is set up once, which belongs to no count.
             times = [_seconds(usual, tokens[: lengths[0]])]
-            sizes = _peaks(model, run, tokens, lengths)
-            squared = None if squares is None else _peaks(model, squares, tokens, lengths)
+            sizes = peaks(run)
+            squared = None if squares is None else peaks(squares)
             times.append(_seconds(usual, tokens))
     except (RunError, UsageError) as error:  # an output may lie beyond the short runs
         if say_why:
@@ -270,11 +304,6 @@ def calibrate(
         seconds=_extrapolate(model, (lengths[0], lengths[-1]), times, n_positions),
     )
     return _with_process(model, estimate)
-
-
-def _peaks(model: Model, run: Work, tokens: Int64[np.ndarray, "n"], lengths: Sequence[int]) -> list[int]:
-    """Most bytes of tensors that the work holds at once, for prompts of these lengths."""
-    return [peak_tensor_bytes(lambda n=n: run(tokens[:n]), model.device) for n in lengths]  # type: ignore[misc]
 
 
 def _parabola(lengths: Sequence[int], sizes: Sequence[float]) -> tuple[float, ...]:
@@ -302,14 +331,13 @@ def _short_lengths(n_positions: int) -> list[int]:
 
 def weights_in_place(model: Model) -> int:
     """Bytes of the weights and buffers that are in the memory of the model's device, not those put away elsewhere."""
-    tensors = [*model.network.parameters(), *model.network.buffers()]
-    here = [tensor for tensor in tensors if _lies_on(tensor.device, model.device)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in here)
-
-
-def _lies_on(place: torch.device, device: torch.device) -> bool:
-    """Whether one is the other; a device without a number is any of its type."""
-    return place.type == device.type and (device.index is None or place.index in (None, device.index))
+    device = model.device  # without a number it is any of its type
+    total = 0
+    for tensor in (*model.network.parameters(), *model.network.buffers()):
+        place = tensor.device
+        if place.type == device.type and (device.index is None or place.index in (None, device.index)):
+            total += tensor.numel() * tensor.element_size()
+    return total
 
 
 def _extrapolate(model: Model, lengths: Sequence[int], times: Sequence[float], n_positions: int) -> float:
@@ -328,13 +356,6 @@ def _flops(model: Model, n_positions: int) -> float:
     weights = sum(parameter.numel() for parameter in model.network.parameters()) - model.vocabulary_size * model.width
     layers = max(len(network_blocks(model.network)), 1)
     return 2.0 * max(weights, model.width) * n_positions + 4.0 * layers * model.width * n_positions**2
-
-
-@torch.no_grad()
-def _tokens(model: Model) -> Int64[np.ndarray, "n"]:
-    """Tokens that a network at initialisation can read, too: its padding token's vector is zero, and has no mixing."""
-    known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
-    return embedded_tokens(known, model)
 
 
 @contextmanager

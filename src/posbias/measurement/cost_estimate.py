@@ -104,9 +104,6 @@ class CostEstimate:
             workers: Processes on this machine that measure.
             max_memory: Bytes that the process, or the accelerator's memory, may hold; None: what is free now.
             remedies: By what a user would write: what it would take then. Those that would fit are named.
-
-        Raises:
-            UsageError: it does not fit; the message says what would.
         """
         allowed = self.allowed(max_memory)
         if allowed is None or self.needed(workers) <= allowed:

@@ -45,10 +45,6 @@ def influence_of_positions(
 
     Returns:
         By kind name, in the order of `kinds`.
-
-    Raises:
-        UsageError: a kind cannot be measured on the output, or the prompt is too short for it.
-        RunError: the output or a gradient is not finite; the message names the layer.
     """
     output = options.read_output
     for kind in kinds:

@@ -43,11 +43,7 @@ class Kind(ABC):
         return False
 
     def check_output(self, output: Output) -> None:
-        """Refuse an output that this kind cannot be measured on.
-
-        Raises:
-            UsageError: a target, for a kind that does not look at tokens.
-        """
+        """Refuse an output that this kind cannot be measured on."""
         if output.targeted and not self.takes_targets:
             able = ", ".join(name for name in KINDS if KINDS[name].takes_targets)
             raise UsageError(f"{self.name} looks at no given tokens; output {output} takes the kinds {able}")
@@ -247,11 +243,7 @@ class Fisher(Pullback):
 
 
 def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:
-    """Kinds from literal spellings such as `"jacobian(probes=8)"`, from objects, or both.
-
-    Raises:
-        UsageError: no kind, an unknown one, a parameter out of range, or the same kind twice.
-    """
+    """Kinds from literal spellings such as `"jacobian(probes=8)"`, from objects, or both."""
     given = [kinds] if isinstance(kinds, str | Kind) else list(kinds)
     resolved = tuple(KINDS.parse(kind) if isinstance(kind, str) else kind for kind in given)
     if not resolved:

@@ -37,9 +37,6 @@ def mixing_of_layers(model: Model, token_ids: Int64[np.ndarray, "n_positions"], 
         model: A model with a family description.
         token_ids: One prompt.
         prompt: Its index, for the error message.
-
-    Raises:
-        RunError: a layer's norms are not finite, or both vanish.
     """
     return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
 
@@ -86,9 +83,6 @@ def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     Args:
         norms: With a batch of 1.
         prompt: Its index, for the error message.
-
-    Raises:
-        RunError: a layer's norms are not finite, or both vanish.
     """
     stream, branch = _float64(norms.stream[:, 0]), _float64(norms.branch[:, 0])
     for layer, total in enumerate((stream + branch).min(axis=1)):

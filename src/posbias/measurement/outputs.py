@@ -192,11 +192,7 @@ class Target(Output):
 
 
 def resolve_output(output: str | Output) -> Output:
-    """An output from its literal spelling, such as `"at(position=-5)"`, or as it is.
-
-    Raises:
-        UsageError: an unknown one, or a parameter out of range.
-    """
+    """An output from its literal spelling, such as `"at(position=-5)"`, or as it is."""
     if isinstance(output, Output):
         return output
     if not isinstance(output, str):

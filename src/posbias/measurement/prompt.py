@@ -51,10 +51,6 @@ def influence_by_depth(
         kind: Its probes, the same for every layer, so that differences between layers are not those of the probes.
         key: (seed, index of the prompt).
         options: The layers, and the position or positions that are read.
-
-    Raises:
-        UsageError: a layer that the network lacks, no blocks, or a target as output.
-        RunError: a gradient is not finite.
     """
     layers = chosen_layers(model, options.layers)
     output = options.read_output
@@ -82,11 +78,7 @@ def influence_by_depth(
 
 
 def chosen_layers(model: Model, layers: str | Sequence[int] | None) -> tuple[int, ...]:
-    """Layer indices that a network has.
-
-    Raises:
-        UsageError: no blocks, or an index beyond them.
-    """
+    """Layer indices that a network has."""
     count = len(named_blocks(model.network))
     if not count:
         raise UsageError(f"layers need blocks in an nn.ModuleList; {type(model.network).__name__} has none")
@@ -267,11 +259,7 @@ def measure_prompt(
 
 
 def check_prompts(model: Model, prompts: Prompts) -> None:
-    """Refuse prompts that the model cannot take.
-
-    Raises:
-        UsageError: longer than the model's positions, or a token id outside its vocabulary.
-    """
+    """Refuse prompts that the model cannot take."""
     if model.max_positions is not None and prompts.n_positions > model.max_positions:
         raise UsageError(f"prompts have {prompts.n_positions} positions; the model takes at most {model.max_positions}")
     largest = int(prompts.token_ids.max())

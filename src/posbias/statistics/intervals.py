@@ -119,9 +119,6 @@ class Estimate:
             confidence: Coverage in (0, 1).
             least: Smallest value that the truth can have.
             most: Largest value that the truth can have.
-
-        Raises:
-            UsageError: a coverage outside (0, 1).
         """
         from scipy.special import stdtrit
 

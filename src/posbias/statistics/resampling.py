@@ -65,9 +65,6 @@ def expanded_tail(n_units: int, confidence: float = CONFIDENCE) -> float:
     Returns:
         In (0, (1 - confidence) / 2).
 
-    Raises:
-        UsageError: fewer units, or a coverage outside (0, 1).
-
     Source: Hesterberg, "What teachers should know about the bootstrap", 2015, expanded percentile interval.
     """
     from scipy.special import ndtr, stdtrit

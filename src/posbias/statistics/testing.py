@@ -107,9 +107,6 @@ def detectable(spread: float, n_contents: int, *, alpha: float = 1 - CONFIDENCE,
 
     Returns:
         In units of the score; infinite below 2 contents.
-
-    Raises:
-        UsageError: an argument out of range.
     """
     from scipy.special import stdtrit
 

@@ -172,9 +172,6 @@ class MeanKernels:
         """The same in fewer cells, each of them a run of these: kept cell k goes to cell k * cells // kept.
 
         Where `cells` does not divide the cells kept, runs differ by one of them, and `bounds` says where each begins.
-
-        Raises:
-            UsageError: there are not as many cells.
         """
         kept = self.mean.shape[-1]
         if not 1 <= cells <= kept:
@@ -293,11 +290,7 @@ class AttentionOptions:
             check_whole("kernel_cells", self.kernel_cells, least=1)
 
     def cells(self, n_positions: int) -> int:
-        """Side of the kept kernels for prompts of `n_positions` tokens.
-
-        Raises:
-            UsageError: more cells than positions.
-        """
+        """Side of the kept kernels for prompts of `n_positions` tokens."""
         if self.kernel_cells is None:
             return n_positions if n_positions <= KERNEL_POSITIONS else KERNEL_CELLS
         if self.kernel_cells > n_positions:
@@ -311,22 +304,14 @@ class AttentionOptions:
         return matrices * n_positions**2 * number_bytes <= CONTENT_BYTES
 
     def kept_bytes(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
-        """Of all kept matrices.
-
-        Raises:
-            UsageError: more kernel cells than positions.
-        """
+        """Of all kept matrices."""
         numbers = layers * (2 + (heads if self.by_head else 0)) * self.cells(n_positions) ** 2
         if self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes):
             numbers += layers * heads * n_positions**2
         return numbers * number_bytes
 
     def check_memory(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
-        """Bytes of all kept matrices.
-
-        Raises:
-            UsageError: they exceed `memory_limit`.
-        """
+        """Bytes of all kept matrices."""
         size = self.kept_bytes(layers=layers, heads=heads, n_positions=n_positions, number_bytes=number_bytes)
         if size > self.memory_limit:
             cells = self.cells(n_positions)
