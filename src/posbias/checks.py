@@ -45,14 +45,9 @@ PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
 def check_whole(
     name: str, value: object, *, least: int | None = None, below: int | None = None, numpy: bool = False
 ) -> None:
-    """Refuse what is not a whole number, or one out of bounds.
+    """Refuse what is not a whole number in [least, below); True and False are none.
 
-    Args:
-        name: What the user calls the value.
-        value: What was given; True and False are no numbers.
-        least: The smallest value allowed, where there is one.
-        below: The smallest value above `least` that is not allowed any more, where there is one.
-        numpy: Whether numpy's whole numbers are allowed too, for values that no record keeps.
+    `name` is what the user calls the value; `numpy` allows numpy's whole numbers too, for values that no record keeps.
     """
     allowed = (int, np.integer) if numpy else (int,)
     above = MACHINE_INTEGERS if below is None else below

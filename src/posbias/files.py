@@ -103,9 +103,7 @@ def decoded(content: bytes, where: str) -> str:
 def read_json(path: Path, *, most_bytes: int) -> Any:
     """The value that a file of JSON holds; OSError where there is no such file, ValueError where it is refused.
 
-    Args:
-        path: A regular file; a pipe or device, which may never end, is not read.
-        most_bytes: Of the file (>= 1).
+    A pipe or device, which may never end, is not read.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path.name} is no file")
@@ -121,9 +119,6 @@ def strict_json(content: bytes) -> Any:
 
     Raises ValueError, one line that says what the document is or holds, for a number of 400 digits, half a surrogate
     pair, a thousand brackets, a key twice, or no JSON at all.
-
-    Returns:
-        Dictionaries, lists, text that can be encoded, numbers that a float can hold, True, False, None.
     """
     try:
         text = content.decode("utf-8-sig")

@@ -20,11 +20,7 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """The largest number allowed.
-
-        Raises:
-            UsageError: the environment variable holds no whole number >= 1.
-        """
+        """The largest number allowed."""
         text = os.environ.get(self.variable)
         if text is None:
             return self.default
@@ -37,11 +33,7 @@ class Limit:
         return int(number)
 
     def check(self, what: str, number: int) -> None:
-        """Refuse more than the limit.
-
-        Raises:
-            UsageError: it is more; the message says how to raise the limit.
-        """
+        """Refuse more than the limit; the message says how to raise it."""
         if number > self.most:
             raise self.exceeded(f"{what} {'takes' if self.unit == 'cells' else 'is'} {_short(number)} {self.unit}")
 

@@ -65,8 +65,7 @@ def _allocate(*, kept: int, mapped_from: int) -> None:
 def beside_weights(weights: int | None = None) -> int:
     """Bytes that this process takes at most beside a model's weights and passes: Python, libraries, all it holds.
 
-    Args:
-        weights: Bytes of the weights in its memory; None: the model is still to be loaded.
+    `weights` are the bytes of those in its memory; None: the model is still to be loaded.
     """
     held = resident_bytes()
     if held is None:

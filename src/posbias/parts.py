@@ -117,13 +117,10 @@ def clear_parts(directory: str | Path) -> None:
 def finished_run(
     directory: str | Path | None, settings: Callable[[], Mapping[str, Any]], *, resume: bool
 ) -> Record | None:
-    """The record of a finished run that a directory holds, where it was made under the same settings.
+    """The record of a finished run that a directory holds, where `resume` asks for it and it has the same settings.
 
-    Args:
-        directory: Of the run; None: there is none.
-        settings: Everything the record depends on; asked for only where a finished record is there. The record keeps
-            their fingerprint as `resolved["fingerprint"]`.
-        resume: Whether a finished run is wanted; otherwise all is done anew.
+    The settings are everything the record depends on, asked for only where a finished record is there; the record keeps
+    their fingerprint as `resolved["fingerprint"]`.
     """
     record = finished_record(directory) if resume and directory is not None else None
     told = None if record is None else record.resolved.get("fingerprint")
@@ -137,12 +134,9 @@ def made_by() -> dict[str, Any]:
 
 
 def made_by_sources(packages: Sequence[str]) -> dict[str, Any]:
-    """`made_by` with a hash of the source files of these packages in place of the commit.
+    """`made_by` with a hash of the source files of these packages, by dotted name, in place of the commit.
 
     For pieces that take hours: a commit that touches none of the code they come from does not throw them away.
-
-    Args:
-        packages: Dotted names; what lies below a package belongs to it.
     """
     made = made_by()
     return {**{name: value for name, value in made.items() if name != "commit"}, "sources": _digest(tuple(packages))}

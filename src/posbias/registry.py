@@ -47,11 +47,7 @@ class Registry(Generic[Variant]):
         return add
 
     def __getitem__(self, name: str) -> Any:
-        """The class or function registered under `name`.
-
-        Raises:
-            UsageError: unknown name; the message lists the known ones.
-        """
+        """The class or function registered under `name`; an unknown one is refused with a list of the known ones."""
         if not isinstance(name, str) or name not in self._variants:
             raise UsageError(f"unknown {self.sort} {name!r}; known: {', '.join(sorted(self._variants))}")
         return self._variants[name]
@@ -89,11 +85,7 @@ class Registry(Generic[Variant]):
         return built
 
     def _check_types(self, variant: Any) -> None:
-        """Refuse values of another sort than a plain field has, for variants that do not look themselves.
-
-        Raises:
-            UsageError: there is one, or NaN, or a number that no array holds.
-        """
+        """Refuse values of another sort than a plain field has, for variants that do not look themselves."""
         hints = get_type_hints(type(variant))
         for field in dataclasses.fields(variant):
             value, hint = getattr(variant, field.name), hints[field.name]

@@ -152,19 +152,9 @@ NUMBERS_PER_LOGIT = 3
 def preflight_attention(
     model: Model, prompts: Prompts, *, options: AttentionOptions | None = None, max_memory: int | None = None
 ) -> dict[str, Any]:
-    """Say what `attention_statistics` and `attention_rollouts` will cost, and refuse what cannot fit.
+    """Say what `attention_statistics` and `attention_rollouts` will cost, and refuse what cannot fit; as `preflight`.
 
-    Args:
-        model: As for `attention_statistics`.
-        prompts: As for `attention_statistics`; their number and length count.
-        options: What is kept; its matrices are counted exactly.
-        max_memory: Bytes that the process may hold; None: what is free.
-
-    Returns:
-        The estimate as plain values for a record; empty where the short runs fail.
-
-    Raises:
-        UsageError: it does not fit; the message says what would.
+    The matrices that `options` keep are counted exactly.
     """
     wanted, n_positions = options or AttentionOptions(), prompts.n_positions
 

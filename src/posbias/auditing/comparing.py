@@ -49,14 +49,8 @@ def comparison_record(
     """Every theory of the first run beside what was measured in the second.
 
     The prompts of both runs are resampled: together where both read the same ones, else independently, and the smaller
-    number of them decides whether a claim is made. A prediction that read no prompts is taken as it is.
-
-    Args:
-        predicted: A run with predictions; where it has none, its measured kinds are taken in their place.
-        measured: A run with measured kinds; where it has none, its predictions are taken in their place.
-        chosen: Which of their profiles; all of the model as trained by default.
-        command: What repeats the comparison in a shell.
-        seed: Of the resamples.
+    number of them decides whether a claim is made. A prediction that read no prompts is taken as it is. Where the first
+    run has no predictions its measured kinds are taken, where the second has no measured kinds its predictions.
     """
     for record in (predicted, measured):
         if record.verb not in COMPARED:
@@ -106,12 +100,9 @@ def _title(view: RunView, subject: Subject) -> str:
 
 
 def _predictions(subject: Subject, wanted: str | None, *, shared: int) -> dict[str, TheoryProfile]:
-    """The subject's theories, or what was measured, taken as predictions.
+    """The subject's theories, or what was measured, taken as predictions; only the wanted one, where there is one.
 
-    Args:
-        subject: Of the first run.
-        wanted: The only one that is taken; it may be a measured kind.
-        shared: How many prompts it read that are those of the measurement; 0: its own are resampled on their own.
+    It read `shared` of the measurement's prompts; where 0, its own are resampled on their own.
     """
     theories = {
         name: _prediction(

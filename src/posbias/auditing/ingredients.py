@@ -28,7 +28,7 @@ WHOLE_THEORY = "power_rollout"
 def ingredient_record(
     source: str, plan: MeasurePlan, *, theory: str, arguments: Mapping[str, Any], command: str = ""
 ) -> Record:
-    """Measure a model, predict it with and without each ingredient, and tell what leaving each out costs.
+    """Measure a model, predict it with and without each ingredient, and report what leaving each out costs.
 
     Args:
         source: As `load_model` takes it.
@@ -81,13 +81,7 @@ def taken_apart(theory: str) -> PowerRolloutTheory:
 
 
 def ingredient_scalars(subject: Subject, table: IngredientTable, *, seed: int) -> dict[str, Any]:
-    """By kind: the flat line, and for everything left out its distance and what it costs.
-
-    Args:
-        subject: The measured kinds, compared to the predictions.
-        table: The predictions, on the prompts that were measured.
-        seed: Of the resamples.
-    """
+    """By kind: the flat line, and for everything left out its distance and what it costs, on the prompts measured."""
     prompts = {(block.kind, block.theory): block.prompts for block in subject.comparisons if block.prompts is not None}
     found: dict[str, Any] = {}
     for kind, measured in subject.measured.items():

@@ -182,14 +182,7 @@ class MeasurePlan(Loading):
 def measure_source(
     source: str, plan: MeasurePlan, *, directory: Path | None, arguments: Mapping[str, Any], command: str = ""
 ) -> tuple[Record, bool]:
-    """Load one model, say what its measurement will cost, measure it.
-
-    Args:
-        source: As `load_model` takes it.
-        plan: What is measured.
-        directory: Where finished prompts are kept until the run is concluded; None: nowhere.
-        arguments: What the user passed, for the record.
-        command: What repeats the run in a shell.
+    """Load one model, say what its measurement will cost, measure it; finished prompts are kept in the directory.
 
     Returns:
         The record, and whether it is the directory's own: on resuming, the same measurement of the same model by the
@@ -267,11 +260,7 @@ def measure_models(
 
 
 def directory_names(sources: Sequence[str]) -> dict[str, str]:
-    """A directory name for every model: the last part of its name, with as many before it as tell all apart.
-
-    Returns:
-        {name: source}, in order.
-    """
+    """{name: source}: directories named by the last part of every model's name, with as many before it as are needed."""
     if not sources:
         raise UsageError("no model to measure; give at least 1")
     parts = {source: _parts(source) for source in sources}

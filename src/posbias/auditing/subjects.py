@@ -210,16 +210,7 @@ class Examined:
 def examine(
     name: str, units: Sequence[Unit], *, model: Model, prompts: Prompts, options: AuditOptions, store: PartStore
 ) -> Examined:
-    """Measure all units of a state and set the theories beside them; comparing is left to `compare_subject`.
-
-    Args:
-        name: Of the state, TRAINED or INITIALISED.
-        units: Of the state.
-        model: The model as loaded; every state shares its configuration.
-        prompts: The same for all states.
-        options: Likewise.
-        store: Where finished units are found and kept.
-    """
+    """Measure all units of a state and set the theories beside them; comparing is left to `compare_subject`."""
     work = UnitWork(
         request=model.reload_request,
         network_sha256=None if options.engine.in_process else network_sha256(model.network),

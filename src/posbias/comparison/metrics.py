@@ -32,13 +32,7 @@ RESAMPLED = ("minimum_position",)
 def share_of_span(profiles: Distributions, start: float, stop: float) -> Values:
     """Share of influence between two fractions of the context, cells on the border counted by the part inside.
 
-    Args:
-        profiles: Distributions over N positions, each summing to 1.
-        start: Begin of the span as a fraction of the context, in [0, 1].
-        stop: End of the span, in [start, 1].
-
-    Returns:
-        Shares in [0, 1]; exactly stop - start for a flat profile.
+    0 <= start <= stop <= 1; exactly stop - start for a flat profile.
     """
     n_positions = profiles.shape[-1]
     cells = np.arange(n_positions, dtype=np.float64)

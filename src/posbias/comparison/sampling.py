@@ -131,9 +131,6 @@ def compare_with_prompts(
         measured: Influence per prompt, raw or normalised.
         generator: Source of halvings and resamples.
         draws: Bootstrap draws of the medians over prompts.
-
-    Returns:
-        95 % intervals; infinite where there is a single unit.
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
     theory = _theory_sample(predicted, sample)
@@ -148,11 +145,7 @@ def compare_with_prompts(
 def compare_samples(
     predicted: Sample, measured: Sample, *, generator: np.random.Generator, draws: int = DRAWS
 ) -> PromptComparison:
-    """The same where the prediction is an average over prompts of its own, drawn independently of the measurement's.
-
-    Returns:
-        95 % intervals, `n_units` those of the smaller sample; infinite where one has a single unit.
-    """
+    """The same where the prediction is an average over prompts of its own, drawn independently of the measurement's."""
     gaps = _gaps_between(measured, predicted)
     medians = _medians(predicted.average[None], measured, generator=generator, draws=draws)
     noise = split_half_noise(measured, generator=generator)
@@ -176,13 +169,7 @@ def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings
 
 
 def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> dict[str, Interval]:
-    """Every registered statistic of the average profile, with its interval over the independent units.
-
-    Args:
-        sample: With a single unit the intervals are infinite.
-        generator: Source of the resamples of statistics that jump.
-        draws: Of these.
-    """
+    """Every registered statistic of the average profile, with its interval; those that jump are resampled."""
     n_units = len(sample.units)
     return {
         name: percentile_interval(values[0], values[1:], n_units)

@@ -60,10 +60,6 @@ class Comparison(Distances):
 def compare(predicted: Profile, measured: Profile) -> Comparison:
     """Every registered distance of a prediction to a measurement, beside the flat line's.
 
-    Args:
-        predicted: What a theory says.
-        measured: What was observed, over the same positions.
-
     Returns:
         One attribute per metric (`wasserstein`, `spearman` ...), and `.flat` with the same for the flat baseline.
 
@@ -203,9 +199,7 @@ class Subject:
 def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subject:
     """The subject with its summaries and with every applicable theory compared to every measured kind.
 
-    Args:
-        subject: Measured kinds and theories filled in, over the same positions.
-        generator: Source of all resamples; the theories of one kind see the same ones.
+    The generator is the source of all resamples; the theories of one kind see the same ones.
     """
     summaries: dict[str, Mapping[str, Interval]] = {}
     comparisons: list[KindComparison] = []

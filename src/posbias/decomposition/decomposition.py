@@ -201,13 +201,7 @@ def counterfactuals(
 
 
 def decomposition_record(decomposition: Decomposition, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """The decomposition with every prompt's profile.
-
-    Args:
-        decomposition: What `counterfactuals` returns.
-        arguments: What the user passed.
-        command: What repeats it in a shell.
-    """
+    """The decomposition with every prompt's profile; the command is what repeats it in a shell."""
     describes = dict(decomposition.describes)
     record = Record(
         verb="decompose",

@@ -69,13 +69,7 @@ def masses(profiles: Profiles) -> Float64[np.ndarray, "count 3"]:
 
 
 def shifts_of(intervention: str, before: Mapping[Series, Profiles], after: Mapping[Series, Profiles]) -> list[Shift]:
-    """Every mass of every source under one intervention.
-
-    Args:
-        intervention: Its spelling.
-        before: Profiles without it, by (source, kind).
-        after: Profiles with it; sources it does not apply to are missing.
-    """
+    """Every mass of every source under one intervention; sources that it does not apply to are missing in `after`."""
     shifts = []
     for series in after:
         source, kind = series
@@ -98,12 +92,7 @@ def mean_intervals(units: Float64[np.ndarray, "count values"], *, least: float =
 
 
 def scores_of(before: Mapping[Series, Profiles], after: Mapping[str, Mapping[Series, Profiles]]) -> list[Score]:
-    """One score per theory and kind, over all interventions that were measured and that the theory speaks of.
-
-    Args:
-        before: Profiles without any intervention, by (source, kind).
-        after: Profiles under each intervention, by its spelling.
-    """
+    """One score per theory and kind, over all interventions (keys of `after`) that both it and the measurement have."""
     scores = []
     for source, kind in before:
         shared = tuple(name for name, found in after.items() if {(source, kind), (MEASURED, kind)} <= set(found))

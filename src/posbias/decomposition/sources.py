@@ -149,12 +149,7 @@ class Examiner:
     def profiles(
         self, intervention: Intervention | None, names: Sequence[str]
     ) -> tuple[dict[Series, Profiles], dict[str, str]]:
-        """Profiles of every source that applies, by (source, kind), and the others' reasons.
-
-        Args:
-            intervention: What is replaced; None for the model as it is.
-            names: Of sources.
-        """
+        """Profiles of every source that applies, by (source, kind), and the others' reasons; None replaces nothing."""
         found: dict[Series, Profiles] = {}
         reasons: dict[str, str] = {}
         for name in names:

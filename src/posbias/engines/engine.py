@@ -212,14 +212,10 @@ class Starts:
 def collect(
     workload: Workload, names: Sequence[str], *, engine: Engine, store: PartStore, prepared: Any = None
 ) -> list[Arrays]:
-    """The results of units 0 ... len(names) - 1, each kept under its name as soon as it is there.
+    """The results of all units, each kept in the store under its name as soon as it is there.
 
-    Args:
-        workload: What to do.
-        names: Of the pieces, distinct, one per unit.
-        engine: What does the units that are not finished yet.
-        store: Where finished units are found and kept.
-        prepared: What `workload.prepare` would make, where the caller has it.
+    A unit whose workers died every time fails the run when all others are done and kept. `prepared` is what
+    `workload.prepare` would make, where the caller has it.
     """
     done = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
     store.tell(len(names))

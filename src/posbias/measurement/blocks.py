@@ -82,11 +82,10 @@ def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position fea
 
 @contextmanager
 def first_in_backward(network: nn.Module) -> Iterator[Callable[[], str]]:
-    """Within the context, watch the gradients of a forward and backward pass; afterwards ask where they went wrong.
+    """Watch the gradients of a forward and backward pass within the context.
 
-    Yields:
-        A function that names the block in which the gradient, coming from the output, first holds NaN or infinity,
-        as the end of a sentence; empty where the network has no blocks.
+    What is yielded names, afterwards, the block in which the gradient, coming from the output, first holds NaN or
+    infinity, as the end of a sentence.
     """
     names = [name for name, _ in named_blocks(network)]
     broken: set[str] = set()

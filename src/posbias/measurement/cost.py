@@ -104,12 +104,9 @@ Work = Callable[[Int64[np.ndarray, "n"]], object]
 def estimate_cost(
     model: Model, n_positions: int, *, kinds: str | Kind | Sequence[str | Kind], passes: PassOptions | None = None
 ) -> CostEstimate | None:
-    """What `measure_prompt` will take at a length, from a few runs at up to 128 positions.
+    """What `measure_prompt` will take at a length, from a few runs at up to 128 positions; None where these fail.
 
     An output that lies beyond the short runs is taken as the last position's, whose passes are as large.
-
-    Returns:
-        The estimate; None where the short runs fail, which the run itself will report.
     """
     passes, known = passes or PassOptions(), resolve_kinds(kinds)
 
@@ -143,11 +140,11 @@ def preflight(
     options: MeasureOptions,
     max_memory: int | None = None,
 ) -> dict[str, Any]:
-    """Say what a measurement will cost before it begins, and refuse one that cannot fit.
+    """Say what `measure` with the same arguments will cost, and refuse what cannot fit.
 
     Args:
         model: As for `measure`.
-        prompts: As for `measure`; their number and length count.
+        prompts: Their number and length count.
         kinds: As for `measure`.
         options: Passes and engine.
         max_memory: Bytes that the process may hold; None: what is free.

@@ -98,13 +98,7 @@ class CostEstimate:
         max_memory: int | None = None,
         remedies: "Mapping[str, Remedy] | None" = None,
     ) -> None:
-        """Refuse what cannot fit.
-
-        Args:
-            workers: Processes on this machine that measure.
-            max_memory: Bytes that the process, or the accelerator's memory, may hold; None: what is free now.
-            remedies: By what a user would write: what it would take then. Those that would fit are named.
-        """
+        """Refuse what cannot fit into `max_memory`, or into what is free now; the remedies that would fit are named."""
         allowed = self.allowed(max_memory)
         if allowed is None or self.needed(workers) <= allowed:
             return
@@ -170,12 +164,7 @@ Remedy = Callable[[], CostEstimate | None]
 
 
 def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:
-    """What this process could still take of a device's memory; None where it is not known.
-
-    Args:
-        device: The CPU, whose memory and limits the system tells, or a CUDA device.
-        cuda: Where the readings of CUDA devices come from.
-    """
+    """What this process could still take of a device's memory (read by `cuda` for CUDA devices); None: not known."""
     if device.type == "cpu":
         return available_bytes()
     if device.type != "cuda":

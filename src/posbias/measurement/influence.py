@@ -29,22 +29,12 @@ def influence_of_positions(
     key: tuple[int, int],
     options: PassOptions,
 ) -> dict[str, Influence]:
-    """Every kind of influence of every position of one prompt.
+    """Every kind of influence of every position of one prompt, by name.
 
     Cost: with P weights outside the embedding table and N positions, 2 P N flops for the forward and as many for
     every covector (plus attention, about 2 L N^2 d each); memory is the forward's saved activations, of order L N d
     numbers, times `rows`. The vocabulary enters once per output that is read. Kinds with passes of their own state
-    their cost themselves.
-
-    Args:
-        model: Any causal language model.
-        token_ids: One prompt.
-        kinds: What to measure, distinct names.
-        key: (seed, index of the prompt): random covectors depend on these and the kind's name, on nothing else.
-        options: The output that is read; `rows`, how often the prompt is repeated in the batch of a backward pass.
-
-    Returns:
-        By kind name, in the order of `kinds`.
+    their cost themselves. Random covectors depend on the key, (seed, index of the prompt), and the kind's name alone.
     """
     output = options.read_output
     for kind in kinds:
@@ -93,11 +83,7 @@ def pull_back(
 ) -> Float64[np.ndarray, "passes n_inputs"]:
     """||c' d(source)/dx_j||^2 for every covector c, as many per backward pass as the batch has rows.
 
-    Args:
-        sources: What is differentiated, by the site of the covectors.
-        inputs: What it is differentiated by.
-        covectors: Any number, >= 1.
-        keep_graph: Leave the saved activations for more such calls.
+    The sources, by the covectors' site, are differentiated by the inputs; `keep_graph` leaves the saved activations.
     """
     rows = len(inputs)
     squares = []

@@ -59,9 +59,6 @@ def integrate_path(
         steps: Places evaluated at most, >= 1; 1 is the midpoint of the whole path.
         tolerance: Stop when the error of what can still be halved is at most this share of the sum of |values|, >= 0.
         at_once: Places per call of `evaluate` at most, >= 1.
-
-    Returns:
-        The integral; not finite where a score or slope is not.
     """
     path = _Path(evaluate, ends, at_once)
     path.visit({0.5})

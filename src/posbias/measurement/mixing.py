@@ -31,13 +31,7 @@ class Mixing:
 
 
 def mixing_of_layers(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int) -> Mixing:
-    """Both mixings of every layer on one prompt, by one forward pass without gradients.
-
-    Args:
-        model: A model with a family description.
-        token_ids: One prompt.
-        prompt: Its index, for the error message.
-    """
+    """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
     return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
 
 
@@ -48,15 +42,8 @@ def mixing_of_first_pass(
     """Both mixings from the first forward pass within the context, so that they cost no pass of their own.
 
     A pass that reads more than the prompt (a target after it, copies in a batch) tells of the prompt all the same if
-    every layer is causal; after one that reads less, or none at all, there is a pass for the mixing alone.
-
-    Args:
-        model: Any model; one without a family description has no mixing.
-        token_ids: One prompt.
-        prompt: Its index, for the error message.
-
-    Yields:
-        What gives the mixing when the context is over; None without a family description.
+    every layer is causal; after one that reads less, or none at all, there is a pass for the mixing alone. What is
+    yielded gives the mixing when the context is over; None without a family description.
     """
     if not model.described:
         yield lambda: None
@@ -78,12 +65,7 @@ def mixing_of_first_pass(
 
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
-    """Both mixings of every layer, from the norms of a forward pass of a single prompt.
-
-    Args:
-        norms: With a batch of 1.
-        prompt: Its index, for the error message.
-    """
+    """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
     stream, branch = _float64(norms.stream[:, 0]), _float64(norms.branch[:, 0])
     for layer, total in enumerate((stream + branch).min(axis=1)):
         if not np.isfinite(total) or total == 0:

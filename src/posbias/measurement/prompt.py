@@ -45,12 +45,7 @@ def influence_by_depth(
 ) -> DepthInfluence:
     """The Jacobian's profile for the output of every chosen layer.
 
-    Args:
-        model: Any network with blocks in an `nn.ModuleList`.
-        token_ids: One prompt.
-        kind: Its probes, the same for every layer, so that differences between layers are not those of the probes.
-        key: (seed, index of the prompt).
-        options: The layers, and the position or positions that are read.
+    The probes are the same for every layer, so that differences between layers are not those of the probes.
     """
     layers = chosen_layers(model, options.layers)
     output = options.read_output
@@ -125,14 +120,11 @@ def norms_in_full_precision(
     key: tuple[int, int],
     options: PassOptions,
 ) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
-    """Raw norms by a float32 copy of the model, with the same random draws, and why there are none.
+    """Raw norms by a float32 copy of the model with the same random draws, or why no copy can be made.
 
-    The copy takes 4 bytes per weight while the prompt is measured, and the time of a float32 measurement. `fisher`
-    draws tokens from the model's distribution: one that rounding makes it draw differently counts as loss.
-
-    Returns:
-        Empty with no reason where the model is not below float32 or the prompt is not among those to check; empty
-        with a reason where no copy can be made.
+    Neither where the model is not below float32 or the prompt is not among those to check. The copy takes 4 bytes per
+    weight while the prompt is measured, and the time of a float32 measurement. `fisher` draws tokens from the model's
+    distribution: one that rounding makes it draw differently counts as loss.
     """
     if model.dtype not in REDUCED or key[1] >= options.precision_prompts:
         return {}, None
@@ -226,8 +218,7 @@ def measure_prompt(
 
     Raises:
         RunError: a value is not finite.
-        UsageError: checkpointing or layers asked of a network without blocks, or a kind that cannot be measured on
-            the output.
+        UsageError: a network without blocks for checkpointing or layers, or an output that a kind does not take.
     """
     options = options or PassOptions()
     depth = None

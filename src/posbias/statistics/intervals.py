@@ -62,10 +62,7 @@ class Interval:
     def text(self, spec: str = ".3f", *, scale: float = 1.0, unit: str = "") -> str:
         """The value with its ends in brackets, such as `31.0 % [28.0, 35.0]`; no brackets where they are not known.
 
-        Args:
-            spec: How a number is formatted.
-            scale: What every number is multiplied by, such as 100 for percent.
-            unit: Follows the value, before the ends.
+        Every number is multiplied by `scale` (100 for percent); the unit stands between the value and the ends.
         """
         if math.isnan(self.value):
             return MISSING
@@ -113,13 +110,7 @@ class Estimate:
     def ends(
         self, confidence: float = CONFIDENCE, *, least: float = -np.inf, most: float = np.inf
     ) -> tuple[Numbers, Numbers]:
-        """Low and high ends of the intervals; infinite where nothing is known.
-
-        Args:
-            confidence: Coverage in (0, 1).
-            least: Smallest value that the truth can have.
-            most: Largest value that the truth can have.
-        """
+        """Low and high ends of the intervals, within the truth's range [least, most]; infinite where nothing is known."""
         from scipy.special import stdtrit
 
         if not 0 < confidence < 1:

@@ -52,18 +52,11 @@ def blocks(weights: Weights, n_positions: int) -> list[Float64[np.ndarray, "_ n_
 
 
 def expanded_tail(n_units: int, confidence: float = CONFIDENCE) -> float:
-    """Share of draws left out at each end so that few units, too, give the coverage that is claimed.
+    """Share of draws left out at each end, in (0, (1 - confidence) / 2), so that few units keep the coverage claimed.
 
     Phi(-sqrt(n / (n - 1)) t) with the Student quantile t of n - 1 degrees of freedom: at 95 %, .0024 at 6 units, .014
     at 16, .025 in the limit. The mean of 6 normal units then falls outside in 7 % of repetitions, of 16 in 5.5 %; with
     plain percentiles in 15 % and 8 %. Below 6 units no resampling helps: 13 % at 4, and half at 2.
-
-    Args:
-        n_units: Independent units, at least 2.
-        confidence: Coverage in (0, 1).
-
-    Returns:
-        In (0, (1 - confidence) / 2).
 
     Source: Hesterberg, "What teachers should know about the bootstrap", 2015, expanded percentile interval.
     """
@@ -107,11 +100,7 @@ def weighted_median(
     """Median of the values repeated in proportion to their weights, midway where half the weight lies on either side.
 
     Equal to `np.median` of the repeated values: the mean of the smallest value with at least half of the weight at or
-    below it and of the smallest with more than half.
-
-    Args:
-        values: Finite.
-        weights: >= 0, one row per draw, not all zero.
+    below it and of the smallest with more than half. One row of weights >= 0, not all zero, per draw.
     """
     order = np.argsort(values)
     cumulative = np.cumsum(weights[:, order], axis=1)

@@ -46,13 +46,7 @@ def paired_shares(first: Binary, second: Binary, confidence: float = CONFIDENCE)
 def tango(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> Interval:
     """Score interval of the difference of two paired proportions; it excludes 0 when McNemar's score test rejects.
 
-    Args:
-        first: 0 or 1 per unit.
-        second: 0 or 1 for the same units.
-        confidence: Coverage in (0, 1).
-
-    Returns:
-        Mean of `first` minus mean of `second`; never of length 0, also without any discordant unit.
+    It is never of length 0, also without any discordant unit.
 
     Source: Tango 1998, "Equivalence test and confidence interval for the difference in proportions", eq. 9.
     """
@@ -95,18 +89,10 @@ def holm(p_values: Float64[np.ndarray, "n_tests"]) -> Float64[np.ndarray, "n_tes
 
 
 def detectable(spread: float, n_contents: int, *, alpha: float = 1 - CONFIDENCE, power: float = POWER) -> float:
-    """Smallest true mean of a paired quantity that a two-sided t-test finds with the given power.
+    """Smallest true mean of a paired quantity that a two-sided t-test finds with the power; infinite below 2 units.
 
-    (t[1 - alpha/2] + t[power]) spread / sqrt(n), quantiles of Student's t with n - 1 degrees of freedom.
-
-    Args:
-        spread: Standard deviation of the quantity over contents, >= 0.
-        n_contents: At least 2.
-        alpha: Level of the test in (0, 1); divide it by the number of comparisons where there are several.
-        power: In [0.5, 1).
-
-    Returns:
-        In units of the score; infinite below 2 contents.
+    (t[1 - alpha/2] + t[power]) spread / sqrt(n), quantiles of Student's t with n - 1 degrees of freedom; spread is the
+    standard deviation over contents, alpha in (0, 1) is divided by the number of comparisons, power lies in [0.5, 1).
     """
     from scipy.special import stdtrit
 

@@ -55,14 +55,7 @@ class Pairs:
 def reduce_content(
     state: AttentionState, *, scale: float, pairs: Pairs, into: Float[Tensor, "heads query key"] | None
 ) -> LayerContent:
-    """Diagonal, mean and histogram of scale * q_i.k_j.
-
-    Args:
-        state: Queries and keys without positions.
-        scale: The model's own.
-        pairs: Of the layer.
-        into: Where to add the logits themselves, or None.
-    """
+    """Diagonal, mean and histogram of scale * q_i.k_j, without positions; the logits are added `into` where given."""
     key_length = state.key.norm(dim=-1).amax(-1)
     bound = (state.query.norm(dim=-1).amax(-1) * key_length[:, None] * abs(scale)).flatten().clamp_min(SMALLEST_BOUND)
     counts = torch.zeros(len(bound), CELLS, dtype=torch.long, device=bound.device)
@@ -82,13 +75,7 @@ def reduce_content(
 def reduce_mean_content(
     mean: Float[Tensor, "heads n_positions n_positions"], *, pairs: Pairs, diagonal: Float64[np.ndarray, "heads n"]
 ) -> LayerContent:
-    """The same of content logits that were averaged over prompts and kept.
-
-    Args:
-        mean: Mean content logits; entries that no query sees do not matter.
-        pairs: Of the layer.
-        diagonal: Its diagonal, in full precision.
-    """
+    """The same of content logits averaged over prompts; entries no query sees do not matter, `diagonal` is precise."""
     n_positions = mean.shape[-1]
     everything = slice(0, n_positions)
     visible = ~_hidden(everything, everything, pairs.reach, mean.device)
@@ -115,14 +102,9 @@ def count_cells(
 
 
 def off_diagonal_mean(state: AttentionState, *, scale: float, reach: int) -> Float64[Tensor, "heads"]:
-    """Mean of scale * q_i.k_j over visible j < i, from running sums of keys.
+    """Mean of scale * q_i.k_j over visible j < i, from running sums of keys; `reach` >= 2 counts a query's own key.
 
     sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{i-reach}), K the cumulative sum: order N d, no pair is formed.
-
-    Args:
-        state: Queries and keys without positions.
-        scale: The model's own.
-        reach: Keys a query sees, its own included, >= 2.
     """
     query, key = state.query.double(), state.key.double()
     before = torch.nn.functional.pad(key.cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
