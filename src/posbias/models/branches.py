@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbias.models.families.base import Block
+from posbias.models.families import Block
 from posbias.models.model import BranchNorms
 
 
