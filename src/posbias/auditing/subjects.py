@@ -17,8 +17,8 @@ from posbias.comparison import Subject, TheoryProfile
 from posbias.engines import collect
 from posbias.measurement import PromptMeasurement, combine, measure_prompt, resolve_kinds
 from posbias.models import HuggingFaceModel, reinitialise
-from posbias.models.model import Model
-from posbias.models.request import ModelRequest
+from posbias.models.loading import load_same
+from posbias.models.model import Model, ModelRequest
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore
 from posbias.prompts import Prompts
@@ -54,7 +54,7 @@ class StateWork:
 
     def prepare(self) -> Model:
         """The model, loaded."""
-        return ModelRequest.load_same(self.request, self.network_sha256)
+        return load_same(self.request, self.network_sha256)
 
     def compute(self, prepared: Model, unit: int) -> dict[str, np.ndarray]:
         """Everything about one unit, as flat arrays; what is left out travels as the names of empty arrays."""

@@ -12,7 +12,7 @@ from posbias.measurement.influence import influence_of_positions
 from posbias.measurement.kinds import Kind
 from posbias.measurement.passes import PassOptions
 from posbias.models.model import Model
-from posbias.models.precision import REDUCED, converted, not_convertible
+from posbias.models.weights import REDUCED, converted, not_convertible
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from posbias.engines import Engine, Local, collect
 from posbias.measurement.kinds import Kind
 from posbias.measurement.passes import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
-from posbias.models.model import Model
-from posbias.models.request import ModelRequest
+from posbias.models.loading import load_same
+from posbias.models.model import Model, ModelRequest
 from posbias.models.weights import joined_sha256, network_sha256
 from posbias.parts import PartStore, made_by
 from posbias.prompts.prompts import Prompts
@@ -50,7 +50,7 @@ class PromptWork:
 
     def prepare(self) -> Model:
         """The model, loaded."""
-        return ModelRequest.load_same(self.request, self.network_sha256)
+        return load_same(self.request, self.network_sha256)
 
     def compute(self, prepared: Model, unit: int) -> dict[str, np.ndarray]:
         """One prompt, measured."""
