@@ -17,7 +17,7 @@ from posbias.engines import ENGINES, Local, Ray, collect
 from posbias.engines.engine import STARTS_LOST, Starts
 from posbias.errors import RunError, UsageError
 from posbias.models.initialise import random_network
-from posbias.models.request import ModelRequest
+from posbias.models.loading import load_same
 from posbias.models.weights import network_sha256
 from posbias.parts import PARTS, PartStore
 
@@ -148,11 +148,11 @@ def test_a_script_without_a_main_guard_may_use_workers(tiny_llama, tmp_path):
 def test_workers_load_the_very_model_the_run_began_with(tiny_llama):
     loaded = pb.load_model(tiny_llama, init_seed=4)
     weights = network_sha256(loaded.network)
-    again = ModelRequest.load_same(loaded.request, weights)
+    again = load_same(loaded.request, weights)
     assert again.origin.init_seed == 4
     assert network_sha256(again.network) == weights
     with pytest.raises(RunError, match="found another model"):
-        ModelRequest.load_same(replace(loaded.request, init_seed=5), weights)
+        load_same(replace(loaded.request, init_seed=5), weights)
     again.network.model.rotary_emb.inv_freq.mul_(0.5)
     assert network_sha256(again.network) != weights
     edited = again.describe()
@@ -160,7 +160,7 @@ def test_workers_load_the_very_model_the_run_began_with(tiny_llama):
     assert edited["buffers_sha256"] != loaded.describe()["buffers_sha256"]
     assert pb.models.HuggingFaceModel(loaded.network).request is None
     with pytest.raises(UsageError, match="only models from load_model, without an intervention, allow"):
-        ModelRequest.load_same(None, weights)
+        load_same(None, weights)
 
 
 @pytest.mark.parametrize(

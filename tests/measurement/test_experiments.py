@@ -13,8 +13,8 @@ from posbias.measurement.outputs import Influence, Question
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.initialise import random_network
 from posbias.models.model import Model
-from posbias.models.precision import cast_weights
 from posbias.models.prefix import trusted_prefix
+from posbias.models.weights import cast_weights
 from posbias.prompts.prompts import Prompts
 from tiny_families import CONFIGS, shaken_model
 

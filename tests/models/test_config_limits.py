@@ -15,8 +15,7 @@ from model_inputs import outcome
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.models import load_model, load_reference, save_reference
-from posbias.models.config_limits import check_numbers
-from posbias.models.gguf_header import gguf_metadata
+from posbias.models.config_limits import check_numbers, gguf_metadata
 from posbias.models.reference import copy_network, draw_parameters
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -8,7 +8,7 @@ import transformers
 
 from posbias.models import load_model
 from posbias.models.initialise import attention_of, random_network, reinitialise
-from posbias.models.precision import converted
+from posbias.models.weights import converted
 from tiny_families import CONFIGS, VOCABULARY
 
 

@@ -1,7 +1,7 @@
 """Saved reference models come back as they were, through `load_model` too, and damaged ones are refused in one line."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_trained_models_are_measured_like_any_other(name: str, tmp_path: Path) -
     assert measured.profiles["jacobian"].influence.sum() == pytest.approx(1)
     again = model.reload_request
     assert again is not None
-    assert torch.equal(again.load().network.blocks[0].query, model.network.blocks[0].query)
+    assert torch.equal(load_model(**asdict(again)).network.blocks[0].query, model.network.blocks[0].query)
     assert Architecture.from_model(model).describe()["depth"] == model.config.architecture.depth
 
 

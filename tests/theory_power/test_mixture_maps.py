@@ -10,7 +10,7 @@ import torch
 from torch.autograd.functional import jacobian
 
 from posbias.models.attention import affine
-from posbias.models.families.base import MixtureParts, MlpParts
+from posbias.models.families import MixtureParts, MlpParts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts import Prompts
 from posbias.theory.power_rollout import WHOLE, ingredients, sign_randomised_rollout

@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.models.families.base import AttentionParts, Block, Family
+from posbias.models.families import AttentionParts, Block, Family
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.registry import Registry
 

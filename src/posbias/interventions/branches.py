@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
-from posbias.models.families.base import AttentionParts, Block, Norm
+from posbias.models.families import AttentionParts, Block, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
 SCALE = "scaling"

@@ -18,7 +18,7 @@ from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, Sl
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
-from posbias.models.families.base import AttentionParts, Block
+from posbias.models.families import AttentionParts, Block
 from posbias.models.hugging_face import HuggingFaceModel
 
 WIRED = ("eager", "sdpa")

@@ -33,7 +33,7 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.memory import beside_weights, give_back_freed_memory
 from posbias.models.model import Model
-from posbias.models.precision import REDUCED, not_convertible
+from posbias.models.weights import REDUCED, not_convertible
 from posbias.progress import announce, tell
 from posbias.prompts.controls import embedded_tokens
 from posbias.prompts.prompts import Prompts

@@ -20,8 +20,8 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.initialise import reinitialise
-from posbias.models.model import Model
-from posbias.models.request import ModelRequest
+from posbias.models.loading import load_same
+from posbias.models.model import Model, ModelRequest
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore, made_by
 from posbias.profiles import Profile
@@ -73,7 +73,7 @@ class UnitWork:
 
     def prepare(self) -> Model:
         """The model, loaded."""
-        return ModelRequest.load_same(self.request, self.network_sha256)
+        return load_same(self.request, self.network_sha256)
 
     def compute(self, prepared: Model, unit: int) -> Arrays:
         """Everything about one unit, as flat arrays."""

@@ -13,8 +13,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.errors import RunError
-from posbias.models.branches import watch_branches
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import BranchNorms, Model
 
 

@@ -19,7 +19,7 @@ from posbias.measurement.kinds import Jacobian, Kind
 from posbias.measurement.mixing import mixing_of_first_pass
 from posbias.measurement.outputs import ALL_LAYERS, PassOptions, Question
 from posbias.models.model import Model
-from posbias.models.precision import REDUCED, converted, not_convertible
+from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.parts import below
 from posbias.prompts.prompts import Prompts
 

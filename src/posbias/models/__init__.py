@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posbias.models.demo import copy_demo, fetch_demo
-    from posbias.models.families import FAMILIES
     from posbias.models.hugging_face import HuggingFaceModel, Origin
     from posbias.models.initialise import reinitialise
     from posbias.models.loading import load_model, load_tokenizer
-    from posbias.models.model import BranchNorms, LastOutput, Model, Outputs
+    from posbias.models.model import Model
     from posbias.models.reference import (
         ReferenceConfig,
         ReferenceTransformer,
@@ -20,13 +19,9 @@ if TYPE_CHECKING:
 
 # Where each name lives: torch and transformers are imported when a name is first used, not with the package.
 _HOMES = {
-    "FAMILIES": "families",
-    "BranchNorms": "model",
     "HuggingFaceModel": "hugging_face",
-    "LastOutput": "model",
     "Model": "model",
     "Origin": "hugging_face",
-    "Outputs": "model",
     "ReferenceConfig": "reference",
     "ReferenceTransformer": "reference",
     "copy_demo": "demo",
@@ -40,13 +35,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "FAMILIES",
-    "BranchNorms",
     "HuggingFaceModel",
-    "LastOutput",
     "Model",
     "Origin",
-    "Outputs",
     "ReferenceConfig",
     "ReferenceTransformer",
     "copy_demo",

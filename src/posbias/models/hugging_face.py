@@ -6,8 +6,9 @@ pass gives both the last hidden state (caught where it enters the unembedding) a
 
 import copy
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.branches import watch_branches
-from posbias.models.families import FAMILIES, Family
+from posbias.models.families import FAMILIES, Block, Family
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, weights_sha256
 
@@ -54,12 +54,15 @@ class HuggingFaceModel(Model):
         # Of a multimodal model the decoder's own part; it counts as another type, whose modules lie elsewhere.
         self.config: Any = outer.get_text_config(decoder=True)
         self.model_type = str(outer.model_type)
-        embedding = _embedding(network)
-        weight: Tensor = embedding.get_parameter("weight")
+        weight: Tensor = network.get_input_embeddings().get_parameter("weight")  # type: ignore[operator]
         self.width = int(weight.shape[1])
         self.vocabulary_size = int(weight.shape[0])
         self.dtype = weight.dtype
-        self.device = _first_device(network) if dispatched(network) else weight.device
+        self.device = weight.device
+        if dispatched(network):  # it begins on its first accelerator, if it has one
+            devices: Any = network.hf_device_map
+            places = [place for place in devices.values() if place not in ("cpu", "disk")]
+            self.device = torch.device(places[0] if places else "cpu")
         self._family: Family | None = FAMILIES[self.model_type]() if self.model_type in FAMILIES else None
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
         self.max_positions = _max_positions(self.config, self._family)
@@ -105,7 +108,7 @@ class HuggingFaceModel(Model):
 
     def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
         """Token embeddings, with the scale some families apply inside the embedding layer (Gemma)."""
-        embeddings: Tensor = _embedding(self.network)(token_ids)
+        embeddings: Tensor = self.network.get_input_embeddings()(token_ids)  # type: ignore[operator]
         return embeddings
 
     def outputs(
@@ -123,7 +126,7 @@ class HuggingFaceModel(Model):
         def catch(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             caught.append(inputs[0])
 
-        handle = _unembedding(self.network).register_forward_pre_hook(catch)
+        handle = self.network.get_output_embeddings().register_forward_pre_hook(catch)  # type: ignore[operator]
         try:
             logits = self._forward(embeddings, positions, cache=cache)
         finally:
@@ -152,6 +155,9 @@ class HuggingFaceModel(Model):
         """Plain values for a record."""
         import transformers
 
+        device = str(self.device)
+        if self.device.type == "cuda":
+            device += f" ({torch.cuda.get_device_name(self.device)})"
         description: dict[str, Any] = {
             "source": self.origin.source,
             "revision": self.origin.revision,
@@ -162,7 +168,7 @@ class HuggingFaceModel(Model):
             "max_positions": self.max_positions,
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "device": _device_name(self.device),
+            "device": device,
             "init_seed": self.origin.init_seed,
             "attention": str(getattr(self.config, "_attn_implementation", None)),
             "weights_sha256": weights_sha256(self.network),
@@ -181,12 +187,65 @@ class HuggingFaceModel(Model):
         self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int], *, cache: Any = None
     ) -> Float[Tensor, "batch kept vocabulary"]:
         """Logits of the positions, or of all where the class cannot restrict them."""
-        asked: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+        arguments: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
         if self._keeps_logits:
             last = embeddings.shape[1] - 1
-            asked["logits_to_keep"] = 1 if list(positions) == [last] else torch.as_tensor(list(positions))
-        logits: Tensor = self.network(inputs_embeds=embeddings, use_cache=cache is not None, **asked).logits
+            arguments["logits_to_keep"] = 1 if list(positions) == [last] else torch.as_tensor(list(positions))
+        logits: Tensor = self.network(inputs_embeds=embeddings, use_cache=cache is not None, **arguments).logits
         return logits
+
+
+@dataclass(frozen=True)
+class BranchWatch:
+    """Norms of the layers that have run so far, of one forward pass."""
+
+    stream: list[Tensor] = field(default_factory=list)
+    """|x| of every layer, [batch position]."""
+    branch: list[Tensor] = field(default_factory=list)
+    """|a| of every layer, with a dimension of batch times positions where the family flattens them."""
+
+    def norms(self) -> BranchNorms:
+        """All layers of the forward pass that ran within the context."""
+        device = self.stream[0].device  # layers may lie on several
+        stream = torch.stack([norms.to(device) for norms in self.stream])
+        return BranchNorms(stream, torch.stack([norms.to(device) for norms in self.branch]).view(stream.shape))
+
+    def hook(self, block: Block, hooks: ExitStack) -> None:
+        """Keep the norms of a block's input, and of what its attention branch adds to it."""
+
+        def norm(values: Tensor) -> Tensor:
+            precise = values if values.dtype == torch.float64 else values.float()
+            length: Tensor = torch.linalg.vector_norm(precise.detach(), dim=-1)
+            return length
+
+        def before(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self.stream.append(norm(positional[0] if positional else named["hidden_states"]))
+
+        def after(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+            self.branch.append(abs(block.branch_scale) * norm(output[0] if isinstance(output, tuple) else output))
+
+        # The module whose output is what gets added; BLOOM's attention module would return residual + branch.
+        adds = block.attention_post_norm or block.attention_output
+        hooks.callback(block.module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        hooks.callback(adds.register_forward_hook(after).remove)
+
+
+@contextmanager
+def watch_branches(blocks: Sequence[Block], *, once: nn.Module | None = None) -> Iterator[BranchWatch]:
+    """Within the context, keep the norms of one forward pass; weights and outputs stay as they are.
+
+    Args:
+        blocks: Of one model, in order.
+        once: The network, to stop watching when its first forward pass is over: what runs a block again afterwards
+            (checkpointing, the next kind's passes) is then not seen.
+    """
+    watch = BranchWatch()
+    with ExitStack() as hooks:
+        for block in blocks:
+            watch.hook(block, hooks)
+        if once is not None:
+            hooks.callback(once.register_forward_hook(lambda *_: hooks.close()).remove)
+        yield watch
 
 
 def _rows(
@@ -195,27 +254,6 @@ def _rows(
     """The rows of some positions; all of `values` where the model has picked them already."""
     # Positions ascend, so that as many rows as positions can only be those rows, in that order.
     return values if values.shape[1] == len(positions) else values[:, list(positions)]
-
-
-def _first_device(network: Any) -> torch.device:
-    """Where a network spread over devices begins: its first accelerator, else the CPU."""
-    places = [place for place in network.hf_device_map.values() if place not in ("cpu", "disk")]
-    return torch.device(places[0] if places else "cpu")
-
-
-def _device_name(device: torch.device) -> str:
-    """What computed: "cpu", or an accelerator with its own name."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-
-
-def _embedding(network: nn.Module) -> nn.Module:
-    module: nn.Module = network.get_input_embeddings()  # type: ignore[operator]
-    return module
-
-
-def _unembedding(network: nn.Module) -> nn.Module:
-    module: nn.Module = network.get_output_embeddings()  # type: ignore[operator]
-    return module
 
 
 def _max_positions(config: Any, family: Family | None) -> int | None:

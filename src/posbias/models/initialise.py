@@ -8,8 +8,8 @@ from torch import nn
 
 from posbias.checks import check_whole, checked
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.precision import cast_weights
-from posbias.models.quiet import quiet
+from posbias.models.sources import quiet
+from posbias.models.weights import cast_weights
 
 
 def random_network(config: Any, *, seed: int) -> nn.Module:

@@ -6,6 +6,7 @@ Only weights that cannot carry code are read (safetensors, GGUF), no repository'
 looked up on the network. Files are held to stated limits before they are used. Every refusal is one line.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ from torch import Tensor
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import peak_bytes
+from posbias.models.demo import fetch_demo
 from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.model import Model, ModelRequest
 from posbias.models.placement import AUTO, check_device
-from posbias.models.pretrained import Wanted, drawn_network, pretrained_network, refused_configuration
-from posbias.models.quiet import quiet
+from posbias.models.pretrained import (
+    Wanted,
+    drawn_network,
+    pretrained_network,
+    read_tokenizer,
+    refused_configuration,
+)
 from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
-from posbias.models.request import ModelRequest, absolute_source
-from posbias.models.sources import Source, check_tokenizer_files, named_path, read_config, resolve_source
-from posbias.models.weights import first_not_finite, quantised
+from posbias.models.sources import Source, absolute_source, named_path, quiet, read_config, resolve_source
+from posbias.models.weights import first_not_finite, network_sha256, quantised
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -60,18 +67,20 @@ def load_model(
             pass, or more than fits.
         RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
     """
-    chosen_dtype, chosen_device, peak_before = _dtype(dtype), check_device(device), peak_bytes()
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
+    chosen_device, peak_before = check_device(device), peak_bytes()
     trained = _trained_here(source, init_seed=init_seed, dtype=dtype, device=device)
     if trained is not None:
         return trained
-    resolved = resolve_source(source)
+    resolved = _resolved(source)
     if resolved.config_only and init_seed is None:
         init_seed = 0
     with quiet(resolved.local):
         config = read_config(resolved)
-        wanted = Wanted(resolved, chosen_dtype, chosen_device, max_memory)
+        wanted = Wanted(resolved, DTYPES[dtype], chosen_device, max_memory)
         network = pretrained_network(config, wanted) if init_seed is None else drawn_network(config, wanted, init_seed)
-        tokenizer = _tokenizer(resolved)
+        tokenizer = read_tokenizer(resolved)
     drawn_from = None if init_seed is None else int(init_seed)
     with refused_configuration(resolved.name):
         model = HuggingFaceModel(network, tokenizer, origin=Origin(resolved.name, drawn_from, resolved.revision))
@@ -81,7 +90,11 @@ def load_model(
     if quantised(network):
         _check_gradients(model, resolved.name)
     else:
-        _check_pass(model, resolved.name)
+        # Numbers of a configuration that do not fit each other can build a network that cannot be run.
+        with refused_configuration(resolved.name), torch.no_grad():
+            model.last(model.embed(model.token_tensor([[0]])))
+            if model.described:
+                model.architecture_traits()
     model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory)
     peak = peak_bytes()
     if peak is not None and peak_before is not None and peak > peak_before:
@@ -98,12 +111,37 @@ def load_tokenizer(source: str | Path) -> Any:
     Raises:
         UsageError: no such source, or none with a tokenizer.
     """
-    resolved = resolve_source(source)
+    resolved = _resolved(source)
     with quiet(resolved.local):
-        tokenizer = _tokenizer(resolved)
+        tokenizer = read_tokenizer(resolved)
     if tokenizer is None:
         raise UsageError(f"{resolved.name!r} has no readable tokenizer; allowed: a model, or a directory, with one")
     return tokenizer
+
+
+def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Model:
+    """The model of a request, checked to have the weights and configuration it had where the request was made.
+
+    Raises:
+        UsageError: there is no request.
+        RunError: another model lies here.
+    """
+    if request is None:
+        raise UsageError(
+            "workers load the model themselves, which only models from load_model, without an intervention, allow"
+        )
+    model = load_model(**asdict(request))
+    if network_sha256(model.network) != expected_sha256:
+        name = Path(request.source).name  # paths belong in no record, and this message goes into one
+        raise RunError(f"a worker found another model under {name!r} than the run began with")
+    return model
+
+
+def _resolved(source: str | Path) -> Source:
+    """What a source is, the demo model fetched."""
+    if str(source).removeprefix("config:") == "demo":
+        return Source(str(source), str(fetch_demo()), local=True, config_only=str(source) != "demo")
+    return resolve_source(source)
 
 
 def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
@@ -118,52 +156,6 @@ def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, devi
     model = load_reference(path, dtype=dtype, init_seed=init_seed, device=device)
     model.request = ModelRequest(absolute_source(source), init_seed, dtype, device)
     return model
-
-
-def read_gguf(path: Path) -> tuple[Any, Any]:
-    """Network (float32) and tokenizer of a GGUF file, as an ordinary unquantised model.
-
-    Raises:
-        UsageError: the file does not hold a decoder.
-        RunError: transformers cannot read it.
-    """
-    source = Source(path.name, str(path.parent), local=True, gguf=path.name)
-    with quiet(local=True):
-        return pretrained_network(read_config(source), Wanted(source)), _tokenizer(source)
-
-
-def _tokenizer(source: Source) -> Any:
-    """The tokenizer, or None: models are usable with token ids alone, and the prompts room asks for one when needed.
-
-    Raises:
-        UsageError: its files are beyond every tokenizer, or not JSON.
-    """
-    from transformers import AutoTokenizer
-
-    if source.local:
-        if Path(source.location).is_file():
-            return None
-        check_tokenizer_files(source)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
-        tokenizer.decode(tokenizer("A trial.")["input_ids"])
-        return tokenizer
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
-        return None
-
-
-def _check_pass(model: HuggingFaceModel, name: str) -> None:
-    """Refuse a network that can be built and cannot be run: numbers of a configuration that do not fit each other.
-
-    Raises:
-        UsageError: one token does not pass, or the description of the family cannot be read off the configuration.
-    """
-    with refused_configuration(name), torch.no_grad():
-        model.last(model.embed(model.token_tensor([[0]])))
-        if model.described:
-            model.architecture_traits()
 
 
 def _check_gradients(model: HuggingFaceModel, name: str) -> None:
@@ -196,10 +188,3 @@ def _trial_gradient(model: HuggingFaceModel) -> Float[Tensor, "one two width"]:
     inputs = model.embed(model.token_tensor([[0, 1]])).detach().requires_grad_()
     gradient: Tensor = torch.autograd.grad(model.last(inputs).logits.square().sum(), inputs)[0]
     return gradient
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UsageError(f"dtype {name!r} is unknown; allowed: {', '.join(DTYPES)}")
-    chosen: torch.dtype = DTYPES[name]
-    return chosen

@@ -13,26 +13,29 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.models.request import ModelRequest
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """The arguments of one `load_model`: enough to load the same model again in another process.
+
+    Picklable; local paths are absolute, so it belongs in no record.
+    """
+
+    source: str
+    init_seed: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_memory: int | None = None
+    """Bytes; None: whatever is there."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of some positions for a batch."""
+    """The outputs of some positions for a batch; of the last alone without their axis."""
 
-    hidden: Float[Tensor, "batch output feature"]
+    hidden: Float[Tensor, "batch *output feature"]
     """After the final norm: what the unembedding reads."""
-    logits: Float[Tensor, "batch output vocabulary"]
-    """Next-token logits, with everything the model does to them (soft caps, scales)."""
-
-
-@dataclass(frozen=True)
-class LastOutput:
-    """The last position's output for a batch."""
-
-    hidden: Float[Tensor, "batch feature"]
-    """After the final norm: what the unembedding reads."""
-    logits: Float[Tensor, "batch vocabulary"]
+    logits: Float[Tensor, "batch *output vocabulary"]
     """Next-token logits, with everything the model does to them (soft caps, scales)."""
 
 
@@ -88,10 +91,10 @@ class Model(ABC):
                 allows it.
         """
 
-    def last(self, embeddings: Float[Tensor, "batch position feature"]) -> LastOutput:
+    def last(self, embeddings: Float[Tensor, "batch position feature"]) -> Outputs:
         """`outputs` of the last position alone."""
         output = self.outputs(embeddings, [embeddings.shape[1] - 1])
-        return LastOutput(hidden=output.hidden[:, 0], logits=output.logits[:, 0])
+        return Outputs(hidden=output.hidden[:, 0], logits=output.logits[:, 0])
 
     @abstractmethod
     def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:

@@ -4,8 +4,6 @@ Spread weights are fetched when their module runs; with checkpointing, when it r
 more than a block's worth is in place at a time.
 """
 
-import tempfile
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,14 +36,14 @@ def check_device(name: str) -> torch.device | None:
     return device
 
 
-def check_room(name: str, sizes: Sizes, *, dtype: torch.dtype, spread: bool, max_memory: int | None) -> None:
+def check_room(name: str, sizes: Sizes, *, dtype: torch.dtype, spreadable: bool, max_memory: int | None) -> None:
     """Refuse weights whose loading would take the process past what it may hold.
 
     Args:
         name: Of the model.
         sizes: What its loading takes.
         dtype: In which it is loaded.
-        spread: Whether it could be spread over devices.
+        spreadable: Whether it could be spread over devices.
         max_memory: Bytes that the process may hold; None: what is free.
 
     Raises:
@@ -59,7 +57,7 @@ def check_room(name: str, sizes: Sizes, *, dtype: torch.dtype, spread: bool, max
     if not word or needed <= size:
         return
     half = dtype.itemsize > torch.bfloat16.itemsize and base + sum(sizes(torch.bfloat16)) <= size
-    ways = [*(["--dtype bfloat16"] if half else []), *(["--device auto"] if spread and base < size else [])]
+    ways = [*(["--dtype bfloat16"] if half else []), *(["--device auto"] if spreadable and base < size else [])]
     beside = f", beside them meanwhile {show_bytes(meanwhile)}" if meanwhile else ""
     raise UsageError(
         f"model {name!r} needs up to {show_bytes(needed)} to load in {str(dtype).removeprefix('torch.')} (weights "
@@ -68,20 +66,18 @@ def check_room(name: str, sizes: Sizes, *, dtype: torch.dtype, spread: bool, max
     )
 
 
-class Placement:
-    """How one model is spread, with the folder its weights may be put into; that folder goes when the model does."""
+def spread(max_memory: int | None) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that spread a model over the accelerators, the CPU and a folder.
 
-    def __init__(self, max_memory: int | None) -> None:
-        base = beside_weights()
-        if max_memory is not None and base >= max_memory:
-            raise UsageError(f"Python and libraries take {show_bytes(base)}; {show_bytes(max_memory)} are allowed")
-        self._folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
-        self.arguments: dict[str, Any] = {"device_map": AUTO, "offload_folder": self._folder.name}
-        if max_memory is not None:
-            accelerators = range(torch.cuda.device_count())
-            shares: dict[int | str, int] = {**dict.fromkeys(accelerators, max_memory), "cpu": max_memory - base}
-            self.arguments["max_memory"] = {device: int(share * WEIGHTS_SHARE) for device, share in shares.items()}
-
-    def belongs_to(self, network: object) -> None:
-        """Keep the folder for as long as the network lives."""
-        weakref.finalize(network, self._folder.cleanup)
+    Raises:
+        UsageError: Python and libraries alone take more than is allowed.
+    """
+    if max_memory is None:
+        return {"device_map": AUTO}
+    base = beside_weights()
+    if base >= max_memory:
+        raise UsageError(f"Python and libraries take {show_bytes(base)}; {show_bytes(max_memory)} are allowed")
+    shares: dict[int | str, int] = {**dict.fromkeys(range(torch.cuda.device_count()), max_memory)}
+    shares["cpu"] = max_memory - base
+    limits = {device: int(share * WEIGHTS_SHARE) for device, share in shares.items()}
+    return {"device_map": AUTO, "max_memory": limits}

@@ -1,9 +1,11 @@
-"""Networks of transformers where they will run: with the weights of checked files, or drawn from a seed.
+"""Networks of transformers where they will run, with the weights of checked files or drawn from a seed; tokenizers.
 
 What a configuration describes is counted, and held against the files and the memory, before anything is allocated.
 """
 
 import copy
+import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,22 +16,21 @@ import torch
 from torch import nn
 
 from posbias.errors import RunError, UsageError, one_line
+from posbias.files import read_json
 from posbias.memory import available_bytes, show_bytes
 from posbias.models.initialise import NetworkSize, attention_of, network_size, random_network
-from posbias.models.placement import AUTO, Placement, Sizes, check_room
-from posbias.models.precision import cast_weights
+from posbias.models.placement import AUTO, Sizes, check_room, spread
 from posbias.models.sources import Source
-from posbias.models.weight_files import (
-    Tensors,
-    fetch_weights,
-    loaded_files,
-    stored_tensors,
-    weight_bytes,
-)
+from posbias.models.weight_files import Tensors, fetch_weights, loaded_files, stored_tensors, weight_bytes
+from posbias.models.weights import cast_weights
 
 CPU = torch.device("cpu")
 BEYOND_FILES, BEYOND_ALWAYS = 2, 10**7
 """A network of more than this many times the numbers its files hold, and this many more, is not the files' network."""
+TOKENIZER_BYTES = 100_000_000
+"""The largest file of a tokenizer read; those of 262,144 tokens have 40 MB."""
+TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
+"""What the files of tokenizers are called."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,10 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
         network = _loaded(config, wanted, {"device_map": wanted.device} if packed else {})
         return network if packed else network.to(wanted.device)
-    placement = Placement(wanted.max_memory)
-    network = _loaded(config, wanted, placement.arguments)
-    placement.belongs_to(network)
+    arguments = spread(wanted.max_memory)
+    folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
+    network = _loaded(config, wanted, {**arguments, "offload_folder": folder.name})
+    weakref.finalize(network, folder.cleanup)
     return network
 
 
@@ -121,7 +123,7 @@ def _check_size(config: Any, wanted: Wanted, tensors: Tensors | None, *, packed:
         )
     if wanted.device is not None:
         sizes = _sizes_made(size, source) if tensors is None else _sizes_stored(size, tensors, packed=packed)
-        check_room(source.name, sizes, dtype=dtype, spread=tensors is not None, max_memory=limit)
+        check_room(source.name, sizes, dtype=dtype, spreadable=tensors is not None, max_memory=limit)
 
 
 def _sizes_made(size: NetworkSize, source: Source) -> Sizes:
@@ -167,30 +169,49 @@ def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module
         raise UsageError(f"model {source.name!r} needs a package that is not there: {one_line(error)}") from None
     except Exception as error:
         raise RunError(f"model {source.name!r} cannot be loaded: {one_line(error)}") from None
-    _check_complete(info, source.name)
-    if source.gguf is not None:
-        _forget_quantisation(network)
-        cast_weights(network, dtype)
-    return network  # type: ignore[no-any-return]
-
-
-def _check_complete(info: dict[str, Any], name: str) -> None:
-    """Refuse weights of another shape than the configuration's, and ones that are not there."""
     if info["mismatched_keys"]:
         weight, found, described = min(info["mismatched_keys"])
         raise RunError(
-            f"model {name!r}: weight {weight!r} has shape {list(found)} in its files, {list(described)} by its"
+            f"model {source.name!r}: weight {weight!r} has shape {list(found)} in its files, {list(described)} by its"
             " configuration"
         )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
-        raise RunError(f"model {name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
+        raise RunError(f"model {source.name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
+    if source.gguf is not None:
+        # Its weights were expanded while loading; what is left is a plain model and must be saved as one.
+        vars(network.config).pop("quantization_config", None)
+        for name in ("is_quantized", "hf_quantizer", "quantization_method"):
+            vars(network).pop(name, None)
+        cast_weights(network, dtype)
+    return network  # type: ignore[no-any-return]
 
 
-def _forget_quantisation(network: Any) -> None:
-    """GGUF weights were expanded while loading; what is left is a plain model and must be saved as one."""
-    if hasattr(network.config, "quantization_config"):
-        del network.config.quantization_config
-    for name in ("is_quantized", "hf_quantizer", "quantization_method"):
-        if name in vars(network):
-            delattr(network, name)
+def read_tokenizer(source: Source) -> Any:
+    """The tokenizer, or None where there is none to be read: models are usable with token ids alone.
+
+    Raises:
+        UsageError: its files are larger than those of every tokenizer, or not the JSON they are called.
+    """
+    from transformers import AutoTokenizer
+
+    directory = Path(source.location)
+    if source.local and directory.is_file():
+        return None
+    patterns = TOKENIZER_FILES if source.local and source.gguf is None else ()
+    for path in sorted({path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}):
+        if path.stat().st_size > TOKENIZER_BYTES:
+            raise UsageError(f"model {source.name!r}: {path.name} is larger than {TOKENIZER_BYTES:,} bytes")
+        if path.suffix == ".json":
+            try:
+                read_json(path, most_bytes=TOKENIZER_BYTES)
+            except (OSError, ValueError) as error:
+                raise UsageError(f"model {source.name!r}: {path.name} {one_line(error)}") from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
+        tokenizer.decode(tokenizer("A trial.")["input_ids"])
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
+        return None

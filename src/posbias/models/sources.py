@@ -3,8 +3,13 @@
 Every refusal is one line that says what is allowed. Nothing local is looked up on the network.
 """
 
+import io
 import re
 import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +19,7 @@ from urllib.request import getproxies
 
 from posbias.errors import UsageError, one_line
 from posbias.files import read_json
-from posbias.models.config_limits import check_numbers
-from posbias.models.demo import fetch_demo
-from posbias.models.gguf_header import TENSORS, gguf_metadata
+from posbias.models.config_limits import TENSORS, check_numbers, gguf_metadata
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
 CONFIG = "config.json"
@@ -24,15 +27,11 @@ CONFIG_BYTES = 10_000_000
 """The largest configuration read; those of real models have a few thousand bytes."""
 GGUF_LAYERS = 256
 """The most layers of a GGUF file: transformers takes time in their square to name the tensors (32 layers: seconds)."""
-TOKENIZER_BYTES = 100_000_000
-"""The largest file of a tokenizer read; those of 262,144 tokens have 40 MB."""
-TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
-"""What the files of tokenizers are called."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was asked for, resolved."""
+    """What a user named, resolved."""
 
     name: str
     """For messages and records; base name only where it is a local path."""
@@ -45,7 +44,7 @@ class Source:
 
     @cached_property
     def offline(self) -> bool:
-        """Whether only this machine is asked: always for local sources, and where the hub cannot be found at all."""
+        """Whether only this machine is looked at: local sources, and wherever the hub cannot be found at all."""
         return self.local or not hub_in_sight()
 
     @property
@@ -87,10 +86,10 @@ class Source:
 
 
 def resolve_source(source: str | Path) -> Source:
-    """Decide what a source is.
+    """Decide what a source, other than "demo", is.
 
     Raises:
-        UsageError: neither a known word nor an existing path nor the form of a hub id.
+        UsageError: neither an existing path nor the form of a hub id.
     """
     if not isinstance(source, str | Path):
         raise UsageError(f"a model is named by text or a path, got {type(source).__name__}; allowed: {ALLOWED}")
@@ -98,8 +97,6 @@ def resolve_source(source: str | Path) -> Source:
     config_only = text.startswith("config:")
     wanted = text.removeprefix("config:")
     prefix = "config:" if config_only else ""
-    if wanted == "demo":
-        return Source(f"{prefix}demo", str(fetch_demo()), local=True, config_only=config_only)
     path = named_path(wanted)
     if wanted and path.is_dir():
         return Source(prefix + path.resolve().name, str(path), local=True, config_only=config_only)
@@ -127,6 +124,16 @@ def named_path(text: str) -> Path:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise UsageError(f"model {text[:120]!r} does not exist ({reason}); allowed: {ALLOWED}") from None
     return path
+
+
+def absolute_source(source: str | Path) -> str:
+    """The source as text that means the same in every working directory."""
+    text = str(source)
+    prefix = "config:" if text.startswith("config:") else ""
+    wanted = text.removeprefix(prefix)
+    path = Path(wanted).expanduser()
+    # "demo" is a name, even where a file bears it, as for `load_model`.
+    return text if wanted == "demo" or not path.exists() else f"{prefix}{path.resolve()}"
 
 
 def hub_in_sight() -> bool:
@@ -157,9 +164,7 @@ def read_config(source: Source) -> Any:
             path = source.file(CONFIG)
             if path is None:
                 raise FileNotFoundError
-            plain = _object(path)
-            check_numbers(plain, source.name)
-            _check_model_type(plain, source.name, CONFIG_MAPPING)
+            _check_file(path, source.name, CONFIG_MAPPING)
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         else:
             metadata = gguf_metadata(Path(source.location) / source.gguf)
@@ -185,23 +190,19 @@ def read_config(source: Source) -> Any:
     return config
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """What a configuration file holds.
+def _check_file(path: Path, name: str, known: Any) -> None:
+    """Refuse what is no JSON object, numbers beyond every model, remote code, and model types unknown to transformers.
 
     Raises:
-        ValueError: it is no JSON object, or goes beyond a limit.
+        UsageError, ValueError: one line.
     """
     try:
-        found = read_json(path, most_bytes=CONFIG_BYTES)
+        plain = read_json(path, most_bytes=CONFIG_BYTES)
     except ValueError as error:
         raise ValueError(f"{path.name} {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(plain, dict):
         raise ValueError(f"{path.name} is no object")
-    return found
-
-
-def _check_model_type(plain: dict[str, Any], name: str, known: Any) -> None:
-    """Refuse remote code and model types this transformers does not know."""
+    check_numbers(plain, name)
     model_type = plain.get("model_type")
     if isinstance(model_type, str) and model_type in known:
         return
@@ -229,19 +230,28 @@ def _check_decoder(config: Any, name: str) -> None:
         raise UsageError(f"model {name!r} ({config.model_type}) is {kind}; allowed: decoder-only language models")
 
 
-def check_tokenizer_files(source: Source) -> None:
-    """Refuse files of a tokenizer that are larger than any, or not the JSON they are called.
+@contextmanager
+def quiet(local: bool) -> Iterator[None]:
+    """Silence transformers and the hub client while loading; bars (downloads, GGUF conversion) stay for who watches."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
 
-    Raises:
-        UsageError: the first of them.
-    """
-    directory = Path(source.location)
-    files = sorted({path for pattern in TOKENIZER_FILES for path in directory.glob(pattern) if path.is_file()})
-    for path in files if source.gguf is None else ():
-        if path.stat().st_size > TOKENIZER_BYTES:
-            raise UsageError(f"model {source.name!r}: {path.name} is larger than {TOKENIZER_BYTES:,} bytes")
-        if path.suffix == ".json":
-            try:
-                read_json(path, most_bytes=TOKENIZER_BYTES)
-            except (OSError, ValueError) as error:
-                raise UsageError(f"model {source.name!r}: {path.name} {one_line(error)}") from None
+    watched = sys.stderr.isatty()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub_verbosity = hub_logging.get_verbosity()
+    logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
+    if local or not watched:
+        logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), ExitStack() as redirected:
+            warnings.simplefilter("ignore")
+            if not watched:
+                # The GGUF reader's bar asks no setting.
+                redirected.enter_context(redirect_stderr(io.StringIO()))
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,16 +1,24 @@
-"""The weights of a network one by one, those that lie in other memory or on disk fetched for a moment each.
+"""The weights of a network: where they lie, one by one, as fingerprints, and in another precision.
 
-A network that accelerate has spread over devices holds empty tensors in place of the weights it has put away.
+A network that accelerate has spread over devices holds empty tensors in place of the weights it has put away in other
+memory or on disk; these are fetched for a moment each.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
+
+from posbias.models.model import Model
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+REDUCED = (torch.float16, torch.bfloat16)
+"""Types whose loss of precision is checked."""
 
 SUMMED = 1 << 22
 """Numbers of a weight summed at a time (32 MB as 64-bit integers)."""
@@ -79,8 +87,8 @@ def config_sha256(network: nn.Module) -> str:
     """A fingerprint of the configuration: what the weights alone do not say (rotary base, windows, soft caps)."""
     config: Any = getattr(network, "config", None)
     entries = config.to_dict() if hasattr(config, "to_dict") else {}
-    told = {key: value for key, value in entries.items() if key not in UNIMPORTANT}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    relevant = {key: value for key, value in entries.items() if key not in UNIMPORTANT}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def buffers_sha256(network: nn.Module) -> str:
@@ -105,6 +113,43 @@ def network_sha256(network: nn.Module, described: Mapping[str, str] | None = Non
     taken = {"weights_sha256": weights_sha256, "buffers_sha256": buffers_sha256, "config_sha256": config_sha256}
     parts = [(described or {}).get(name) or take(network) for name, take in taken.items()]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
+def not_convertible(model: Model) -> str | None:
+    """Why there is no copy of the model in another precision; None where there is one."""
+    if quantised(model.network):
+        return "the weights are quantised"
+    return "the weights are spread over devices" if dispatched(model.network) else None
+
+
+def cast_weights(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The network with its floating weights in `dtype`, in place.
+
+    Its buffers (RoPE frequencies, tables of sines) are never rounded, as `from_pretrained(dtype=...)` keeps them in
+    float32 too: angles grow with the position, and with them what a rounded frequency costs.
+    """
+    wide = torch.finfo(dtype).bits
+
+    def changed(module: nn.Module) -> None:
+        for weight in module.parameters(recurse=False):
+            if weight.is_floating_point():
+                weight.data = weight.data.to(dtype)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point() and torch.finfo(buffer.dtype).bits < wide:
+                setattr(module, name, buffer.to(dtype))
+
+    return network.apply(changed)
+
+
+def converted(model: AnyModel, dtype: torch.dtype) -> AnyModel:
+    """A copy of the model, on its device, with all weights in a wider `dtype`; it lives as long as it is referred to.
+
+    Takes the memory of one more model, at the width of `dtype`.
+    """
+    view = copy.copy(model)
+    view.network = cast_weights(copy.deepcopy(model.network), dtype)
+    view.dtype = dtype
+    return view
 
 
 def _sums(weight: Shaped[Tensor, "..."]) -> tuple[int, int]:

@@ -48,8 +48,7 @@ from posbias.models.attention import (
     rows_at_once,
     watch_attention,
 )
-from posbias.models.branches import watch_branches
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts

@@ -1,11 +1,10 @@
 """What the library needs to know about a family of decoders: where its parts are and what they do.
 
-A family is a small class of dotted paths and facts; `Block` is one decoder block taken apart by role. Theory and
-measurement read these and nothing else, so a new family is one new file beside this one.
+A family is a small class of dotted paths and facts, whose defaults are Llama's; `Block` is one decoder block taken
+apart by role. Theory and measurement read these and nothing else.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -14,94 +13,26 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from posbias.architecture import Causal, Encoding, Mask, NoEncoding
+from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWindow
 from posbias.errors import UsageError
+from posbias.models.families.parts import (
+    AttentionParts,
+    Fusion,
+    MixtureParts,
+    MlpParts,
+    Norm,
+    neighbours_as_halves,
+    read_attention,
+    read_mlp,
+    read_norm,
+)
 from posbias.registry import Registry
 
 FAMILIES: Registry["Family"] = Registry("model family")
 
+Windows = Literal["none", "all layers", "layer_types"]
 KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa")
 """transformers' own attention implementations; one registered by someone else may compute anything."""
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A normalisation layer as numbers: y = gain * (x - mean?) / sqrt(power + epsilon) + bias."""
-
-    kind: Literal["rms", "layer"]
-    gain: Float[Tensor, "*heads feature"]
-    """Multiplier of each feature as applied (Gemma: 1 + weight); q/k norms may have one for every head."""
-    bias: Float[Tensor, "*heads feature"] | None
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class AttentionParts:
-    """Linear maps of one attention layer, all as [out, in] so that y = W x + b; fused maps are split.
-
-    Rotary positions turn the first features of a head, half against half. Where a model turns neighbours instead
-    (GPT-J), the query and key features of each head are listed in that order, which changes no logit.
-
-    logits = softcap(scale q.k) + position_logits, then mask and softmax.
-    """
-
-    query: Float[Tensor, "query_features width"]
-    key: Float[Tensor, "key_features width"]
-    value: Float[Tensor, "key_features width"]
-    output: Float[Tensor, "width query_features"]
-    heads: int
-    key_heads: int
-    """Key/value heads; heads / key_heads queries share one."""
-    head_dim: int
-    scale: float
-    """What q.k is multiplied by before the softmax."""
-    query_norm: Norm | None = None
-    """Norm on queries: per head if its gain ends in head_dim features, over all features otherwise."""
-    key_norm: Norm | None = None
-    softcap: float | None = None
-    query_bias: Float[Tensor, "query_features"] | None = None
-    key_bias: Float[Tensor, "key_features"] | None = None
-    value_bias: Float[Tensor, "key_features"] | None = None
-    output_bias: Float[Tensor, "width"] | None = None
-    clip: float | None = None
-    """Bound that queries, keys and values are clamped to after their projection (some MPT checkpoints)."""
-    position_logits: Callable[[int], Float[Tensor, "heads n_positions"]] | None = None
-    """What is added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
-    factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it. Beside
-    learned sinks, which would, a query's own position counts 0."""
-    sinks: Float[Tensor, "heads"] | None = None
-    """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
-
-
-@dataclass(frozen=True)
-class MlpParts:
-    """Linear maps of one MLP, all as [out, in]."""
-
-    up: Float[Tensor, "hidden width"]
-    down: Float[Tensor, "width hidden"]
-    gate: Float[Tensor, "hidden width"] | None
-    """None for a plain MLP down(act(up x)); otherwise down(act(gate x) * (up x))."""
-    activation: Any
-    """The module or function the family applies elementwise."""
-    up_activation: Any = None
-    """Of `up x` beside a gate, down(act(gate x) * up_act(up x)): GPT-OSS clamps and shifts it. None: the identity."""
-    up_bias: Float[Tensor, "hidden"] | None = None
-    down_bias: Float[Tensor, "width"] | None = None
-    gate_bias: Float[Tensor, "hidden"] | None = None
-
-
-@dataclass(frozen=True)
-class MixtureParts:
-    """A mixture of experts: the sum over each token's chosen experts e of w_e(x) expert_e(x)."""
-
-    experts: tuple[MlpParts, ...]
-    router: Float[Tensor, "expert width"]
-    """The logits are this times x, plus `router_bias`; their softmax over all experts are the probabilities."""
-    router_module: nn.Module
-    """What chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
-    renormalised: bool
-    """Whether the weights of the chosen are made to sum to 1; otherwise they are the probabilities."""
-    router_bias: Float[Tensor, "expert"] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +72,7 @@ class Block:
         return replace(parts, down=parts.down * self.branch_scale, down_bias=bias)
 
 
-class Family(ABC):
+class Family:
     """One family of Hugging Face decoders, keyed by its `config.model_type`."""
 
     name: ClassVar[str]
@@ -156,9 +87,12 @@ class Family(ABC):
     """Row of the position table that belongs to position 0 (OPT: 2)."""
     parallel: ClassVar[bool] = False
     """Attention and MLP read the same block input and are added together (GPT-NeoX, Phi); ask `is_parallel`."""
-
+    windows: ClassVar[Windows] = "none"
+    """The layers that see `config.sliding_window` keys: all, or those that `config.layer_types` names."""
     rotary: ClassVar[bool] = True
     """Queries and keys are turned by position; ask `rotates` about one layer."""
+    turns_neighbours: ClassVar[bool] = False
+    """What turns are neighbouring features, not half against half."""
 
     # Paths inside a block.
     attention: ClassVar[str] = "self_attn"
@@ -169,9 +103,27 @@ class Family(ABC):
     mlp_norm: ClassVar[str | None] = "post_attention_layernorm"
     mlp_post_norm: ClassVar[str | None] = None
 
+    # Names inside its attention and its MLP.
+    query_key_value: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
+    """Three projections, or one that holds all three."""
+    fusion: ClassVar[Fusion] = "stacked"
+    query_key_norms: ClassVar[tuple[str, str] | None] = None
+    """Norms of queries and keys before they turn, of each head or over all features."""
+    query_key_norm_switch: ClassVar[str | None] = None
+    """Entry of the configuration that says whether these norms are there; None: they always are."""
+    up_and_down: ClassVar[tuple[str, str]] = ("up_proj", "down_proj")
+    """The maps of the MLP, beside `gate_proj` where it has one."""
+    gate_in_up: ClassVar[bool] = False
+    """The first half of the up projection is the gate."""
+    activation: ClassVar[str] = "act_fn"
+
     def heads(self, config: Any) -> int:
         """Query heads per layer."""
         return int(config.num_attention_heads)
+
+    def key_heads(self, config: Any) -> int:
+        """Key/value heads per layer."""
+        return self.heads(config)
 
     def depth(self, config: Any) -> int:
         """Decoder blocks."""
@@ -182,8 +134,11 @@ class Family(ABC):
         return int(config.max_position_embeddings)
 
     def mask(self, config: Any, layer: int) -> Mask:
-        """The attention mask of a layer: causal unless a family says otherwise."""
-        return Causal()
+        """The attention mask of a layer; transformers counts the query's own position in a window, as we do."""
+        types = getattr(config, "layer_types", None) if self.windows == "layer_types" else None
+        windowed = self.windows == "all layers" or (types is not None and types[layer] == "sliding_attention")
+        width = getattr(config, "sliding_window", None) if windowed else None
+        return Causal() if width is None else SlidingWindow(width=int(width))
 
     def encoding(self, config: Any, layer: int) -> Encoding:
         """The positional encoding of a layer as a logit bias with constant content.
@@ -193,17 +148,46 @@ class Family(ABC):
         """
         return NoEncoding()
 
-    @abstractmethod
+    def logit_scale(self, attention: nn.Module) -> float:
+        """What the attention multiplies q.k by."""
+        return float(attention.scaling)  # type: ignore[arg-type]
+
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """The attention layer's linear maps and norms."""
+        parts = read_attention(
+            [block.attention.get_submodule(name) for name in self.query_key_value],
+            block.attention_output,
+            heads=(self.heads(config), self.key_heads(config)),
+            fusion=self.fusion,
+            scale=self.logit_scale(block.attention),
+        )
+        switch = self.query_key_norm_switch
+        if self.query_key_norms is not None and (switch is None or getattr(config, switch)):
+            norms = (self.norm(block.attention.get_submodule(name)) for name in self.query_key_norms)
+            parts = replace(parts, query_norm=next(norms), key_norm=next(norms))
+        return neighbours_as_halves(parts, self.turned(config, parts.head_dim)) if self.turns_neighbours else parts
 
-    @abstractmethod
+    def turned(self, config: Any, head_dim: int) -> int:
+        """How many features of each head turn; asked where neighbours do."""
+        return int(head_dim * float(config.rope_parameters.get("partial_rotary_factor", 1.0)))
+
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The MLP's linear maps and activation.
 
         Raises:
             UsageError: the block has a mixture of experts instead; see `mixture_parts`.
         """
+        if hasattr(block.mlp, "experts"):
+            raise UsageError(
+                f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
+            )
+        return self.mlp_within(block.mlp)
+
+    def mlp_within(self, module: nn.Module) -> MlpParts:
+        """The MLP whose maps lie in a module."""
+        up, down = (module.get_submodule(name) for name in self.up_and_down)
+        gate: Any = getattr(module, "gate_proj", None)
+        return read_mlp(up, down, gate, activation=getattr(module, self.activation), fused=self.gate_in_up)
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
         """The experts and the router, where the block has a mixture of experts for its MLP."""
@@ -287,8 +271,7 @@ class Family(ABC):
 
     def blocks(self, network: nn.Module) -> list[Block]:
         """All decoder blocks, taken apart."""
-        layers = network.get_submodule(self.layers)
-        return [self.block(module) for module in layers.children()]
+        return [self.block(module) for module in network.get_submodule(self.layers).children()]
 
     def block(self, module: nn.Module) -> Block:
         """One decoder block, taken apart."""
@@ -308,7 +291,5 @@ class Family(ABC):
         )
 
     def norm(self, module: nn.Module) -> Norm:
-        """A norm module as numbers; families with an offset gain (Gemma) override this."""
-        from posbias.models.families.norms import read_norm
-
+        """A norm module as numbers."""
         return read_norm(module)

@@ -1,72 +1,298 @@
-"""What Llama and the decoders modelled on it share: RMS norms, separate projections, a gated MLP, rotary positions."""
+"""Llama and the decoders modelled on it: RMS norms, separate projections, a gated MLP, rotary positions.
 
+The defaults of `Family` are Llama's; each class says what differs, and an MLP without a gate is read as a plain one.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.errors import UsageError
-from posbias.models.families.base import AttentionParts, Block, Family, MlpParts
-from posbias.models.families.projections import gated_mlp, neighbours_as_halves, plain_mlp, separate_attention
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posbias.models.families.base import FAMILIES, Block, Family, Windows
+from posbias.models.families.parts import AttentionParts
+
+Q_AND_K = ("q_norm", "k_norm")
 
 
 class LlamaLike(Family):
-    """A pre-norm decoder with rotary positions; subclasses say what differs."""
+    """A pre-norm decoder with rotary positions, fewer key heads where they are grouped, and windows by layer."""
 
-    def mask(self, config: Any, layer: int) -> Mask:
-        """Causal; a sliding window in the layers whose `layer_types` entry says so."""
-        types = getattr(config, "layer_types", None)
-        return window_mask(config) if types is not None and types[layer] == "sliding_attention" else Causal()
+    windows: ClassVar[Windows] = "layer_types"
 
-    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Separate projections; fewer key heads than heads where they are grouped."""
-        return separate_attention(
-            block.attention,
-            block.attention_output,
-            heads=self.heads(config),
-            key_heads=int(config.num_key_value_heads),
-            scale=block.attention.scaling,  # type: ignore[arg-type]
-        )
-
-    def mlp_parts(self, block: Block, config: Any) -> MlpParts:
-        """The gated MLP, or a plain one where there is no gate.
-
-        Raises:
-            UsageError: the block has a mixture of experts instead.
-        """
-        if hasattr(block.mlp, "experts"):
-            raise UsageError(
-                f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
-            )
-        if hasattr(block.mlp, "gate_proj"):
-            return gated_mlp(block.mlp, block.mlp.act_fn)
-        return plain_mlp(block.mlp.get_submodule("up_proj"), block.mlp.get_submodule("down_proj"), block.mlp.act_fn)
+    def key_heads(self, config: Any) -> int:
+        """Of grouped attention."""
+        return int(config.num_key_value_heads)
 
     def unsupported(self, config: Any) -> str | None:
         """Bidirectional variants (embedding models) are not decoders."""
         return "use_bidirectional_attention is set" if getattr(config, "use_bidirectional_attention", False) else None
 
 
-class NormedQueriesAndKeys(LlamaLike):
-    """The same with a norm on queries and on keys before they turn, of each head or over all features."""
+@FAMILIES.register("llama")
+class Llama(LlamaLike):
+    """Llama 1 to 3 and everything published under `model_type: llama` (SmolLM2 among them)."""
+
+
+@FAMILIES.register("qwen2")
+class Qwen2(LlamaLike):
+    """Qwen 2 and 2.5: Llama with biases on queries, keys and values, and sliding windows by `layer_types`."""
+
+
+@FAMILIES.register("seed_oss")
+class SeedOss(LlamaLike):
+    """Seed-OSS: Llama with biases on queries, keys and values."""
+
+
+@FAMILIES.register("cwm")
+class Cwm(LlamaLike):
+    """Code World Model: Llama with a window in some layers."""
+
+
+@FAMILIES.register("ministral")
+class Ministral(LlamaLike):
+    """Ministral: Mistral with a window in some layers."""
+
+
+@FAMILIES.register("mistral")
+class Mistral(LlamaLike):
+    """Mistral: Llama with one sliding window for all layers; transformers ignores its `layer_types`."""
+
+    windows = "all layers"
+
+
+@FAMILIES.register("arcee")
+class Arcee(LlamaLike):
+    """Arcee (AFM): Llama with a plain MLP and squared ReLU."""
+
+
+@FAMILIES.register("nemotron")
+class Nemotron(LlamaLike):
+    """Nemotron and Minitron: LayerNorm with gain 1 + weight, a plain MLP with squared ReLU, partial rotation.
+
+    transformers draws new weights with norms at weight 1, hence gain 2; published ones have their own.
+    """
+
+
+@FAMILIES.register("starcoder2")
+class StarCoder2(LlamaLike):
+    """StarCoder 2: Llama with LayerNorm, biases, a plain MLP and one window for all layers."""
+
+    windows = "all layers"
+    up_and_down = ("c_fc", "c_proj")
+    activation = "act"
+
+
+@FAMILIES.register("smollm3")
+class SmolLM3(LlamaLike):
+    """SmolLM 3: Llama with no rotary positions, hence no encoding at all, in some layers (`no_rope_layers`)."""
+
+    def rotates(self, attention: nn.Module, config: Any) -> bool:
+        """Where `no_rope_layers` is 1."""
+        return bool(attention.use_rope)
+
+
+@FAMILIES.register("granite")
+class Granite(LlamaLike):
+    """Granite: Llama with fixed factors on the embeddings, the logits of attention, both branches, and the logits.
+
+    The factor on attention's logits is its `scaling`, that on the output logits belongs to the network.
+    """
+
+    def block(self, module: nn.Module) -> Block:
+        """Llama's, with what its branches are multiplied by."""
+        return replace(super().block(module), branch_scale=float(module.residual_multiplier))  # type: ignore[arg-type]
+
+    def input_scale(self, config: Any) -> float:
+        """The factor on the embeddings, which the network applies to whatever enters it."""
+        return float(config.embedding_multiplier)
+
+
+@FAMILIES.register("phi3")
+class Phi3(LlamaLike):
+    """Phi 3 and 4: Llama with fused projections in attention and MLP, one window for all layers, partial rotation."""
+
+    windows = "all layers"
+    query_key_value = ("qkv_proj",)
+    up_and_down = ("gate_up_proj", "down_proj")
+    gate_in_up = True
+    activation = "activation_fn"
+
+
+@FAMILIES.register("stablelm")
+class StableLM(LlamaLike):
+    """StableLM: Llama with LayerNorm, partial rotation, and attention and MLP side by side where configured."""
+
+    mlp_norm = "input_layernorm"
+    query_key_norms = ("q_layernorm", "k_layernorm")
+    query_key_norm_switch = "qk_layernorm"
+
+    def is_parallel(self, config: Any) -> bool:
+        """Sequential unless `use_parallel_residual` is set."""
+        return bool(config.use_parallel_residual)
+
+    def block(self, module: nn.Module) -> Block:
+        """With a norm before the MLP where it is not side by side with the attention."""
+        block, own = super().block(module), getattr(module, "post_attention_layernorm", None)
+        return block if own is None else replace(block, mlp_norm=own)
+
+
+@FAMILIES.register("olmo")
+class Olmo(LlamaLike):
+    """OLMo 1: Llama with LayerNorms that have no parameters, and queries, keys and values clamped where configured."""
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Llama's, and the two norms."""
-        query_norm = self.norm(block.attention.get_submodule("q_norm"))
-        key_norm = self.norm(block.attention.get_submodule("k_norm"))
-        return replace(super().attention_parts(block, config), query_norm=query_norm, key_norm=key_norm)
+        """Llama's, clamped at `clip_qkv`."""
+        return replace(super().attention_parts(block, config), clip=config.clip_qkv)
 
 
-class TurnedNeighbours(LlamaLike):
-    """The same with neighbouring features turned instead of halves, of whole heads or of their first features."""
+# With norms on queries and keys.
+
+
+@FAMILIES.register("qwen3")
+class Qwen3(LlamaLike):
+    """Qwen 3: Llama with an RMS norm on the queries and keys of each head."""
+
+    query_key_norms = Q_AND_K
+
+
+@FAMILIES.register("apertus")
+class Apertus(LlamaLike):
+    """Apertus: Llama with norms on queries and keys and a plain MLP whose activation, xIELU, is learned."""
+
+    attention_norm = "attention_layernorm"
+    mlp_norm = "feedforward_layernorm"
+    query_key_norms = Q_AND_K
+
+
+@FAMILIES.register("olmo2")
+class Olmo2(LlamaLike):
+    """OLMo 2: no norm before the branches, one after each; queries and keys normalised over all their features."""
+
+    attention_norm = None
+    attention_post_norm = "post_attention_layernorm"
+    mlp_norm = None
+    mlp_post_norm = "post_feedforward_layernorm"
+    query_key_norms = Q_AND_K
+
+
+@FAMILIES.register("olmo3")
+class Olmo3(Olmo2):
+    """OLMo 3: OLMo 2 with sliding windows by `layer_types`."""
+
+
+@FAMILIES.register("exaone4")
+class Exaone4(Olmo2):
+    """Exaone 4: OLMo 2 with queries and keys normalised per head and rotary positions in windowed layers only."""
+
+    def rotates(self, attention: nn.Module, config: Any) -> bool:
+        """In windowed layers, or everywhere where there is no window at all."""
+        return attention.sliding_window is None or bool(attention.is_sliding)
+
+
+# Gemma: gain 1 + weight in its norms, embeddings multiplied by sqrt(width) inside the embedding layer.
+
+
+@FAMILIES.register("gemma")
+class Gemma(LlamaLike):
+    """Gemma 1: Llama with gain 1 + weight in its norms and embeddings multiplied by sqrt(width)."""
+
+
+@FAMILIES.register("gemma2")
+class Gemma2(LlamaLike):
+    """Gemma 2: norms before and after each branch, local and global layers, soft-capped logits.
+
+    The logit scale is `query_pre_attn_scalar ** -0.5`. transformers' sdpa cannot cap and refuses to run it; eager,
+    which is the default, does.
+    """
+
+    attention_post_norm = "post_attention_layernorm"
+    mlp_norm = "pre_feedforward_layernorm"
+    mlp_post_norm = "post_feedforward_layernorm"
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Llama's, with the turned features of each head listed so that halves turn."""
-        parts = super().attention_parts(block, config)
-        share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
-        return neighbours_as_halves(parts, int(parts.head_dim * share))
+        """Llama's, and the cap on the logits."""
+        return replace(super().attention_parts(block, config), softcap=config.attn_logit_softcapping)
 
 
-def window_mask(config: Any) -> Mask:
-    """`config.sliding_window` as a mask; transformers counts the query's own position, as we do."""
-    width = getattr(config, "sliding_window", None)
-    return Causal() if width is None else SlidingWindow(width=int(width))
+@FAMILIES.register("gemma3_text")
+class Gemma3(LlamaLike):
+    """Gemma 3 (text): norms before and after each branch, local and global layers, norms on queries and keys.
+
+    The logit scale is `query_pre_attn_scalar ** -0.5`; transformers applies no soft cap to its logits.
+    """
+
+    attention_post_norm = "post_attention_layernorm"
+    mlp_norm = "pre_feedforward_layernorm"
+    mlp_post_norm = "post_feedforward_layernorm"
+    query_key_norms = Q_AND_K
+
+
+# With neighbouring features turned instead of halves.
+
+
+@FAMILIES.register("helium")
+class Helium(LlamaLike):
+    """Helium: Llama with neighbouring features turned."""
+
+    turns_neighbours = True
+
+
+@FAMILIES.register("ernie4_5")
+class Ernie45(LlamaLike):
+    """Ernie 4.5 (dense): Llama with neighbouring features turned, in float32 whatever the dtype of the weights."""
+
+    turns_neighbours = True
+
+
+@FAMILIES.register("glm")
+class Glm(LlamaLike):
+    """GLM-4 of 2024 (`model_type: glm`): Llama with a fused gated MLP and half of each head's neighbours turned."""
+
+    turns_neighbours = True
+    up_and_down = ("gate_up_proj", "down_proj")
+    gate_in_up = True
+    activation = "activation_fn"
+
+
+@FAMILIES.register("glm4")
+class Glm4(Glm):
+    """GLM-4 of 2025 (`model_type: glm4`): GLM with a norm after each branch as well."""
+
+    attention_post_norm = "post_self_attn_layernorm"
+    mlp_post_norm = "post_mlp_layernorm"
+
+
+@FAMILIES.register("cohere")
+class Cohere(LlamaLike):
+    """Cohere (Command R): attention and gated MLP side by side behind one LayerNorm, neighbouring features turned."""
+
+    parallel = True
+    mlp_norm = "input_layernorm"
+    query_key_norms: ClassVar[tuple[str, str] | None] = Q_AND_K
+    query_key_norm_switch = "use_qk_norm"
+    turns_neighbours = True
+
+    def turned(self, config: Any, head_dim: int) -> int:
+        """Whole heads."""
+        return head_dim
+
+    def angles(
+        self, attention: nn.Module, arguments: Mapping[str, Any]
+    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
+        """Every angle comes twice, side by side; we want the two halves to have them."""
+        cosine, sine = super().angles(attention, arguments)
+        return torch.cat([cosine[:, ::2]] * 2, -1), torch.cat([sine[:, ::2]] * 2, -1)
+
+
+@FAMILIES.register("cohere2")
+class Cohere2(Cohere):
+    """Cohere 2 (Command R7B, Command A): Cohere with windows by `layer_types` and no positions in global layers."""
+
+    query_key_norms = None
+
+    def rotates(self, attention: nn.Module, config: Any) -> bool:
+        """Where there is a window."""
+        return attention.sliding_window is not None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import HeadGroup, Rope
 from posbias.errors import UsageError
-from posbias.models.families.base import AttentionParts, Block, Family, MlpParts, Norm
+from posbias.models.families import AttentionParts, Block, Family, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference import ReferenceBlock, ReferenceNetwork, ReferenceTransformer

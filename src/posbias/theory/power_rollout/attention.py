@@ -20,7 +20,7 @@ from posbias.models.attention import (
     query_blocks,
     rotated,
 )
-from posbias.models.families.base import AttentionParts, Norm
+from posbias.models.families import AttentionParts, Norm
 from posbias.theory.power_rollout.description import LayerDescription
 from posbias.theory.power_rollout.local_maps import norm_pull, rotary_pull
 from posbias.theory.power_rollout.trace import LayerTrace

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from posbias.errors import RunError, UsageError
 from posbias.models.attention import AttentionInput, AttentionLayer, describe_attention, watch_attention
-from posbias.models.branches import watch_branches
-from posbias.models.families.base import Norm
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.families import Norm
+from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import Model
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from posbias.errors import UsageError
 from posbias.models.attention import AttentionLayer, describe_attention
-from posbias.models.families.base import Block, MixtureParts, MlpParts, Norm
-from posbias.models.families.projections import weight_of
+from posbias.models.families import Block, MixtureParts, MlpParts, Norm, weight_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 

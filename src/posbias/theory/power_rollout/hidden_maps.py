@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention import affine
-from posbias.models.families.base import MlpParts
+from posbias.models.families import MlpParts
 from posbias.theory.power_rollout.walk import Power
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention import AttentionBlock, AttentionState
-from posbias.models.families.base import Norm
+from posbias.models.families import Norm
 from posbias.theory.power_rollout.attention import (
     attention_blocks,
     recompute_attention,

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention import norm_forward
-from posbias.models.families.base import MixtureParts, Norm
+from posbias.models.families import MixtureParts, Norm
 from posbias.theory.power_rollout.description import LayerDescription
 from posbias.theory.power_rollout.hidden_maps import hidden_layer, hidden_pull
 from posbias.theory.power_rollout.mixture_maps import mixture_pull

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posbias.models.attention import affine
-from posbias.models.families.base import MixtureParts, MlpParts
+from posbias.models.families import MixtureParts, MlpParts
 from posbias.theory.power_rollout.hidden_maps import hidden_layer, hidden_output, hidden_pull
 from posbias.theory.power_rollout.walk import Walk
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.errors import RunError
-from posbias.models.families.base import Norm
+from posbias.models.families import Norm
 from posbias.models.reference import ReferenceShape
 from posbias.models.reference.attention import attention, branch, heads_of, map_of, shared, turned
 from posbias.models.reference.forward import entrance, of_constants

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbias.errors import RunError
 from posbias.models.attention import AttentionInput, AttentionLayer, norm_forward, watch_attention
-from posbias.models.families.base import MixtureParts, MlpParts
+from posbias.models.families import MixtureParts, MlpParts
 from posbias.models.model import Model
 from posbias.theory.power_rollout.description import Description, LayerDescription
 

@@ -1,9 +1,0 @@
-"""CWM: Llama with a window in some layers."""
-
-from posbias.models.families.base import FAMILIES
-from posbias.models.families.llama_like import LlamaLike
-
-
-@FAMILIES.register("cwm")
-class Cwm(LlamaLike):
-    """Code World Model."""

@@ -1,0 +1,262 @@
+"""Attention, MLPs and norms as numbers: the linear maps of a block, whatever module holds or fuses them.
+
+`nn.Linear` stores [out, in], GPT-2's `Conv1D` [in, out]; here every map is [out, in], so that y = W x + b.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posbias.errors import UsageError
+
+DEVICES = 4
+"""CodeGen's training ran on so many devices; the fused map holds what each of them had, one after the other."""
+OLMO_EPSILON = 1e-5
+"""A literal of transformers' `OlmoLayerNorm`."""
+COHERE_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm")
+"""LayerNorms without a bias, written out."""
+
+Fusion = Literal["stacked", "interleaved", "by device"]
+"""How one map holds all queries, keys and values: one after the other (GPT-2, MPT, Phi-3); for each key head its
+queries, its key, its value (GPT-NeoX, BLOOM, Falcon); for each device its queries, values and keys (CodeGen)."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation layer: y = gain * (x - mean?) / sqrt(power + epsilon) + bias.
+
+    Power is the mean square, of the centred x in a LayerNorm.
+    """
+
+    kind: Literal["rms", "layer"]
+    gain: Float[Tensor, "*heads feature"]
+    """Multiplier of each feature as applied (Gemma: 1 + weight); q/k norms may have one for every head."""
+    bias: Float[Tensor, "*heads feature"] | None
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """The maps of one attention layer: logits = softcap(scale q.k) + position_logits, then mask and softmax.
+
+    Rotary positions turn the first features of a head, half against half. Where a model turns neighbours instead
+    (GPT-J), the query and key features of each head are listed in that order, which changes no logit.
+    """
+
+    query: Float[Tensor, "query_features width"]
+    key: Float[Tensor, "key_features width"]
+    value: Float[Tensor, "key_features width"]
+    output: Float[Tensor, "width query_features"]
+    heads: int
+    key_heads: int
+    """Key/value heads; heads / key_heads queries share one."""
+    head_dim: int
+    scale: float
+    """What q.k is multiplied by before the softmax."""
+    query_norm: Norm | None = None
+    """Norm on queries: per head if its gain ends in head_dim features, over all features otherwise."""
+    key_norm: Norm | None = None
+    softcap: float | None = None
+    query_bias: Float[Tensor, "query_features"] | None = None
+    key_bias: Float[Tensor, "key_features"] | None = None
+    value_bias: Float[Tensor, "key_features"] | None = None
+    output_bias: Float[Tensor, "width"] | None = None
+    clip: float | None = None
+    """Bound that queries, keys and values are clamped to after their projection (some MPT checkpoints)."""
+    position_logits: Callable[[int], Float[Tensor, "heads n_positions"]] | None = None
+    """What is added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
+    factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it. Beside
+    learned sinks, which would, a query's own position counts 0."""
+    sinks: Float[Tensor, "heads"] | None = None
+    """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
+
+
+@dataclass(frozen=True)
+class MlpParts:
+    """The maps of one MLP."""
+
+    up: Float[Tensor, "hidden width"]
+    down: Float[Tensor, "width hidden"]
+    gate: Float[Tensor, "hidden width"] | None
+    """None for a plain MLP down(act(up x)); otherwise down(act(gate x) * (up x))."""
+    activation: Any
+    """The module or function the family applies elementwise."""
+    up_activation: Any = None
+    """Of `up x` beside a gate, down(act(gate x) * up_act(up x)): GPT-OSS clamps and shifts it. None: the identity."""
+    up_bias: Float[Tensor, "hidden"] | None = None
+    down_bias: Float[Tensor, "width"] | None = None
+    gate_bias: Float[Tensor, "hidden"] | None = None
+
+
+@dataclass(frozen=True)
+class MixtureParts:
+    """A mixture of experts: the sum over each token's chosen experts e of w_e(x) expert_e(x)."""
+
+    experts: tuple[MlpParts, ...]
+    router: Float[Tensor, "expert width"]
+    """The logits are this times x, plus `router_bias`; their softmax over all experts are the probabilities."""
+    router_module: nn.Module
+    """What chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
+    renormalised: bool
+    """Whether the weights of the chosen are made to sum to 1; otherwise they are the probabilities."""
+    router_bias: Float[Tensor, "expert"] | None = None
+
+
+def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
+    """The matrix W of y = W x + b.
+
+    Raises:
+        UsageError: the weights are quantised or offloaded.
+    """
+    weight = readable(linear, "weight")
+    return weight.T if type(linear).__name__ == "Conv1D" else weight
+
+
+def bias_of(linear: nn.Module) -> Float[Tensor, "out"] | None:
+    """The vector b of y = W x + b, or None."""
+    bias = getattr(linear, "bias", None)
+    return bias if isinstance(bias, Tensor) else None
+
+
+def readable(module: nn.Module, name: str) -> Tensor:
+    """A parameter as numbers in memory.
+
+    Raises:
+        UsageError: it is quantised or offloaded.
+    """
+    weight = getattr(module, name, None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        held = f"{type(module).__name__} holds them as {weight.dtype if isinstance(weight, Tensor) else 'packed bits'}"
+        raise UsageError(f"attention and theory read weights as floating-point numbers, {held}; load it unquantised")
+    if weight.is_meta:
+        raise UsageError("attention and theory read weights in memory, some are offloaded; load the model whole")
+    return weight
+
+
+def read_attention(
+    projections: Sequence[nn.Module], output: nn.Module, *, heads: tuple[int, int], fusion: Fusion, scale: float
+) -> AttentionParts:
+    """The maps of an attention layer.
+
+    Args:
+        projections: Of queries, of keys and of values; or one of all three.
+        output: Of the heads' outputs to the stream.
+        heads: Query heads, key heads.
+        fusion: How one projection holds all three.
+        scale: What q.k is multiplied by.
+    """
+
+    def three(tensors: list[Any]) -> Sequence[Any]:
+        if len(tensors) == 3:
+            return tensors
+        return (None, None, None) if tensors[0] is None else _split(tensors[0], heads, fusion)
+
+    query, key, value = three([weight_of(projection) for projection in projections])
+    query_bias, key_bias, value_bias = three([bias_of(projection) for projection in projections])
+    return AttentionParts(
+        query=query,
+        key=key,
+        value=value,
+        output=weight_of(output),
+        heads=heads[0],
+        key_heads=heads[1],
+        head_dim=query.shape[0] // heads[0],
+        scale=scale,
+        query_bias=query_bias,
+        key_bias=key_bias,
+        value_bias=value_bias,
+        output_bias=bias_of(output),
+    )
+
+
+def _split(fused: Float[Tensor, "all *columns"], heads: tuple[int, int], fusion: Fusion) -> tuple[Tensor, ...]:
+    """Query, key and value rows of one map, heads in order within each."""
+    rest, key_heads = fused.shape[1:], heads[1]
+    if fusion == "by device":
+        query, value, key = fused.reshape(DEVICES, 3, -1, *rest).unbind(1)
+    else:
+        size = fused.shape[0] // (heads[0] + 2 * key_heads)
+        if fusion == "stacked":
+            return torch.split(fused, [heads[0] * size, key_heads * size, key_heads * size])
+        by_group = fused.reshape(key_heads, -1, size, *rest)
+        query, key, value = by_group[:, :-2], by_group[:, -2], by_group[:, -1]
+    return query.reshape(-1, *rest), key.reshape(-1, *rest), value.reshape(-1, *rest)
+
+
+def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
+    """List the first `rotary` query and key features of each head evens first, then odds.
+
+    Turning neighbours (0, 1), (2, 3) ... becomes turning half against half; no product of a query with a key changes.
+    """
+    turned = torch.arange(rotary).reshape(-1, 2).T.flatten()
+    order = torch.cat([turned, torch.arange(rotary, parts.head_dim)])
+
+    def listed(rows: Tensor) -> Tensor:
+        by_head = rows.reshape(-1, parts.head_dim, *rows.shape[1:])
+        return by_head[:, order.to(rows.device)].flatten(0, 1)
+
+    def listed_gain(norm: Norm | None) -> Norm | None:
+        return None if norm is None else replace(norm, gain=norm.gain[..., order.to(norm.gain.device)])
+
+    return replace(
+        parts,
+        query=listed(parts.query),
+        key=listed(parts.key),
+        query_bias=None if parts.query_bias is None else listed(parts.query_bias),
+        key_bias=None if parts.key_bias is None else listed(parts.key_bias),
+        query_norm=listed_gain(parts.query_norm),
+        key_norm=listed_gain(parts.key_norm),
+    )
+
+
+def read_mlp(up: nn.Module, down: nn.Module, gate: nn.Module | None, *, activation: Any, fused: bool) -> MlpParts:
+    """The maps of an MLP; with `fused` the first half of `up` is the gate."""
+    up_map, up_bias = weight_of(up), bias_of(up)
+    gate_map, gate_bias = (None, None) if gate is None else (weight_of(gate), bias_of(gate))
+    if fused:
+        gate_map, up_map = up_map.chunk(2)
+        gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
+    return MlpParts(
+        up=up_map,
+        down=weight_of(down),
+        gate=gate_map,
+        activation=activation,
+        up_bias=up_bias,
+        down_bias=bias_of(down),
+        gate_bias=gate_bias,
+    )
+
+
+def read_norm(module: nn.Module) -> Norm:
+    """A LayerNorm or RMS norm, or StableLM's list of one for each head.
+
+    Gemma and Nemotron store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
+
+    Raises:
+        UsageError: the module is neither.
+    """
+    kind = type(module).__name__
+    if kind == "StableLmLayerNormPerHead":
+        norms = [read_norm(norm) for norm in module.get_submodule("norms").children()]
+        return replace(norms[0], gain=torch.stack([norm.gain for norm in norms]))
+    if isinstance(module, nn.LayerNorm):
+        plain: Tensor | None = module.weight
+        ones = torch.ones(module.normalized_shape) if plain is None else plain
+        gain = 1 + ones if kind == "NemotronLayerNorm1P" else ones
+        return Norm(kind="layer", gain=gain, bias=module.bias, epsilon=module.eps)
+    if kind == "OlmoLayerNorm":
+        shape: Any = module.normalized_shape
+        return Norm(kind="layer", gain=torch.ones(shape), bias=None, epsilon=OLMO_EPSILON)
+    if not kind.endswith("RMSNorm") and kind not in COHERE_NORMS:
+        raise UsageError(f"{kind} is not a norm posbias can read; known: LayerNorm and RMS norms")
+    weight: Tensor = module.get_parameter("weight")
+    epsilon: Any = getattr(module, "variance_epsilon", None)
+    if epsilon is None:
+        epsilon = module.eps
+    # Gemma 1, 2 and 3 multiply by 1 + weight, so that a weight of zero is the identity.
+    gain = 1 + weight if kind.startswith("Gemma") else weight
+    return Norm(kind="rms" if kind.endswith("RMSNorm") else "layer", gain=gain, bias=None, epsilon=float(epsilon))
