@@ -34,7 +34,7 @@ a seed. An interval and the p-value beside it are of one procedure: the interval
 - **Means, shares of a profile, distances, differences of all of these** (`posbias.statistics.estimates`): Student's
   interval, and the one of Hall's transformation, which takes the skewness of the estimate into account; the wider of
   the two on each side, and the larger of the two p-values. Below 6 units, and over training seeds in
-  [experiments.md](experiments.md), Student's alone. Errors and skewness of what is no mean (a share of profiles
+  [reproduce.md](reproduce.md), Student's alone. Errors and skewness of what is no mean (a share of profiles
   averaged by `norms`, W1, a difference of two W1) come from leaving out one unit at a time. Nothing is drawn.
 - **Right or wrong** (`posbias.statistics.proportions`): Wilson's interval of a share; of a paired difference Tango's,
   extended to 0 where McNemar's exact test does not reject. Neither leaves its range, [0, 1] or [-1, 1].
