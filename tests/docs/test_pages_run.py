@@ -8,7 +8,7 @@ NOT_RUN = {
     "README.md": ["installs", "installs"],
     "docs/attention.md": ["takes ten minutes"],
     "docs/behaviour.md": ["needs a server", *3 * ["needs two more models"]],
-    "docs/benchmarks.md": 5 * ["a benchmark"],
+    "benchmarks/README.md": 6 * ["a benchmark"],
     "docs/measure.md": ["needs a model hub", "needs Ray", "needs a model hub", "needs a model hub"],
     "docs/reproduce.md": ["takes 6 GB", "takes an hour", "reads what takes an hour"],
     "studies/experiments/README.md": ["takes hours"],
