@@ -7,7 +7,8 @@ from page_blocks import BESIDE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run_bl
 NOT_RUN = {
     "README.md": ["installs", "installs"],
     "docs/attention.md": ["takes ten minutes"],
-    "docs/behaviour.md": ["needs a server", *3 * ["needs two more models"]],
+    "docs/behaviour.md": ["needs a server"],
+    "studies/behaviour/README.md": 3 * ["needs two more models"],
     "benchmarks/README.md": 6 * ["a benchmark"],
     "docs/measure.md": ["needs a model hub", "needs Ray", "needs a model hub", "needs a model hub"],
     "docs/reproduce.md": ["takes 6 GB", "takes an hour", "reads what takes an hour"],
