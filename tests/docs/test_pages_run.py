@@ -6,7 +6,7 @@ from page_blocks import BESIDE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run_bl
 
 NOT_RUN = {
     "README.md": ["installs", "installs"],
-    "docs/attention.md": ["takes ten minutes"],
+    "studies/attention/README.md": ["takes ten minutes"],
     "docs/behaviour.md": ["needs a server"],
     "studies/behaviour/README.md": 3 * ["needs two more models"],
     "benchmarks/README.md": 6 * ["a benchmark"],
