@@ -13,6 +13,8 @@ from posbias.theory import THEORIES, parse_theory
 
 DOCS = ROOT / "docs"
 IMAGES = sorted((DOCS / "images").glob("*.png"))
+LONGEST_GUIDE = 20_000
+"""Words of all pages of `docs`: what was found, and by which run, belongs to `studies`."""
 LARGEST_PICTURE = 120 * 1024
 """Bytes: a page of pictures must open at once."""
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
@@ -69,6 +71,19 @@ def parse(line: str) -> dict[str, object]:
         return command.make_context(name, words, resilient_parsing=True).params
     assert not hasattr(command, "commands"), f"no verb: {line}"
     return command.make_context(name, words).params
+
+
+@pages
+def test_a_page_opens_with_its_question(page):
+    title, *opening = [line for line in page.read_text().splitlines() if line][:4]
+    if page.parent == DOCS and page.name != "README.md":
+        assert title.endswith("?"), title
+    elif page.is_relative_to(ROOT / "studies"):
+        assert any(line.startswith("**Question:**") for line in opening), opening
+
+
+def test_the_guide_stays_short():
+    assert sum(len(page.read_text().split()) for page in DOCS.glob("*.md")) <= LONGEST_GUIDE
 
 
 def left_out(target: Path) -> bool:
