@@ -47,7 +47,7 @@ def give_back_freed_memory() -> None:
     """Let this process return every freed block of 64 KiB or more at once, so that it holds what its tensors hold.
 
     Unless told otherwise glibc keeps freed blocks of up to 32 MiB, and the holes between them: 1.4 times what the
-    tensors of a pass hold, and 2 to 4 times with checkpointing (docs/benchmarks.md). Costs processor time.
+    tensors of a pass hold, and 2 to 4 times with checkpointing (benchmarks/README.md). Costs processor time.
     """
     _allocate(kept=GIVEN_BACK_FROM, mapped_from=GIVEN_BACK_FROM)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None

@@ -34,7 +34,7 @@ def gap(rows: Float[np.ndarray, "seed evaluation gap"], evaluation: int = -1) ->
 
 
 def lines(record: Record) -> list[str]:
-    """The rows of the table in docs/experiments.md."""
+    """The rows of the table in README.md."""
     novel, places = values(record, "accuracy_novel_classes"), values(record, "accuracy_by_place")
     published, unconfounded = values(record, "gaps"), values(record, "unconfounded_gaps")
     made = []

@@ -42,7 +42,7 @@ def ends(rows: Float64[np.ndarray, "seed place"]) -> tuple[Difference, Differenc
 
 
 def lines(record: Record) -> list[str]:
-    """The rows of the table in docs/experiments.md."""
+    """The rows of the table in README.md."""
     made = []
     for (demand, quantity), name in CURVES.items():
         for cell, rows in curves(record, demand, quantity).items():

@@ -1,4 +1,4 @@
-"""Prints a reproduction's findings as the tables of docs/experiments.md: `python studies/experiments/tables.py RUN`."""
+"""Prints a reproduction's findings as the tables of README.md: `python studies/experiments/tables.py RUN`."""
 
 import sys
 from collections.abc import Mapping

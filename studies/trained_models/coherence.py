@@ -2,7 +2,7 @@
 
 The theory adds energies wherever paths meet. Here the local maps are exact and the paths signed, and random signs are
 put on chosen junctions only: between a branch and the stream, between heads, between the value, key and query paths, or
-between positions. The measured profile is lost at the junction whose coherence matters (docs/trained_models).
+between positions. The measured profile is lost at the junction whose coherence matters (README.md).
 """
 
 from collections.abc import Iterator

@@ -5,7 +5,7 @@ a matrix G [position, feature] per covector, are forgotten but for
 - `directions`: each position's own direction; its sign is drawn anew, so that positions become incoherent;
 - `energies`: each position's energy in every channel; all signs are drawn anew, as the theory has it;
 and for the first k singular components of G, which keep their signs: k directions that positions share
-(docs/trained_models).
+(README.md, "How much must be carried between blocks").
 """
 
 from collections.abc import Iterator

@@ -13,13 +13,31 @@ from posbias.theory import THEORIES, parse_theory
 
 DOCS = ROOT / "docs"
 IMAGES = sorted((DOCS / "images").glob("*.png"))
+LONGEST_GUIDE = 20_000
+"""Words of all pages of `docs`: what was found, and by which run, belongs to `studies`."""
 LARGEST_PICTURE = 120 * 1024
 """Bytes: a page of pictures must open at once."""
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+MENTION = re.compile(r"\b(?:docs|studies|benchmarks|examples)/[a-z][\w./-]*\w")
+"""A page, script or folder of the repository that code names; pages of `docs` also without their ending."""
+SECTIONS = re.compile(r"docs/theory(?:\.md)?,\s+(?:sections?\s+)?((?:\d|, | and | \(item \d\))+)")
 MACHINE_PATH = re.compile(r"(?<![\w.~/:])/(?:work|tmp|home|root|Users|mnt|opt|var|usr)/|[A-Z]:\\")
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+MARKDOWN = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "src").rglob("*.md")})
+CODE = [
+    path
+    for folder in ("src", "benchmarks", "examples", "studies", "docs")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".yaml")
+]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def links(page: Path) -> list[str]:
@@ -56,15 +74,44 @@ def parse(line: str) -> dict[str, object]:
 
 
 @pages
+def test_a_page_opens_with_its_question(page):
+    title, *opening = [line for line in page.read_text().splitlines() if line][:4]
+    if page.parent == DOCS and page.name != "README.md":
+        assert title.endswith("?"), title
+    elif page.is_relative_to(ROOT / "studies"):
+        assert any(line.startswith("**Question:**") for line in opening), opening
+
+
+def test_the_guide_stays_short():
+    assert sum(len(page.read_text().split()) for page in DOCS.glob("*.md")) <= LONGEST_GUIDE
+
+
+def left_out(target: Path) -> bool:
+    """Whether the source distribution leaves it out."""
+    return target.is_relative_to(ROOT / "studies") and not (ROOT / "studies").exists()
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=name_of)
 def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(page):
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if target.is_relative_to(ROOT / "studies") and not (ROOT / "studies").exists():
-            continue  # the source distribution leaves the studies out
+        if left_out(target):
+            continue
         assert target.exists(), link
         assert target.is_relative_to(ROOT), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_what_code_names_of_the_repository_is_there():
+    sections = set(re.findall(r"^## (\d)\.", (DOCS / "theory.md").read_text(), re.M))
+    for path in CODE:
+        text = path.read_text()
+        for mention in MENTION.findall(text):
+            target = ROOT / mention
+            assert left_out(target) or target.exists() or target.with_suffix(".md").exists(), (path, mention)
+        for named in SECTIONS.findall(text):
+            assert set(re.findall(r"\d", re.sub(r"\(item \d\)", "", named))) <= sections, (path, named)
 
 
 @pages
@@ -100,7 +147,6 @@ def test_a_path_of_one_machine_is_found():
 
 def test_commands_are_found_in_fences_and_in_the_text():
     assert any("--encoding alibi" in line for line in commands(ROOT / "README.md"))
-    assert len(commands(DOCS / "claims.md")) > 30
     assert len(commands(DOCS / "theories.md")) >= 8
 
 

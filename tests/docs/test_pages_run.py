@@ -6,13 +6,14 @@ from page_blocks import BESIDE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run_bl
 
 NOT_RUN = {
     "README.md": ["installs", "installs"],
-    "docs/attention.md": ["takes ten minutes"],
-    "docs/behaviour.md": ["needs a server", *3 * ["needs two more models"]],
-    "docs/benchmarks.md": 5 * ["a benchmark"],
-    "docs/experiments.md": ["takes an hour", "reads what takes an hour", "takes hours"],
+    "studies/attention/README.md": ["takes ten minutes"],
+    "docs/behaviour.md": ["needs a server"],
+    "studies/behaviour/README.md": 3 * ["needs two more models"],
+    "benchmarks/README.md": 6 * ["a benchmark"],
     "docs/measure.md": ["needs a model hub", "needs Ray", "needs a model hub", "needs a model hub"],
-    "docs/reproduce.md": ["takes 6 GB"],
-    "docs/trained_models.md": ["needs the texts of two packages of Debian, and hours"],
+    "docs/reproduce.md": ["takes 6 GB", "takes an hour", "reads what takes an hour"],
+    "studies/experiments/README.md": ["takes hours"],
+    "studies/trained_models/README.md": ["needs the texts of two packages of Debian, and hours"],
 }
 """Why blocks of a page are not run, in their order."""
 README = ROOT / "README.md"
@@ -50,7 +51,8 @@ def test_all_blocks_of_a_page_run(page, tmp_path, monkeypatch):
 
 def test_what_is_not_run_is_known_and_why():
     reasons = {name_of(page): [block.not_run for block in blocks_of(page) if block.not_run] for page in PAGES}
-    assert {page: why for page, why in reasons.items() if why} == NOT_RUN
+    known = {page: why for page, why in NOT_RUN.items() if (ROOT / page).exists()}  # studies are not in every copy
+    assert {page: why for page, why in reasons.items() if why} == known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,4 +1,4 @@
-"""docs/claims.md says what a run says."""
+"""The page of the study of claims says what a run says, and the guide counts its verdicts."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 from posbias.papers import CLAIMS
 from posbias.papers.claims import claim_generator
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "studies" / "claims" / "README.md"
+GUIDE = ROOT / "docs" / "claims.md"
 QUICK = ("birth-2603.10123/claim-1-closed-form", "birth-2603.10123/claim-2-dead-zone", "wu2025/theorem-4.5")
 
 
@@ -22,3 +24,10 @@ def test_its_numbers_are_those_of_a_run():
     rows = dict(re.findall(r"^\| (\S+/\S+) \|.*\*\* \| (\S+) \| `posbias", PAGE.read_text(), re.M))
     for name in QUICK:
         assert rows[name] == f"{CLAIMS[name]().check(claim_generator(name, 0)).finding.value:.4g}"
+
+
+def test_the_guide_counts_the_verdicts():
+    verdicts = re.findall(r"^\| \S+/\S+ \|.*\| \*\*(.+?)\*\* \|", PAGE.read_text(), re.M)
+    held, corrected, failed = (verdicts.count(name) for name in ("holds", "holds with a correction", "fails as stated"))
+    counted = f"{held} hold as printed, {corrected} hold with a correction, {failed} fails as stated"
+    assert counted in " ".join(GUIDE.read_text().split())

@@ -1,4 +1,4 @@
-"""docs/experiments.md says what the records say: every verdict, and the claims in its bullets."""
+"""The page of the study says what the records say: every verdict, and the claims in its bullets."""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +15,7 @@ from posbias.training import load_study
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = {"position-copy": "position-copy-liu2026", "icl": "icl-2502.01951"}
-PAGE = (ROOT / "docs" / "experiments.md").read_text()
+PAGE = (ROOT / "studies" / "experiments" / "README.md").read_text()
 
 
 def script(name):

@@ -13,7 +13,8 @@ from posbias.records import load_record
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "trained_models"
-PAGE = ROOT / "docs" / "trained_models.md"
+PAGE = STUDY / "README.md"
+GUIDE = ROOT / "docs" / "trained_models.md"
 
 
 @pytest.fixture
@@ -33,8 +34,10 @@ def test_the_page_says_of_language_and_of_starts_what_the_records_say(script):
     rows = load_record(STUDY / "record").scalars["rows"]
     assert len(rows) == 72
     assert all(row["prompts"] >= 32 for row in rows)
-    assert all(row["meets_target"] for row in rows if row["text"] != "scrambled")
+    language = [row["meets_target"] for row in rows if row["text"] != "scrambled"]
+    assert all(language)
     assert "**On language the target is met in every cell**" in page
+    assert f"{len(language)} of {len(language)}" in GUIDE.read_text()
     assert targets.table(load_record(STUDY / "targets_record")) in page
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/intervals.md from simulations: `python docs/make_intervals.py` (a few minutes)."""
+"""Writes README.md from simulations: `python studies/intervals/make_intervals.py` (a few minutes)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,43 +23,23 @@ DRAWS: dict[str, Draw] = {
 }
 TRUTHS = {"normal": 5.0, "exponential": 1.0, "lognormal": float(np.exp(0.5)), "binary": CHANCE}
 
-HEADER = f"""# Intervals: how they are made, and how often they miss
+HEADER = f"""# Study: how often the intervals miss
 
-Made by `python docs/make_intervals.py` (seed {SEED}; {MEANS:,} repetitions for means, {PROFILES:,} for profiles,
-{SCORES:,} for scores; a rate of 5 % then has a standard error of .07, .34 and .49 points).
+**Question:** how often does a printed 95 % interval leave out the truth, by number of prompts? **Answer:** 4 to 5 %
+of the time for symmetric units; 6 to 11 % for heavy tails, even with 32 units; joint intervals less often. How the
+intervals are made: [docs/intervals.md](../../docs/intervals.md).
 
-Every interval claims 95 %, so 5 % should miss the truth. The unit is what was drawn independently: a prompt, a content,
-a seed. An interval and the p-value beside it are of one procedure: the interval leaves out 0 exactly where p < .05.
-
-- **Means, shares of a profile, distances, differences of all of these** (`posbias.statistics.intervals`): Student's
-  interval, and the one of Hall's transformation, which takes the skewness of the estimate into account; the wider of
-  the two on each side, and the larger of the two p-values. Below 6 units, and over training seeds in
-  [experiments.md](experiments.md), Student's alone. Errors and skewness of what is no mean (a share of profiles
-  averaged by `norms`, W1, a difference of two W1) come from leaving out one unit at a time. Nothing is drawn.
-- **Right or wrong** (`posbias.statistics.testing`): Wilson's interval of a share; of a paired difference Tango's,
-  extended to 0 where McNemar's exact test does not reject. Neither leaves its range, [0, 1] or [-1, 1].
-- **All positions against the best one**: the same for every pair, at 1 - .05 / number of pairs (Bonferroni).
-- **What jumps** (the place of a minimum, the median over prompts, rank correlations, what an order is worth): expanded
-  percentiles of 1,000 bootstrap draws. With few units these miss more: the place of a minimum 9 to 10 %.
-
-What is not known is not printed: a single unit, and units that all show exactly nothing, have no interval. Units that
-all agree on something else are taken to be as sure as if one of them had shown nothing; scores of 0 and 1 as if one
-content differed at one position.
-
-## Measured: how often a 95 % interval misses, in %
+Made by `python studies/intervals/make_intervals.py` (seed {SEED}; {MEANS:,} repetitions for means, {PROFILES:,} for
+profiles, {SCORES:,} for scores; a rate of 5 % then has a standard error of .07, .34 and .49 points). All numbers are
+in %; 5 is right.
 """
 
 FOOTER = """
-How to read it:
-
-- Symmetric units are missed in 4 to 5 %, also with 6 of them.
-- Heavy tails are missed too often whatever is done: 6 to 8 lognormal units (sigma 1) mostly do not contain the rare
-  large values that make up the mean. Student's interval misses 18, 17, 14 and 11 % there, percentiles of a bootstrap as
-  many. What is printed misses 11, 10, 8 and 6 %. With `averaging=norms` a few prompts with large totals decide; prefer
-  `profiles` (the default), or take 32 prompts and more.
-- A W1 cannot be negative, and noise only adds to it: near a perfect theory it is estimated too large. The difference to
-  the flat line inherits that bias, to the disadvantage of the theory: "wrongly closer" is how often a theory that is
-  exactly as far as the flat line is called closer.
+- Student's interval alone misses the mean of lognormal units (sigma 1) in 18, 17, 14 and 11 %, percentiles of a
+  bootstrap as often: 6 to 8 units mostly do not contain the rare large values that make up the mean.
+- A W1 cannot be negative, and noise only adds to it: near a perfect theory it is estimated too large. The difference
+  to the uniform baseline inherits that bias, to the disadvantage of the theory. "Wrongly closer" is how often a
+  theory that is exactly as far as the uniform baseline is called closer.
 - Joint intervals are conservative, the more so with many positions.
 """
 
@@ -131,7 +111,7 @@ def _truth(name: str) -> np.ndarray:
 
 
 def of_scores(name: str, count: int, generator: np.random.Generator) -> list[float]:
-    """Equal positions: any of 3, or of 10, told from the best; and a loss in the middle found."""
+    """Equal positions: any of 3, or of 10, called different from the best; and a loss in the middle found."""
     found = []
     for n_positions in (3, 10):
         missed = 0
@@ -176,8 +156,10 @@ def main() -> None:
         for count in COUNTS
     }
     headings = ["any of 3 positions", "any of 10 positions", "loss in the middle of 5"]
-    parts.append(table("Equal positions told apart, jointly, and a loss found that is none", "scores", headings, rows))
-    Path(__file__).with_name("intervals.md").write_text(HEADER + "".join(parts) + FOOTER)
+    parts.append(
+        table("Equal positions called different, jointly, and a loss found that is none", "scores", headings, rows)
+    )
+    Path(__file__).with_name("README.md").write_text(HEADER + "".join(parts) + FOOTER)
 
 
 if __name__ == "__main__":
