@@ -1,6 +1,10 @@
-"""What is trained: `Member` (a model, a task, an optimiser, a seed) and what became of it: `TrainedMember`."""
+"""What is trained: `Member` (a model, a task, an optimiser, a seed); what became of it: `TrainedMember`.
 
-from collections.abc import Mapping
+`MemberState` is what is known of a member in between; `packed` states are the checkpoint of a stack, and its result.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -13,8 +17,11 @@ from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference import ReferenceConfig, constants_of, shape_of
+from posbias.parts import below
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser
+
+Arrays = dict[str, np.ndarray]
 
 MemberStatus = Literal["done", "stopped_early", "diverged", "failed"]
 STATUSES: tuple[str, ...] = get_args(MemberStatus)
@@ -109,3 +116,65 @@ class TrainedMember:
     """After how many updates it was evaluated."""
     evaluations: dict[str, np.ndarray]
     """By the task's name of the quantity: values with a leading axis of evaluations; empty where there were none."""
+
+
+@dataclass
+class MemberState:
+    """What is known of a member in training."""
+
+    status: MemberStatus | None = None
+    """None while it is in training."""
+    reason: str = ""
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
+    evaluation_steps: list[int] = field(default_factory=list)
+    evaluations: list[Arrays] = field(default_factory=list)
+    parameters: dict[str, Tensor] | None = None
+
+    @property
+    def curve(self) -> Float32[np.ndarray, "window"]:
+        """The losses, as rules and results have them."""
+        return np.array(self.losses, dtype=np.float32)
+
+    def evaluated(self) -> Arrays:
+        """All evaluations by quantity, with a leading axis."""
+        names = list(self.evaluations[0]) if self.evaluations else []
+        return {name: np.stack([found[name] for found in self.evaluations]) for name in names}
+
+    def result(self, member: Member) -> TrainedMember:
+        """What became of the member this is the state of, once it has ended."""
+        assert self.status is not None
+        at = np.array(self.evaluation_steps, dtype=np.int64)
+        return TrainedMember(
+            member, self.status, self.reason, self.steps, self.curve, self.parameters, at, self.evaluated()
+        )
+
+
+def packed(states: Sequence[MemberState]) -> Arrays:
+    """States as arrays, which any engine can hand over and any file can hold."""
+    arrays: Arrays = {}
+    for index, state in enumerate(states):
+        arrays[f"{index}/losses"] = state.curve
+        arrays[f"{index}/evaluation_steps"] = np.array(state.evaluation_steps, dtype=np.int64)
+        arrays |= {f"{index}/evaluations/{name}": values for name, values in state.evaluated().items()}
+        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (state.parameters or {}).items()}
+    text = json.dumps([[state.status, state.reason, state.steps] for state in states])
+    arrays["members"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    return arrays
+
+
+def unpacked(arrays: Arrays) -> list[MemberState]:
+    """The inverse of `packed`."""
+    states = []
+    for index, (status, reason, steps) in enumerate(json.loads(arrays["members"].tobytes())):
+        evaluation_steps = arrays[f"{index}/evaluation_steps"].tolist()
+        evaluated = below(arrays, f"{index}/evaluations/")
+        evaluations = [
+            {name: np.asarray(values[number]) for name, values in evaluated.items()}
+            for number in range(len(evaluation_steps))
+        ]
+        kept = below(arrays, f"{index}/parameters/")
+        parameters = {name: torch.from_numpy(values) for name, values in kept.items()} or None
+        losses = arrays[f"{index}/losses"].tolist()
+        states.append(MemberState(status, reason, steps, losses, evaluation_steps, evaluations, parameters))
+    return states

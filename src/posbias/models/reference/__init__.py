@@ -12,10 +12,18 @@ from posbias.models.reference.forward import attention_maps, forward, hidden_sta
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
 from posbias.models.reference.parameters import draw_parameters, random_orthogonal
 from posbias.models.reference.presets import copy_network, retrieval_network
-from posbias.models.reference.saving import is_reference, load_reference, save_reference
+from posbias.models.reference.saving import (
+    ITEMS,
+    config_from,
+    is_reference,
+    load_parameters,
+    load_reference,
+    save_reference,
+)
 
 __all__ = [
     "CHOICES",
+    "ITEMS",
     "NORM_EPSILON",
     "ReferenceBlock",
     "ReferenceConfig",
@@ -23,12 +31,14 @@ __all__ = [
     "ReferenceShape",
     "ReferenceTransformer",
     "attention_maps",
+    "config_from",
     "constants_of",
     "copy_network",
     "draw_parameters",
     "forward",
     "hidden_states",
     "is_reference",
+    "load_parameters",
     "load_reference",
     "random_orthogonal",
     "reference_from_hugging_face",

@@ -118,6 +118,10 @@ class TaskStack(ABC):
             Named scores; NaN for a member whose logits are not finite.
         """
 
+    def item_vectors(self) -> Float[Tensor, "member item feature"] | None:
+        """What an input may hold at a position, noise aside, where inputs are vectors; None where they are tokens."""
+        return None
+
 
 def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: torch.device | str = "cpu") -> TaskStack:
     """Draw the data of several members together.

@@ -215,6 +215,10 @@ class RetrievalStack(TaskStack):
         ]
         return per_member(scales, self.draws.device)
 
+    def item_vectors(self) -> Float32[Tensor, "member item feature"]:
+        """Vectors of classes, then of labels."""
+        return self.vectors
+
     def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
         """See `retrieval_evaluation`."""
         return evaluate_retrieval(self, predict, examples=examples)
