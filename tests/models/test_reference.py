@@ -12,6 +12,7 @@ from torch import Tensor
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.models import ReferenceConfig, ReferenceTransformer
+from posbias.models.reference import attention_maps
 
 EXACT = 1e-10
 """Float64 with a handful of layers."""
@@ -111,7 +112,8 @@ def test_rotary_attention_depends_on_distance_alone() -> None:
     )
     model = ReferenceTransformer(config)
     constant = model.embed(torch.full((1, 6), 5))
-    logits = model.network.blocks[0].content_logits(constant)[0]  # type: ignore[operator]
+    maps = attention_maps(*model.network.stack(constant), constant[None])[0, 0, 0]
+    logits = maps.log() - maps.diagonal(dim1=-2, dim2=-1).log()[..., None]  # up to a constant for each query
     for distance in range(-5, 6):
         diagonal = torch.diagonal(logits, offset=distance, dim1=-2, dim2=-1)
         torch.testing.assert_close(diagonal, diagonal[:, :1].expand_as(diagonal))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer, copy_network, retrieval_network
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer
 from posbias.papers.closing_loop import (
     CONTROL,
     POOLED,
@@ -30,6 +30,7 @@ from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
 from posbias.theory.power_rollout import power_rollout
 from posbias.training import Member
+from published_networks import copy_network, retrieval_network
 
 PLACES = 8
 

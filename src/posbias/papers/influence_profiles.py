@@ -22,15 +22,7 @@ from posbias.models.reference import (
     shape_of,
     stacked,
 )
-from posbias.models.reference.forward import (
-    embedded,
-    entrance,
-    hidden_states,
-    layer_output,
-    of_constants,
-    split,
-)
-from posbias.models.reference.layers import of_layer
+from posbias.models.reference.forward import embedded, entrance, hidden_states, layer_inputs, split
 from posbias.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
@@ -169,15 +161,12 @@ def layer_statistics(
 
     plain = replace(shape, vocabulary_size=None)
     maps = attention_maps(plain, dict(weights), dict(constants), vectors).double().mean(dim=(2, 3))
-    stream = entrance(plain, dict(weights), dict(constants), vectors)
     mixing = []
-    for layer in range(shape.depth):
-        own, fixed = of_layer(weights, layer), of_constants(constants, layer)
+    for own, fixed, stream in layer_inputs(plain, weights, constants, entrance(plain, weights, constants, vectors)):
         kept, added = split(plain, own, fixed, stream, rows=None)
         size = added.double().norm(dim=-1)
         other = torch.zeros_like(size) if kept is None else kept.double().norm(dim=-1)
         mixing.append((size / (size + other).clamp_min(torch.finfo(torch.float64).tiny)).mean(dim=(1, 2)))
-        stream = layer_output(plain, own, fixed, stream, rows=None)
     return torch.stack(mixing, dim=1), maps.transpose(0, 1)
 
 

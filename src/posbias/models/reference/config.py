@@ -4,7 +4,7 @@ The architecture says what mixes positions; everything else in a layer is chosen
 decides which tensors exist and which operations run: models of one shape compute together, stacked.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -259,33 +259,19 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
     if config.learned_positions is not None and n_positions > config.learned_positions:
         raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} asked")
     scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)
-    return ReferenceShape(
-        n_positions=n_positions,
-        depth=config.architecture.depth,
-        heads=config.architecture.heads,
-        width=config.width,
-        head_dim=config.head_dim,
-        key_value_heads=config.n_key_value_heads,
-        vocabulary_size=config.vocabulary_size,
-        n_outputs=config.n_outputs,
-        dtype=config.torch_dtype,
-        attention=config.attention,
-        values=config.values,
-        output_map=config.output_map,
-        biases=config.biases,
-        residual="scaled" if scaled else config.residual,
-        norm=config.norm,
-        normalisation=config.normalisation,
-        norm_epsilon=config.norm_epsilon,
-        embedding_norm=config.embedding_norm,
-        mlp_width=config.hidden_width if config.mlp else 0,
-        activation=config.activation,
-        gated_mlp=config.gated_mlp,
-        rotate_stream=config.rotate_stream,
-        rotary=config.rotary,
-        adds_positions=config.input_encoding is not None,
-        learned_positions=config.learned_positions,
-        readout=config.readout,
-        readout_width=config.width if config.readout_width is None else config.readout_width,
-        readout_layers=config.readout_layers,
-    )
+    same = {each.name for each in fields(ReferenceConfig)} & {each.name for each in fields(ReferenceShape)}
+    different = {
+        "n_positions": n_positions,
+        "depth": config.architecture.depth,
+        "heads": config.architecture.heads,
+        "head_dim": config.head_dim,
+        "key_value_heads": config.n_key_value_heads,
+        "n_outputs": config.n_outputs,
+        "dtype": config.torch_dtype,
+        "residual": "scaled" if scaled else config.residual,
+        "mlp_width": config.hidden_width if config.mlp else 0,
+        "rotary": config.rotary,
+        "adds_positions": config.input_encoding is not None,
+        "readout_width": config.width if config.readout_width is None else config.readout_width,
+    }
+    return ReferenceShape(**({name: getattr(config, name) for name in same} | different))

@@ -15,7 +15,7 @@ from posbias.errors import UsageError
 from posbias.models.families.base import AttentionParts, Block, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
-from posbias.models.reference.layers import ACTIVATIONS
+from posbias.models.reference.forward import ACTIVATIONS
 from posbias.models.reference.network import ReferenceTransformer
 
 AGREEMENT = 1e-3
