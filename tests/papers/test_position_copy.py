@@ -18,7 +18,7 @@ from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.records import load_record
 from posbias.report.page import write_run_report
 from posbias.report.reproductions import stored_figures
-from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import TrainingRun
 
 PAPER = "position-copy-liu2026"

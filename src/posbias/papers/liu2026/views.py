@@ -23,7 +23,7 @@ from posbias.report.figures import Curve, Figure
 from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends
-from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.tasks.synthetic import partial_information_losses
 
 _COLOURS = {
     ONE: SKY,

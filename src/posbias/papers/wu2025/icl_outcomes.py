@@ -10,8 +10,8 @@ from jaxtyping import Float64
 from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
 from posbias.papers.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
 from posbias.papers.outcomes import Outcome, Outcomes
+from posbias.papers.wu2025.sinks import sink_scores
 from posbias.tasks.synthetic import InContextRetrieval, stack_tasks
-from posbias.tasks.synthetic.attention_sinks import sink_scores
 from posbias.training import TrainedMember
 from posbias.training.trainer import group
 
