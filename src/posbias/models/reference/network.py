@@ -22,7 +22,7 @@ from posbias.files import read_json
 from posbias.models.config_limits import check_numbers
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
-from posbias.models.reference.forward import hidden_states, layer_inputs, read_out, split
+from posbias.models.reference.forward import entrance, hidden_states, layer_inputs, read_out, split
 from posbias.models.reference.parameters import constants_of, draw_parameters, shown
 from posbias.models.sources import CONFIG_BYTES
 from posbias.models.weight_files import stored_tensors
@@ -156,10 +156,11 @@ class ReferenceTransformer(Model):
     @torch.no_grad()
     def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
         """Norms of what each layer keeps of the stream and of what attention adds to it."""
-        stream = self.embed(token_ids)
-        shape, parameters, constants = self.network.stack(stream)
+        vectors = self.embed(token_ids)
+        shape, parameters, constants = self.network.stack(vectors)
+        stream = entrance(shape, parameters, constants, vectors[None])
         kept, added = [], []
-        for weights, fixed, below in layer_inputs(shape, parameters, constants, stream[None]):
+        for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
             keep, branch = split(shape, weights, fixed, below, rows=None)
             added.append(branch[0].norm(dim=-1))
             kept.append(torch.zeros_like(added[-1]) if keep is None else keep[0].norm(dim=-1))
