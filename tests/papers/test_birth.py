@@ -9,7 +9,7 @@ import torch
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.papers import reproduce
-from posbias.papers.birth2603.cases import ones_probe_share, published_profiles
+from posbias.papers.birth2603.experiment import birth_statements
 from posbias.papers.birth2603.models import (
     SIZES,
     BirthSettings,
@@ -17,9 +17,10 @@ from posbias.papers.birth2603.models import (
     birth_prompts,
     born,
     model_config,
+    ones_probe_share,
+    published_profiles,
     without_rope,
 )
-from posbias.papers.birth2603.statements import birth_statements
 from posbias.theory import closed_form
 
 TINY = BirthSettings(size="tiny", n_positions=40, births=2, probes=2)

@@ -11,8 +11,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Causal, PowerDecay
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.networks import Network, Run, Violation, run_network
-from posbias.papers.order import transition
+from posbias.papers.kernels import Network, Run, Violation, run_network, transition
 from posbias.papers.rollout2602.claims import PAPER
 from posbias.papers.wu2025.decay import decay_logits
 

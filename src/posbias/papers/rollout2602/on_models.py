@@ -12,9 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.papers.claims import Figure, Finding, Premise, curve
-from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim
-from posbias.papers.model_kernels import ModelRun
-from posbias.papers.order import (
+from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
     last_row,
@@ -24,6 +22,7 @@ from posbias.papers.order import (
     transition,
     violated_share,
 )
+from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim, ModelRun
 from posbias.papers.rollout2602.claims import with_diagonal
 
 OFFSET = 1.0

@@ -10,8 +10,7 @@ from scipy.special import gammaln
 
 from posbias.architecture import Causal
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.networks import Network, Run, attention_only, run_network
-from posbias.papers.order import rollouts
+from posbias.papers.kernels import Network, Run, attention_only, rollouts, run_network
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES, WEIGHTS_GROW
 
 N_POSITIONS = 40

@@ -1,12 +1,105 @@
-"""What Wu et al. report of depth, encodings and training data, each statement with its test on trained members."""
+"""What Wu et al. report of depth, encodings, training data and sinks, each statement with its test on trained members.
 
-from collections.abc import Callable
+A gap is accuracy where place a holds the right label and place b a copy of its item, minus the same with the labels'
+roles exchanged: positive means a bias towards the earlier place. Whether the published code's flags explain a
+difference (standard deviation 1/d, `--not_res` inverted, decay lost) is answered by running both readings: the paper's
+and what the code does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
-from posbias.papers.findings import IN_PART, Finding, Tests, judged, weighed
-from posbias.papers.paired import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
-from posbias.papers.wu2025.icl_cells import ENCODINGS, FIRST_LAST, FIRST_MIDDLE, MIDDLE_LAST, Cells, Figures, slope
+from posbias.papers.findings import (
+    IN_PART,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    UNDECIDED,
+    Difference,
+    Finding,
+    Outcomes,
+    Tests,
+    difference,
+    judged,
+    weighed,
+)
+
+GAPS = ("first vs middle", "first vs last", "middle vs last")
+FIRST_MIDDLE, FIRST_LAST, MIDDLE_LAST = range(3)
+PLAIN: dict[str, Any] = {
+    "mask": "causal",
+    "encoding": "none",
+    "depth": 2,
+    "residual": False,
+    "answers": "any",
+    "items": "mixture",
+    "scale": "variance",
+}
+"""What a cell is unless it says otherwise."""
+ENCODINGS = {"none": "none", "decay": "decay", "rope": "RoPE", "sinusoidal": "sin"}
+"""Encodings as figures name them."""
+
+PerSeedGaps = Float64[np.ndarray, "n_seeds 3"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The outcomes of one variant of the task (mixture or fixed vocabulary, one scale)."""
+
+    outcomes: Outcomes
+    base: Mapping[str, Any]
+    """Factors that all its cells share, over those of `PLAIN`."""
+    design: str = "gaps"
+    """`gaps`: the source's evaluation sets; `unconfounded`: the right label stands nowhere else in the context."""
+
+    def factors(self, **changed: Any) -> dict[str, Any]:
+        """All factors of a cell."""
+        return {**PLAIN, **self.base, **changed}
+
+    def has(self, *cells: Mapping[str, Any]) -> bool:
+        """Whether all these cells have finished members of common seeds."""
+        return bool(self.outcomes.common_seeds(*(self.factors(**cell) for cell in cells)))
+
+    def values(self, name: str, *cells: Mapping[str, Any]) -> list[Float64[np.ndarray, "n_seeds ..."]]:
+        """An array of every cell over their common seeds."""
+        chosen = [self.factors(**cell) for cell in cells]
+        seeds = self.outcomes.common_seeds(*chosen)
+        return [self.outcomes.values(name, cell, seeds) for cell in chosen]
+
+    def gaps(self, *cells: Mapping[str, Any]) -> list[PerSeedGaps]:
+        """The three gaps of every cell over their common seeds."""
+        return self.values(self.design, *cells)
+
+    def depths(self, **changed: Any) -> list[int]:
+        """Depths that were trained for a cell, in order."""
+        factors = self.factors(**changed)
+        del factors["depth"]
+        return sorted(
+            depth for depth in self.outcomes.levels("depth", **factors) if self.has({**changed, "depth": depth})
+        )
+
+
+def slope(rows: Sequence[Float64[np.ndarray, "n_seeds"]], at: Sequence[int]) -> Difference:
+    """Least-squares slope per unit of `at`, seed by seed."""
+    centred = np.asarray(at, dtype=np.float64) - np.mean(at)
+    return difference(centred @ np.stack(rows) / np.sum(centred**2))
+
+
+class Figures:
+    """Numbers of the source's figures for a variant of the task."""
+
+    def __init__(self, items: str) -> None:
+        mixture = items == "mixture"
+        self.fixed = not mixture
+        self.depth = "Figures 2 and 4" if mixture else "Figure 9"
+        self.residual = "Figures 2 and 5" if mixture else "Figure 10"
+        self.ends = "Figure 3" if mixture else "Figure 11a"
+        self.places = "Figure 6" if mixture else "Figures 11b-d"
+        self.sinks = "Figure 8" if mixture else "Figure 13"
+
 
 RELATIVE = ("none", "decay", "rope")
 """Encodings of the study of depth."""
@@ -239,3 +332,136 @@ def _u_only_from_ends(cells: Cells, figures: Figures) -> Finding:
     reported = "no lost-in-the-middle from data biased to one place only."
     found = f"Gap of the end that was not trained (trained on middle: of both) against the middle, below {ABOVE} by:"
     return weighed(figures.places, reported, tests, found=found)
+
+
+SINK_WINDOWS = (5, 9, 13)
+SINK_PREFIXES = (2, 4, 6)
+
+
+def sink_findings(cells: Cells, figures: Figures) -> list[Finding]:
+    """Every statement on sinks, for one variant of the task. Arguments as `icl_statements.retrieval_findings`."""
+    return [statement(cells, figures) for statement in (_causal, _window, _prefix)]
+
+
+def _causal(cells: Cells, figures: Figures) -> Finding:
+    tests = {}
+    if cells.has({}):
+        tests["causal"] = difference(_lead(cells.values("sinks", {})[0], 1))
+    reported = "under the causal mask the attention sink is the first token."
+    return weighed(figures.sinks, reported, tests, found="Sink score of the first token minus the largest other:")
+
+
+def _window(cells: Cells, figures: Figures) -> Finding:
+    tests = {}
+    windows = [{"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS]
+    if cells.has(*windows):
+        rows = [_lead(values, 1) for values in cells.values("sinks", *windows)]
+        tests["per token of window"] = slope(rows, SINK_WINDOWS)
+    reported = "the larger the window, the more the first token is the sink."
+    return weighed(figures.sinks, reported, tests, found="Change of its lead over the largest other score:")
+
+
+def _prefix(cells: Cells, figures: Figures) -> Finding:
+    tests = {}
+    for length in SINK_PREFIXES:
+        cell = {"mask": f"prefix(length={length})"}
+        if cells.has(cell):
+            tests[f"K = {length}"] = difference(_lead(cells.values("sinks", cell)[0], length))
+    reported = "under a prefix mask all K prefix tokens are sinks, not the first alone."
+    return weighed(figures.sinks, reported, tests, found="Least sink score of the prefix minus the largest other:")
+
+
+def sink_control(cells: Cells, figures: Figures) -> Finding:
+    """The control that the source has not: attention at initialisation, nearly uniform, passes tau early on as well."""
+    tests = {}
+    for name, cell in {
+        "causal": {},
+        **{f"prefix {length}": {"mask": f"prefix(length={length})"} for length in SINK_PREFIXES},
+    }.items():
+        if cells.has(cell):
+            count = 1 if name == "causal" else int(name.split()[1])
+            after, before = cells.values("sinks", cell)[0], cells.values("sinks/initial", cell)[0]
+            tests[name] = difference(_lead(after, count) - _lead(before, count))
+    reported = "sinks emerge in training: the score before the first step is lower."
+    return weighed(
+        f"{figures.sinks}, control", reported, tests, found="Lead of the sink tokens, trained minus initial:"
+    )
+
+
+def _lead(sinks: np.ndarray, count: int) -> np.ndarray:
+    """Least score of the first `count` tokens minus the largest of the others."""
+    return np.asarray(sinks[:, :count].min(axis=1) - sinks[:, count:].max(axis=1))
+
+
+WHERE = "Their code"
+
+
+def flag_findings(paper: Cells, code: Cells) -> list[Finding]:
+    """What each flag would change.
+
+    Args:
+        paper: Members with components of variance 1/d, as the paper says.
+        code: The same with standard deviation 1/d, as the published code draws them.
+    """
+    return [
+        _scale_of_accuracy(paper, code),
+        _scale_of_depth(paper, code),
+        _inverted_residual(paper),
+        _lost_decay(paper),
+    ]
+
+
+def _scale_of_accuracy(paper: Cells, code: Cells) -> Finding:
+    """Whether the code's smaller vectors are learnt less well, which would call for its many steps."""
+    tests: dict[str, Difference] = {}
+    for encoding in RELATIVE:
+        for depth in code.depths(encoding=encoding):
+            cell = {"encoding": encoding, "depth": depth}
+            seeds = paper.outcomes.common_seeds(paper.factors(**cell), code.factors(**cell))
+            if seeds:
+                rows = [which.outcomes.values("novel", which.factors(**cell), seeds) for which in (paper, code)]
+                lost = rows[0] - rows[1]
+                tests[f"{ENCODINGS[encoding]}, {depth} layers"] = difference(lost)
+    reported = "items and labels of norm 1/8 (std 1/d, the code) are learnt less well than of norm 1 (variance 1/d)."
+    return weighed(WHERE, reported, tests, found="Accuracy on novel classes with variance 1/d minus with std 1/d:")
+
+
+def _scale_of_depth(paper: Cells, code: Cells) -> Finding:
+    """The depth effect with the code's smaller vectors."""
+    tests = {}
+    for encoding in RELATIVE:
+        depths = code.depths(encoding=encoding)
+        if len(depths) > 1:
+            rows = code.gaps(*({"encoding": encoding, "depth": depth} for depth in depths))
+            tests[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths)
+    reported = "with std 1/d, as the code draws vectors, more layers mean more bias to the first place."
+    return weighed(WHERE, reported, tests, found="Change of the gap first vs last per layer, std 1/d:")
+
+
+def _inverted_residual(paper: Cells) -> Finding:
+    """The statement about no residual, on members with residual connections."""
+    tests = {}
+    for encoding in RELATIVE:
+        depths = paper.depths(encoding=encoding, residual=True)
+        if len(depths) > 1:
+            rows = paper.gaps(*({"encoding": encoding, "depth": depth, "residual": True} for depth in depths))
+            tests[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths)
+    reported = (
+        "`--not_res` is inverted; were the figures' labels exchanged, depth would amplify the bias with residual "
+        "connections."
+    )
+    return weighed(WHERE, reported, tests, found="Change of the gap first vs last per layer, with residual:")
+
+
+def _lost_decay(paper: Cells) -> Finding:
+    """`--pe decay` is silently no encoding; then the two would not differ."""
+    tests = {}
+    for depth in paper.depths(encoding="decay"):
+        cells = ({"encoding": "none", "depth": depth}, {"encoding": "decay", "depth": depth})
+        if paper.has(*cells):
+            first, second = paper.gaps(*cells)
+            tests[f"{depth} layers"] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST])
+    reported = (
+        "`--pe decay` is silently no encoding; the published decay bars differ from those without, so it was not used."
+    )
+    return weighed(WHERE, reported, tests, found="Gap first vs last without encoding minus with decay:")

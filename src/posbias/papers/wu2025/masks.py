@@ -12,8 +12,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.networks import Network, Run, attention_only, run_network
-from posbias.papers.order import rollouts
+from posbias.papers.kernels import Network, Run, attention_only, rollouts, run_network
 
 PAPER = "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951"
 BOUNDED = "A1: bounded query and key weights"

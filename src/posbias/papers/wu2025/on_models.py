@@ -11,16 +11,15 @@ from jaxtyping import Float64
 
 from posbias.architecture import Prefix, SlidingWindow
 from posbias.papers.claims import Figure, Finding, Premise, curve
-from posbias.papers.mask_graphs import centre_nodes
+from posbias.papers.kernels import ROUNDING, centre_nodes, rollouts, transition
 from posbias.papers.model_claims import (
     MODEL_CLAIMS,
     ModelClaim,
+    ModelRun,
     attention_only,
     bounded_below,
     masked_as,
 )
-from posbias.papers.model_kernels import ModelRun
-from posbias.papers.order import ROUNDING, rollouts, transition
 from posbias.papers.wu2025.graphs import outside_trail
 
 SLACK = 1 + 1e-9

@@ -13,7 +13,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 from posbias.architecture import Causal
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.order import rollouts
+from posbias.papers.kernels import rollouts
 from posbias.papers.wu2025.decay import distances, log_paths
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES
 from posbias.theory.kernels import masked_softmax
