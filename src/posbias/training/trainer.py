@@ -31,7 +31,6 @@ from posbias.training.options import TrainingOptions, TrainingRun
 from posbias.training.stack import Stack
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.table import Table
 
 DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks.synthetic", "posbias.training")
@@ -41,10 +40,12 @@ CPU_VALUES = 1_120_000
 stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
 SHOWN = 20
 """Most members in the live table."""
-REFRESH_SECONDS = 0.5
+REFRESHES_PER_SECOND = 2
 
 Report = Callable[[Sequence[Member], int, Sequence[float]], None]
 """Called after every window with the members still in training, the steps done and their mean losses (nats)."""
+Latest = dict[str, tuple[int, float, float]]
+"""By member: steps done, first loss, latest loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,47 +348,39 @@ def no_report(members: Sequence[Member], step: int, losses: Sequence[float]) -> 
 
 @contextmanager
 def live_report(total: int, steps: int) -> Iterator[Report]:
-    """A live table of losses on stderr where that is a terminal; nothing elsewhere."""
+    """A live table of the losses of `total` members, `steps` each, on stderr where that is a terminal."""
     if not sys.stderr.isatty():
         yield no_report
         return
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
-        yield LiveTable(live, total=total, steps=steps)
+    latest: Latest = {}
 
-
-class LiveTable:
-    """The latest loss of every member (`total` of them, `steps` each), redrawn in place."""
-
-    def __init__(self, live: "Live", *, total: int, steps: int) -> None:
-        self._live, self._total, self._steps = live, total, steps
-        self._latest: dict[str, tuple[int, float, float]] = {}
-        """By member: steps done, first loss, latest loss."""
-        self._drawn = 0.0
-
-    def __call__(self, members: Sequence[Member], step: int, losses: Sequence[float]) -> None:
-        """Take note of a window; redraw now and then."""
+    def report(members: Sequence[Member], step: int, losses: Sequence[float]) -> None:
         for member, loss in zip(members, losses, strict=True):
-            first = self._latest.get(member.name, (0, loss, loss))[1]
-            self._latest[member.name] = (step, first, loss)
-        if time.monotonic() - self._drawn >= REFRESH_SECONDS:
-            self._drawn = time.monotonic()
-            self._live.update(self.table(), refresh=True)
+            latest[member.name] = (step, latest.get(member.name, (0, loss, loss))[1], loss)
 
-    def table(self) -> "Table":
-        """The members in training, or all where none is; the highest losses first, at most `SHOWN` rows."""
-        from rich.table import Table
+    with Live(
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=REFRESHES_PER_SECOND,
+        get_renderable=lambda: losses_table(dict(latest), total=total, steps=steps),
+    ):
+        yield report
 
-        seen = f"{len(self._latest)} of {self._total} members seen"
-        table = Table(title=f"loss in nats ({seen})", title_justify="left")
-        for column in ("member", "step", "first", "now"):
-            table.add_column(column, justify="left" if column == "member" else "right")
-        training = {name: entry for name, entry in self._latest.items() if entry[0] < self._steps} or self._latest
-        worst = sorted(training.items(), key=lambda item: -item[1][2])
-        for name, (step, first, loss) in worst[:SHOWN]:
-            table.add_row(name, f"{step}/{self._steps}", f"{first:.4f}", f"{loss:.4f}")
-        if len(worst) > SHOWN:
-            table.add_row(f"... and {len(worst) - SHOWN} with lower losses", "", "", "")
-        return table
+
+def losses_table(latest: Latest, *, total: int, steps: int) -> "Table":
+    """The members in training, or all where none is; the highest losses first, at most `SHOWN` rows."""
+    from rich.table import Table
+
+    table = Table(title=f"loss in nats ({len(latest)} of {total} members seen)", title_justify="left")
+    for column in ("member", "step", "first", "now"):
+        table.add_column(column, justify="left" if column == "member" else "right")
+    training = {name: entry for name, entry in latest.items() if entry[0] < steps} or latest
+    worst = sorted(training.items(), key=lambda item: -item[1][2])
+    for name, (step, first, loss) in worst[:SHOWN]:
+        table.add_row(name, f"{step}/{steps}", f"{first:.4f}", f"{loss:.4f}")
+    if len(worst) > SHOWN:
+        table.add_row(f"... and {len(worst) - SHOWN} with lower losses", "", "", "")
+    return table

@@ -108,7 +108,7 @@ def attention_of(
 
 
 def linear(
-    inputs: Float[Tensor, "member batch position feature"],
+    inputs: Stream,
     weight: Float[Tensor, "member feature output"],
     bias: Float[Tensor, "member output"] | None = None,
 ) -> Float[Tensor, "member batch position output"]:
@@ -125,9 +125,7 @@ def rows_of(values: Inexact[Tensor, "..."], rows: tuple[int, ...], *, dim: int) 
     return values.index_select(dim, torch.tensor(rows, device=values.device))
 
 
-def branch(
-    shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps
-) -> Float[Tensor, "member batch row feature"]:
+def branch(shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps) -> Rows:
     """What attention adds to the stream: mean_h A_h x, mean_h A_h x W, sum_h A_h x V_h O_h, or A_h x V_h joined."""
     if shape.values != "gaussian":
         mean = maps.mean(dim=2) @ inputs
@@ -166,7 +164,7 @@ def mix(
 
 def attention(
     shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
-) -> Float[Tensor, "member #batch head row position"]:
+) -> Maps:
     """Row-stochastic matrices A_h; one for the whole batch where content plays no part.
 
     Args:
@@ -223,7 +221,7 @@ def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feat
 
 
 def merged_queries(
-    shape: ReferenceShape, weights: Weights, asking: Float[Tensor, "member batch row feature"]
+    shape: ReferenceShape, weights: Weights, asking: Rows
 ) -> Float[Tensor, "member batch head row feature"]:
     """(x W_Q + b) W_K^T / sqrt(head_dim), as wide as the stream."""
     back = weights["key"].transpose(2, 3) / math.sqrt(shape.head_dim)
@@ -233,7 +231,7 @@ def merged_queries(
 
 
 def heads_of(
-    inputs: Float[Tensor, "member batch position feature"],
+    inputs: Stream,
     weight: Float[Tensor, "member head feature head_feature"],
     bias: Float[Tensor, "member head head_feature"] | None,
 ) -> Float[Tensor, "member batch head position head_feature"]:

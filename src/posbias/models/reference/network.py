@@ -224,7 +224,11 @@ def save_reference(
         raise UsageError(f"items belong to models of vector inputs, this one has {config.vocabulary_size} tokens")
     tensors = dict(parameters)
     if config.vocabulary_size is None:
-        tensors[ITEMS] = _drawn_items(config) if items is None else items.to(config.torch_dtype)
+        if items is None:
+            generator = torch.Generator().manual_seed(0)
+            items = torch.randn((DRAWN_ITEMS, config.width), generator=generator, dtype=torch.float64)
+            items = items / config.width**0.5
+        tensors[ITEMS] = items.to(config.torch_dtype)
     document = {"format": FORMAT, "config": config.to_dict(), "provenance": plain(dict(provenance or {}))}
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
@@ -332,12 +336,6 @@ def check_finite(parameters: Mapping[str, Tensor]) -> None:
     for name, value in parameters.items():
         if not value.is_floating_point() or not bool(value.isfinite().all()):
             raise UsageError(f"weight {name[:80]!r} holds NaN or infinite values; allowed: finite")
-
-
-def _drawn_items(config: ReferenceConfig) -> Float[Tensor, "item feature"]:
-    normal = torch.randn((DRAWN_ITEMS, config.width), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    items: Tensor = normal / config.width**0.5
-    return items.to(config.torch_dtype)
 
 
 def _document(path: Path) -> dict[str, Any]:
