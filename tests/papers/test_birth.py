@@ -15,15 +15,15 @@ from posbias.papers.birth2603.models import (
     BirthSettings,
     ByteTokenizer,
     birth_prompts,
-    born,
     model_config,
     ones_probe_share,
     published_profiles,
+    untrained,
     without_rope,
 )
 from posbias.theory import closed_form
 
-TINY = BirthSettings(size="tiny", n_positions=40, births=2, probes=2)
+TINY = BirthSettings(size="tiny", n_positions=40, initialisations=2, probes=2)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_distances_are_those_of_the_stored_profiles(birth):
     for row in by_sort(birth, "theory"):
         if row["theory"] != "flat":
             stem = f"{row['model']}/{row['tokens']}"
-            measured = birth.arrays[f"{stem}/per_birth"].mean(axis=0)
+            measured = birth.arrays[f"{stem}/per_initialisation"].mean(axis=0)
             predicted = birth.arrays[f"{stem}/theories/{row['theory']}"]
             assert row["wasserstein"]["value"] == pytest.approx(float(wasserstein(predicted, measured)), abs=1e-12)
 
@@ -69,7 +69,7 @@ def test_the_fitted_mixing_is_the_best_constant_one():
 
 
 def test_rope_off_turns_nothing_and_keeps_the_weights():
-    model = born("qwen2", "tiny", seed=3)
+    model = untrained("qwen2", "tiny", seed=3)
     tokens = torch.arange(12)[None] + 5
     network = copy.deepcopy(model.network)
     off = without_rope(model)
@@ -88,8 +88,8 @@ def test_rope_off_turns_nothing_and_keeps_the_weights():
 
 def test_without_rope_the_order_of_earlier_tokens_does_not_matter_to_one_layer():
     """Attention of the last position over a set: a permutation of the earlier keys changes nothing in layer 0."""
-    off = without_rope(born("qwen2", "tiny", seed=1))
-    on = born("qwen2", "tiny", seed=1)
+    off = without_rope(untrained("qwen2", "tiny", seed=1))
+    on = untrained("qwen2", "tiny", seed=1)
     off.network.model.layers = off.network.model.layers[:1]
     on.network.model.layers = on.network.model.layers[:1]
     for model in (on, off):
@@ -139,7 +139,7 @@ def test_sentences_follow_the_numbers(birth):
     ("wrong", "names"),
     [
         ({"size": "huge"}, "small"),
-        ({"births": 1}, "births"),
+        ({"initialisations": 1}, "initialisations"),
         ({"n_positions": 3}, "20"),
         ({"tokenizer": "words"}, "bytes"),
     ],

@@ -55,11 +55,24 @@ def test_tables_and_sentences_on_a_pipe(rollout):
 
 
 def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
-    options = ("--size", "tiny", "--length", 24, "--births", 2, "--probes", 1, "--seed", 1, "--out", tmp_path / "run")
+    options = (
+        "--size",
+        "tiny",
+        "--length",
+        24,
+        "--initialisations",
+        2,
+        "--probes",
+        1,
+        "--seed",
+        1,
+        "--out",
+        tmp_path / "run",
+    )
     finished = run("birth-2603.10123", *options, "--json")
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
-    assert document["resolved"]["births"] == 2
+    assert document["resolved"]["initialisations"] == 2
     assert {row["sort"] for row in document["scalars"]["rows"]} == {"theory", "shape", "rope", "probe"}
     assert document["resolved"]["command"].startswith("posbias reproduce birth-2603.10123 --size tiny")
     profile = np.array(document["arrays"]["gpt2/random/theories/mean_field"])
@@ -74,7 +87,7 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
     ("arguments", "complaint"),
     [
         (("nobody-2020",), "unknown paper"),
-        (("rollout-2602.16837", "--births", 3), "--births belongs to birth-2603.10123"),
+        (("rollout-2602.16837", "--initialisations", 3), "--initialisations belongs to birth-2603.10123"),
         (("birth-2603.10123", "--size", "huge"), "size must be one of"),
     ],
 )

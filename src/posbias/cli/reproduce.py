@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
-    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --births 2` · trained: "
+    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --initialisations 2` · trained: "
     "`posbias reproduce position-copy-liu2026 --size small --out runs/copy`"
 )
 BIRTH = "birth-2603.10123"
 TRAINED = ("icl-2502.01951", "position-copy-liu2026")
 SETTINGS = {
-    BIRTH: ("size", "length", "births", "probes", "tokenizer", "seed"),
+    BIRTH: ("size", "length", "initialisations", "probes", "tokenizer", "seed"),
     **dict.fromkeys(
         TRAINED, ("size", "study", "device", "engine", "workers", "threads", "ray_address", "resume", "seed")
     ),
@@ -37,7 +37,7 @@ Size = Annotated[
         "small (half an hour of two cores) or full (the source's steps)."
     ),
 ]
-Births = Annotated[int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)]
+Initialisations = Annotated[int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)]
 Probes = Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)]
 Tokenizer = Annotated[str, typer.Option(help="birth: text as 'bytes', or with the 'demo' tokenizer.")]
 Study = Annotated[
@@ -57,7 +57,7 @@ def reproduce(
     paper: Paper,
     size: Size = "small",
     length: options.Length = 256,
-    births: Births = 8,
+    initialisations: Initialisations = 8,
     probes: Probes = 8,
     tokenizer: Tokenizer = "bytes",
     study: Study = None,
@@ -90,7 +90,12 @@ def reproduce(
         from posbias.papers.birth2603.models import BirthSettings
 
         settings = BirthSettings(
-            size=size, n_positions=length, births=births, probes=probes, seed=seed, tokenizer=tokenizer
+            size=size,
+            n_positions=length,
+            initialisations=initialisations,
+            probes=probes,
+            seed=seed,
+            tokenizer=tokenizer,
         )
     elif paper in TRAINED:
         from posbias.papers.study_runs import StudySettings, shipped_studies

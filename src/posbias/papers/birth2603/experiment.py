@@ -65,8 +65,8 @@ def reproduce_birth(settings: object = None) -> Reproduction:
     probe = ones_probe_share(chosen)
     return Reproduction(
         paper=PAPER,
-        title=f"Position bias at birth: {chosen.births} initialisations, {chosen.n_positions} positions, "
-        f"size {chosen.size}",
+        title=f"Position bias at initialisation: {chosen.initialisations} initialisations, "
+        f"{chosen.n_positions} positions, size {chosen.size}",
         statements=birth_statements(rows, shapes, contrasts, probe),
         rows=[*rows, *shapes, *contrasts, *({"sort": "probe", "model": name, "share": probe[name]} for name in probe)],
         tables=[_distance_table(rows), _shape_table(shapes), _rope_table(contrasts)],
@@ -78,7 +78,7 @@ def reproduce_birth(settings: object = None) -> Reproduction:
 
 
 def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict[str, Any]]:
-    """One row per theory, the flat line last: distances with intervals over births, noise, interior recency."""
+    """One row per theory, the flat line last: distances over initialisations, noise, interior recency."""
     seed = int(generator.integers(2**63))
     sample = measured.sample
     noise = split_half_noise(sample, generator=np.random.default_rng(seed))
@@ -122,12 +122,12 @@ def shape_row(measured: Measured, generator: np.random.Generator) -> dict[str, A
         "layers": len(measured.mixing),
         "mixing": float(measured.mixing.mean()),
         "fitted_mixing": measured.fitted_mixing,
-        "births": len(measured.sample.units),
+        "initialisations": len(measured.sample.units),
     }
 
 
 def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list[dict[str, Any]]:
-    """With against without RoPE, births paired: W1 and log error between the profiles, beside the split-half noise."""
+    """With against without RoPE, initialisations paired: W1 and log error between profiles, beside split-half noise."""
     known = {(measured.case.model, measured.case.tokens): measured for measured in cases}
     rows = []
     for models in MODELS.values():
@@ -148,7 +148,7 @@ def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list
 
 
 def _distances(theory: Profile, measured: Measured, seed: int) -> dict[str, dict[str, float | None]]:
-    """Each compared metric with its interval; all theories see the same resampled births."""
+    """Each compared metric with its interval; all theories see the same resampled initialisations."""
     units = measured.sample.units
     weights = leave_one_out(len(units))
     found = {}
@@ -163,7 +163,7 @@ def _arrays(cases: Sequence[Measured]) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for measured in cases:
         stem = f"{measured.case.model}/{measured.case.tokens}"
-        arrays[f"{stem}/per_birth"] = measured.sample.units
+        arrays[f"{stem}/per_initialisation"] = measured.sample.units
         arrays[f"{stem}/mixing"] = measured.mixing
         arrays.update({f"{stem}/theories/{name}": theory.influence for name, theory in measured.theories.items()})
     return arrays
@@ -177,10 +177,10 @@ def _figure(measured: Measured) -> Figure:
     minimum = float(STATISTICS["minimum_position"](average))
     shares = [100 * float(STATISTICS[name](average)) for name in ("first_tenth", "interior_recency", "last_token")]
     title = (
-        f"{measured.case} at birth: {shares[0]:.0f} % on the first tenth, {shares[1]:.1f} % on the last without the "
-        f"last position, {shares[2]:.0f} % on the last position; minimum at {minimum:.0f}"
+        f"{measured.case} at initialisation: {shares[0]:.0f} % on the first tenth, {shares[1]:.1f} % on the last "
+        f"without the last position, {shares[2]:.0f} % on the last position; minimum at {minimum:.0f}"
     )
-    slug = f"birth-{measured.case.model}-{measured.case.tokens}".lower().replace(" ", "-")
+    slug = f"initialisation-{measured.case.model}-{measured.case.tokens}".lower().replace(" ", "-")
     banded = Profile.mean_of(measured.sample.units)
     return profiles_figure(slug, title, theories, measured={"measured Jacobian": banded})
 
@@ -352,10 +352,10 @@ def _shape(shapes: Sequence[Row]) -> str:
     elif falling < len(shapes):
         verdict = "no U shown"
     return (
-        f"U-shape at birth: the first tenth holds {_span(primacy, 2)} of the influence (flat line 0.10). Apart from "
-        f"the last position the last tenth holds {_span(interior, 4)} (flat line {flat:.4f}); it lies below the middle "
-        f"tenth in {falling} of {len(shapes)} cases and above it in {rising}, intervals excluding zero; the interior "
-        f"minimum is at position {_span(minima, 0)}: {verdict}."
+        f"U-shape at initialisation: the first tenth holds {_span(primacy, 2)} of the influence (flat line 0.10). "
+        f"Apart from the last position the last tenth holds {_span(interior, 4)} (flat line {flat:.4f}); it lies below "
+        f"the middle tenth in {falling} of {len(shapes)} cases and above it in {rising}, intervals excluding zero; the "
+        f"interior minimum is at position {_span(minima, 0)}: {verdict}."
     )
 
 
@@ -387,7 +387,7 @@ def _rope(contrasts: Sequence[Row]) -> str:
     return (
         f"RoPE or not: with the same weights and prompts the two profiles are W1 {_span(gaps, 5)} apart (split-half "
         f"noise {_span(noise, 4)}), the typical position by {_span(errors, 2)} %: the claim {verdict}. (In theory "
-        f"because logits are small at birth; their variance grows with the square of the width.)"
+        f"because logits are small at initialisation; their variance grows with the square of the width.)"
     )
 
 
@@ -404,10 +404,10 @@ def _probe(probe: Mapping[str, float]) -> str:
 
 def _few(shapes: Sequence[Row]) -> list[str]:
     """A warning where there are too few initialisations for claims."""
-    births = min(int(row["births"]) for row in shapes)
-    if births >= UNITS_FOR_CLAIM:
+    initialisations = min(int(row["initialisations"]) for row in shapes)
+    if initialisations >= UNITS_FOR_CLAIM:
         return []
-    return [f"With {births} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."]
+    return [f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."]
 
 
 def _of(rows: Sequence[Row], theory: str) -> list[Row]:

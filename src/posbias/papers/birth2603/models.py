@@ -93,18 +93,18 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class BirthSettings:
-    """What `reproduce birth-2603.10123` may be told."""
+    """What `reproduce birth-2603.10123` takes."""
 
     size: str = "small"
     """"small" (d = 256), "full" (Qwen2-0.5B and GPT-2 medium) or "tiny" (4 layers, d = 32)."""
     n_positions: int = 256
     """Context length N, >= 20 so that the last tenth has an interior."""
-    births: int = 8
+    initialisations: int = 8
     """Random initialisations, each with a prompt of its own, >= 2."""
     probes: int = 8
     """Rademacher probes per Jacobian, >= 1."""
     seed: int = 0
-    """Birth k is initialised with seed + k; prompts, probes and bootstrap follow it too."""
+    """Initialisation k is drawn with seed + k; prompts, probes and bootstrap follow it too."""
     tokenizer: str = "bytes"
     """How the corpus text becomes token ids: "bytes", or "demo" for the demo model's tokenizer (fetched if missing)."""
 
@@ -113,9 +113,9 @@ class BirthSettings:
         _check_choice("tokenizer", self.tokenizer, TOKENIZERS)
         for name, least in (("n_positions", 20), ("seed", 0)):
             check_whole(name, getattr(self, name), least=least)
-        for name, least in (("births", 2), ("probes", 1)):
+        for name, least in (("initialisations", 2), ("probes", 1)):
             check_size(name, getattr(self, name), REPEATS, least=least)
-        CELLS.check("births x n_positions", self.births * self.n_positions)
+        CELLS.check("initialisations x n_positions", self.initialisations * self.n_positions)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -172,7 +172,7 @@ def model_config(family: str, size: str) -> dict[str, Any]:
     return {**_SHARED[family], **SIZES[size][family]}
 
 
-def born(family: str, size: str, *, seed: int, dtype: str = "float32") -> HuggingFaceModel:
+def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> HuggingFaceModel:
     """A model with freshly drawn weights."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"{family}-{size}.json"
@@ -191,10 +191,10 @@ def without_rope(model: HuggingFaceModel) -> HuggingFaceModel:
 
 
 def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
-    """One prompt per birth for every family: random token ids, or windows of the default corpus."""
+    """One prompt per initialisation for every family: random token ids, or windows of the default corpus."""
     if tokens == "random":
         generator = np.random.default_rng([settings.seed, 2603])
-        shape = (settings.births, settings.n_positions)
+        shape = (settings.initialisations, settings.n_positions)
         return {
             family: Prompts(
                 generator.integers(0, model_config(family, settings.size)["vocab_size"], shape),
@@ -207,7 +207,7 @@ def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
         Bytes(ByteTokenizer()) if settings.tokenizer == "bytes" else load_model("config:demo", init_seed=0)
     )
     prompts = load_prompts(
-        "default", reader, n_positions=settings.n_positions, count=settings.births, seed=settings.seed
+        "default", reader, n_positions=settings.n_positions, count=settings.initialisations, seed=settings.seed
     )
     smallest = min(model_config(family, settings.size)["vocab_size"] for family in FAMILIES)
     if prompts.token_ids.max() >= smallest:
@@ -241,13 +241,13 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A case over its births."""
+    """A case over its initialisations."""
 
     case: Case
     sample: Sample
-    """One normalised Jacobian profile per birth."""
+    """One normalised Jacobian profile per initialisation."""
     mixing: Float64[np.ndarray, "layers"]
-    """Mean over births and tokens of |a| / (|x| + |a|), every layer."""
+    """Mean over initialisations and tokens of |a| / (|x| + |a|), every layer."""
     theories: dict[str, Profile]
     fitted_mixing: float
     """The constant mixing with which the published density comes closest."""
@@ -259,12 +259,14 @@ def measure_cases(settings: BirthSettings) -> list[Measured]:
     units: dict[Case, list[PromptMeasurement]] = {}
     theories: dict[Case, Profile] = {}
     architectures: dict[Case, Callable[[np.ndarray], Architecture]] = {}
-    for family, birth in track([(family, k) for family in FAMILIES for k in range(settings.births)], "births"):
-        for name, model in _models(family, settings, birth):
+    for family, index in track(
+        [(family, k) for family in FAMILIES for k in range(settings.initialisations)], "initialisations"
+    ):
+        for name, model in _models(family, settings, index):
             for tokens in TOKENS:
                 case, chosen = Case(name, tokens), prompts[tokens][family]
-                units.setdefault(case, []).append(_measure(model, chosen, birth, settings))
-                if birth == 0:
+                units.setdefault(case, []).append(_measure(model, chosen, index, settings))
+                if index == 0:
                     repeats = None if tokens == "random" else chosen
                     theories[case] = mean_field(model, settings.n_positions, prompts=repeats).profile
                     architectures[case] = _architecture(model)
@@ -306,7 +308,7 @@ def ones_probe_share(settings: BirthSettings) -> dict[str, float]:
     """
     shares = {}
     for family in FAMILIES:
-        model = born(family, settings.size, seed=settings.seed, dtype="float64")
+        model = untrained(family, settings.size, seed=settings.seed, dtype="float64")
         token_ids = birth_prompts(settings, "random")[family].token_ids[0]
         norms = [
             measure_prompt(model, token_ids, kinds=resolve_kinds([kind]), key=(settings.seed, 0)).norms["jacobian"]
@@ -316,21 +318,21 @@ def ones_probe_share(settings: BirthSettings) -> dict[str, float]:
     return shares
 
 
-def _models(family: str, settings: BirthSettings, birth: int) -> Iterator[tuple[str, HuggingFaceModel]]:
-    """One birth as built, then without RoPE where it has it."""
-    model = born(family, settings.size, seed=settings.seed + birth)
+def _models(family: str, settings: BirthSettings, index: int) -> Iterator[tuple[str, HuggingFaceModel]]:
+    """One initialisation as built, then without RoPE where it has it."""
+    model = untrained(family, settings.size, seed=settings.seed + index)
     yield MODELS[family][0], model
     for name in MODELS[family][1:]:
         yield name, without_rope(model)
 
 
-def _measure(model: HuggingFaceModel, prompts: Prompts, birth: int, settings: BirthSettings) -> PromptMeasurement:
+def _measure(model: HuggingFaceModel, prompts: Prompts, index: int, settings: BirthSettings) -> PromptMeasurement:
     kinds = resolve_kinds([f"jacobian(probes={settings.probes})"])
-    return measure_prompt(model, prompts.token_ids[birth], kinds=kinds, key=(settings.seed, birth))
+    return measure_prompt(model, prompts.token_ids[index], kinds=kinds, key=(settings.seed, index))
 
 
 def _architecture(model: HuggingFaceModel) -> Callable[[np.ndarray], Architecture]:
-    """The model's architecture as a function of its mixing, which is known only after all births."""
+    """The model's architecture as a function of its mixing, which is known only after all initialisations."""
     traits = model.architecture_traits()
     return lambda mixing: Architecture(**traits, mixing=mixing)
 

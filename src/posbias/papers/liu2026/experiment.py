@@ -71,12 +71,12 @@ def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Ou
     """Final loss, learning and influence profiles of every member."""
     finished = [each for each in members if each.parameters is not None]
     trained = influence_profiles([Profiled(each.member, each.parameters or {}) for each in finished], seed=seed)
-    at_birth = influence_profiles([initial(each.member) for each in finished], seed=seed)
+    before = influence_profiles([initial(each.member) for each in finished], seed=seed)
     profiles = {
         each.member.name: {
             f"{kind}/{moment}": row[kind] for moment, row in (("initial", a), ("trained", b)) for kind in KINDS
         }
-        for each, a, b in zip(finished, at_birth, trained, strict=True)
+        for each, a, b in zip(finished, before, trained, strict=True)
     }
     for each, profile in zip(finished, mean_field_profiles([each.member for each in finished]), strict=True):
         if profile is not None:
