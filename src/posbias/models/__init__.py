@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         ReferenceConfig,
         ReferenceTransformer,
         load_reference,
-        reference_from_hugging_face,
         save_reference,
     )
 
@@ -34,7 +33,6 @@ _HOMES = {
     "load_model": "loading",
     "load_reference": "reference",
     "load_tokenizer": "loading",
-    "reference_from_hugging_face": "reference",
     "reinitialise": "initialise",
     "save_reference": "reference",
 }
@@ -54,7 +52,6 @@ __all__ = [
     "load_model",
     "load_reference",
     "load_tokenizer",
-    "reference_from_hugging_face",
     "reinitialise",
     "save_reference",
 ]

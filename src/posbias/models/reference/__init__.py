@@ -6,7 +6,6 @@ position are the rollout; content attention, norms, values and MLPs are switched
 """
 
 from posbias.models.reference.config import CHOICES, ReferenceConfig, ReferenceShape, shape_of
-from posbias.models.reference.conversion import reference_from_hugging_face
 from posbias.models.reference.forward import attention_maps, forward, hidden_states
 from posbias.models.reference.network import (
     ITEMS,
@@ -38,7 +37,6 @@ __all__ = [
     "is_reference",
     "load_parameters",
     "load_reference",
-    "reference_from_hugging_face",
     "save_reference",
     "shape_of",
     "stacked",
