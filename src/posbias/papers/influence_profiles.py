@@ -29,7 +29,7 @@ from posbias.theory.mean_field import mean_field
 from posbias.theory.power_rollout.reference_layers import trace_stack
 from posbias.theory.power_rollout.reference_pull import stack_diagonal
 from posbias.theory.power_rollout.walk import THEORY
-from posbias.training import Member
+from posbias.training import Member, TrainedMember
 from posbias.training.trainer import group
 
 SEQUENCES = 32
@@ -41,6 +41,7 @@ KNOWN_SEQUENCES = 8
 TOGETHER = 32
 """Members of one shape computed at once."""
 KINDS = ("uniform_rollout", "rollout", "power_rollout", "jacobian")
+MOMENTS = ("initial", "trained")
 
 Weights = dict[str, Tensor]
 Profiles = dict[str, Float64[np.ndarray, "n_positions"]]
@@ -57,6 +58,24 @@ class Profiled:
 def initial(member: Member) -> Profiled:
     """A member before its first step: the parameters its training began with."""
     return Profiled(member, draw_parameters(member.config, member.generator()))
+
+
+def profiles_by_moment(members: Sequence[TrainedMember], *, seed: int) -> list[Profiles]:
+    """Of members that ended well: every kind before and after training, mean field before, by `KIND/MOMENT`.
+
+    Args:
+        members: Any shapes; all with parameters.
+        seed: As `influence_profiles` and `mean_field_profiles` take it.
+    """
+    before = influence_profiles([initial(each.member) for each in members], seed=seed)
+    after = influence_profiles([Profiled(each.member, each.parameters or {}) for each in members], seed=seed)
+    fields = mean_field_profiles([each.member for each in members], seed=seed)
+    found = []
+    for first, last, field in zip(before, after, fields, strict=True):
+        moments = {"initial": first, "trained": last}
+        profiles = {f"{kind}/{moment}": row[kind] for moment, row in moments.items() for kind in KINDS}
+        found.append(profiles if field is None else {**profiles, "mean_field/initial": field})
+    return found
 
 
 def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Float64[np.ndarray, "n_positions"] | None]:

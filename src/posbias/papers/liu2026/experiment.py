@@ -22,7 +22,7 @@ from posbias.papers.closing_loop import (
     with_control,
 )
 from posbias.papers.findings import LEFT_OUT, Outcome, Outcomes, Seeded, chance, finding_rows, findings_tables, tally
-from posbias.papers.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
+from posbias.papers.influence_profiles import KINDS, MOMENTS, profiles_by_moment
 from posbias.papers.liu2026.statements import (
     CONFIGURATIONS,
     CONTEXT,
@@ -53,7 +53,6 @@ from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import TrainedMember, TrainingOptions
 
 PAPER = "position-copy-liu2026"
-MOMENTS = ("initial", "trained")
 FINAL, SPEED = "a low final loss", "fast learning"
 
 
@@ -70,17 +69,8 @@ def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: 
 def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
     """Final loss, learning and influence profiles of every member."""
     finished = [each for each in members if each.parameters is not None]
-    trained = influence_profiles([Profiled(each.member, each.parameters or {}) for each in finished], seed=seed)
-    before = influence_profiles([initial(each.member) for each in finished], seed=seed)
-    profiles = {
-        each.member.name: {
-            f"{kind}/{moment}": row[kind] for moment, row in (("initial", a), ("trained", b)) for kind in KINDS
-        }
-        for each, a, b in zip(finished, before, trained, strict=True)
-    }
-    for each, profile in zip(finished, mean_field_profiles([each.member for each in finished]), strict=True):
-        if profile is not None:
-            profiles[each.member.name]["mean_field/initial"] = profile
+    found = profiles_by_moment(finished, seed=seed)
+    profiles = {each.member.name: own for each, own in zip(finished, found, strict=True)}
     return Outcomes([_outcome(each, profiles.get(each.member.name, {})) for each in members])
 
 
@@ -182,12 +172,17 @@ def by_target(outcomes: Outcomes, name: str) -> Losses:
     """A number of every member as [seed, target] by configuration; only seeds with all targets finished."""
     found: Losses = {}
     for configuration in CONFIGURATIONS:
-        cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
+        cells = _cells(configuration)
         seeds = outcomes.common_seeds(*cells)
         if seeds:
             rows = np.stack([outcomes.values(name, cell, seeds) for cell in cells], axis=1)
             found[configuration] = Seeded(tuple(seeds), rows)
     return found
+
+
+def _cells(configuration: Configuration) -> list[dict[str, Any]]:
+    """The factors of a network's members, one for each target."""
+    return [{**configuration.factors, "target": target} for target in range(CONTEXT)]
 
 
 def position_copy_loops(outcomes: Outcomes) -> list[Loop]:
@@ -197,18 +192,12 @@ def position_copy_loops(outcomes: Outcomes) -> list[Loop]:
     for configuration, seeded in losses.items():
         predicted = {}
         for kind, moment in (("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in MOMENTS)):
-            profiles = _profiles(outcomes, configuration, f"{kind}/{moment}")
-            predicted[kind, moment] = np.stack([profiles[target][:, target] for target in range(CONTEXT)], axis=1)
+            profiles = [outcomes.values(f"{kind}/{moment}", cell, seeded.seeds) for cell in _cells(configuration)]
+            predicted[kind, moment] = np.stack([rows[:, target] for target, rows in enumerate(profiles)], axis=1)
         loops.append(
             Loop(str(configuration), with_control(predicted), {FINAL: -seeded.rows, SPEED: -speeds[configuration].rows})
         )
     return loops
-
-
-def _profiles(outcomes: Outcomes, configuration: Configuration, name: str) -> list[Float64[np.ndarray, "n_seeds n"]]:
-    cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
-    seeds = outcomes.common_seeds(*cells)
-    return [outcomes.values(name, cell, seeds) for cell in cells]
 
 
 def _arrays(losses: Losses, speeds: Losses) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
 from posbias.papers.findings import Outcome, Outcomes
-from posbias.papers.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
+from posbias.papers.influence_profiles import Profiled, initial, profiles_by_moment
 from posbias.tasks.synthetic import InContextRetrieval, stack_tasks
 from posbias.training import TrainedMember
 from posbias.training.trainer import group
@@ -78,21 +78,13 @@ def icl_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
         seed: Of the sequences that influence is measured on.
     """
     finished = [each for each in members if each.parameters is not None]
-    at_end = [Profiled(each.member, each.parameters or {}) for each in finished]
-    moments = {
-        "initial": influence_profiles([initial(each.member) for each in finished], seed=seed),
-        "trained": influence_profiles(at_end, seed=seed),
-    }
-    fields = mean_field_profiles([each.member for each in finished], seed=seed)
-    sinks = member_sinks(at_end)
+    profiles = profiles_by_moment(finished, seed=seed)
+    sinks = member_sinks([Profiled(each.member, each.parameters or {}) for each in finished])
     sinks_before = member_sinks([initial(each.member) for each in finished])
-    found = {}
-    for index, each in enumerate(finished):
-        arrays = {f"{kind}/{moment}": by_place(rows[index][kind]) for moment, rows in moments.items() for kind in KINDS}
-        field = fields[index]
-        if field is not None:
-            arrays["mean_field/initial"] = by_place(field)
-        found[id(each)] = {**arrays, "sinks": sinks[index], "sinks/initial": sinks_before[index]}
+    found = {
+        id(each): {**{name: by_place(profile) for name, profile in own.items()}, "sinks": after, "sinks/initial": first}
+        for each, own, after, first in zip(finished, profiles, sinks, sinks_before, strict=True)
+    }
     return Outcomes([_outcome(each, found.get(id(each), {})) for each in members])
 
 
