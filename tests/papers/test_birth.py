@@ -15,7 +15,6 @@ from posbias.papers.birth2603.models import (
     BirthSettings,
     ByteTokenizer,
     birth_prompts,
-    model_config,
     ones_probe_share,
     published_profiles,
     untrained,
@@ -119,9 +118,9 @@ def test_text_is_bytes_of_the_corpus_and_random_ids_are_within_the_vocabulary():
 
 
 def test_the_full_size_is_qwen2_of_half_a_billion():
-    full = model_config("qwen2", "full")
+    full = SIZES["full"]["qwen2"]
     assert (full["num_hidden_layers"], full["hidden_size"], full["num_attention_heads"]) == (24, 896, 14)
-    assert all(model_config(family, size)["model_type"] == family for family in ("qwen2", "gpt2") for size in SIZES)
+    assert all(SIZES[size][family]["model_type"] == family for family in ("qwen2", "gpt2") for size in SIZES)
 
 
 def test_sentences_follow_the_numbers(birth):

@@ -82,7 +82,7 @@ def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Flo
     """Mean field at initialisation, from the variances of each member's first parameters.
 
     Members of one configuration and seed begin with the same parameters, whatever their task; each is computed once for
-    the same inputs. Of a network of vector inputs the theory is told the vectors of some sequences.
+    the same inputs. Of a network of vector inputs the theory knows the vectors of some sequences.
 
     Args:
         members: Any shapes.

@@ -136,7 +136,7 @@ class ModelClaim(ABC):
 
     @abstractmethod
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
-        """The assumptions that attention, mask and mixing tell of."""
+        """The assumptions that show in attention, mask and mixing."""
 
     @abstractmethod
     def examine(self, run: ModelRun) -> Finding:
@@ -148,7 +148,7 @@ class ModelClaim(ABC):
 
 
 def verify_model(model: Model, prompts: Prompts, selection: str | None = None) -> list[Verdict]:
-    """Put the claims whose premises attention and mixing can tell of to the test on a model.
+    """Put the claims whose premises show in attention and mixing to the test on a model.
 
     Args:
         model: A reference model, or a Hugging Face model of a described family.

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks.synthetic", "posbias.training")
 """Packages whose code decides the result of a training: checkpoints are taken up while it is the same."""
 CPU_VALUES = 1_120_000
-"""Values of the stream (sequences * positions * features) of a stack on a CPU, unless told otherwise: what is computed
-stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
+"""Values of the stream (sequences * positions * features) of a stack on a CPU, unless a chunk is given: what is
+computed stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
 SHOWN = 20
 """Most members in the live table."""
 REFRESHES_PER_SECOND = 2

@@ -7,7 +7,7 @@ all logits of a row alike and drops out of the softmax; a value's bias passes th
 
 The products below are PyTorch's own with gradients arranged for many small matrices: a product with one row or column
 is a product of vectors, multiplied element by element, and every gradient comes out in its tensor's own layout, so that
-nothing is copied on the way. They have first derivatives only, which is what training asks for.
+nothing is copied on the way. They have first derivatives only, which is what training needs.
 """
 
 import math
@@ -191,17 +191,17 @@ def queries_and_keys(
     Float[Tensor, "member batch head row head_feature"], Float[Tensor, "member batch #head position head_feature"]
 ]:
     """Queries / sqrt(head_dim) of the wanted rows, and keys: two factors of the logits."""
-    asking = inputs if rows is None else rows_of(inputs, rows, dim=2)
-    if _merges_queries(shape, n_rows=asking.shape[2]):
-        return merged_queries(shape, weights, asking), inputs[:, :, None]
+    wanted = inputs if rows is None else rows_of(inputs, rows, dim=2)
+    if _merges_queries(shape, n_rows=wanted.shape[2]):
+        return merged_queries(shape, weights, wanted), inputs[:, :, None]
     scale = 1 / math.sqrt(shape.head_dim)
     weight, bias = map_of(shape, weights, "query")
     key = shared(shape, heads_of(inputs, *map_of(shape, weights, "key")))
     if shape.rotary:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
         aside = scale * (turn if rows is None else rows_of(turn, rows, dim=3))
-        return turned(heads_of(asking, weight, bias), aside), turned(key, turn)
-    return heads_of(asking, weight * scale, None if bias is None else bias * scale), key
+        return turned(heads_of(wanted, weight, bias), aside), turned(key, turn)
+    return heads_of(wanted, weight * scale, None if bias is None else bias * scale), key
 
 
 def map_of(
@@ -221,13 +221,13 @@ def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feat
 
 
 def merged_queries(
-    shape: ReferenceShape, weights: Weights, asking: Rows
+    shape: ReferenceShape, weights: Weights, wanted: Rows
 ) -> Float[Tensor, "member batch head row feature"]:
     """(x W_Q + b) W_K^T / sqrt(head_dim), as wide as the stream."""
     back = weights["key"].transpose(2, 3) / math.sqrt(shape.head_dim)
     both = weights["query"] @ back
     bias = weights.get("query_bias")
-    return heads_of(asking, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
+    return heads_of(wanted, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
 
 
 def heads_of(

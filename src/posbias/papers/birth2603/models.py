@@ -36,57 +36,45 @@ TOKENS = ("random", "text")
 TOKENIZERS = ("bytes", "demo")
 FAMILIES = ("qwen2", "gpt2")
 DEPTH = 24
-_SHARED: dict[str, dict[str, Any]] = {
-    "qwen2": {
+
+
+def _qwen2(depth: int, width: int, inner: int, heads: tuple[int, int], vocabulary: int) -> dict[str, Any]:
+    """Heads of queries, and of keys and values."""
+    return {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
-        "num_hidden_layers": DEPTH,
+        "num_hidden_layers": depth,
         "max_position_embeddings": 32768,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": None,
-    },
-    "gpt2": {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "vocab_size": vocabulary,
+    }
+
+
+def _gpt2(depth: int, width: int, heads: int, positions: int, vocabulary: int) -> dict[str, Any]:
+    return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "n_layer": DEPTH,
+        "n_layer": depth,
         "bos_token_id": None,
         "eos_token_id": None,
-    },
-}
-SIZES: dict[str, dict[str, dict[str, Any]]] = {
-    "tiny": {
-        "qwen2": {
-            "num_hidden_layers": 4,
-            "hidden_size": 32,
-            "intermediate_size": 96,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "vocab_size": 1024,
-        },
-        "gpt2": {"n_layer": 4, "n_embd": 32, "n_head": 2, "n_positions": 1024, "vocab_size": 1024},
-    },
-    "small": {
-        "qwen2": {
-            "hidden_size": 256,
-            "intermediate_size": 1408,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "vocab_size": 50257,
-        },
-        "gpt2": {"n_embd": 256, "n_head": 4, "n_positions": 4096, "vocab_size": 50257},
-    },
-    "full": {
-        "qwen2": {
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "vocab_size": 151936,
-        },
-        "gpt2": {"n_embd": 1024, "n_head": 16, "n_positions": 1024, "vocab_size": 50257},
-    },
+        "n_embd": width,
+        "n_head": heads,
+        "n_positions": positions,
+        "vocab_size": vocabulary,
+    }
+
+
+SIZES = {
+    "tiny": {"qwen2": _qwen2(4, 32, 96, (2, 1), 1024), "gpt2": _gpt2(4, 32, 2, 1024, 1024)},
+    "small": {"qwen2": _qwen2(DEPTH, 256, 1408, (4, 1), 50257), "gpt2": _gpt2(DEPTH, 256, 4, 4096, 50257)},
+    "full": {"qwen2": _qwen2(DEPTH, 896, 4864, (14, 2), 151936), "gpt2": _gpt2(DEPTH, 1024, 16, 1024, 50257)},
 }
 """`full` is Qwen2-0.5B and GPT-2 medium; `small` keeps depth and head size; `tiny` (4 layers) is for trying out."""
 
@@ -119,7 +107,7 @@ class BirthSettings:
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
-        return {**asdict(self), "models": {family: model_config(family, self.size) for family in FAMILIES}}
+        return {**asdict(self), "models": SIZES[self.size]}
 
 
 class ByteTokenizer:
@@ -167,16 +155,11 @@ class NoRotation(nn.Module):
         return ones, torch.zeros_like(ones)
 
 
-def model_config(family: str, size: str) -> dict[str, Any]:
-    """The configuration of one model."""
-    return {**_SHARED[family], **SIZES[size][family]}
-
-
 def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> HuggingFaceModel:
     """A model with freshly drawn weights."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"{family}-{size}.json"
-        path.write_text(json.dumps(model_config(family, size)))
+        path.write_text(json.dumps(SIZES[size][family]))
         model = load_model(f"config:{path}", init_seed=seed, dtype=dtype)
         assert isinstance(model, HuggingFaceModel)  # made from a transformers configuration
         return model
@@ -197,7 +180,7 @@ def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
         shape = (settings.initialisations, settings.n_positions)
         return {
             family: Prompts(
-                generator.integers(0, model_config(family, settings.size)["vocab_size"], shape),
+                generator.integers(0, SIZES[settings.size][family]["vocab_size"], shape),
                 source="random token ids",
                 seed=settings.seed,
             )
@@ -209,7 +192,7 @@ def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
     prompts = load_prompts(
         "default", reader, n_positions=settings.n_positions, count=settings.initialisations, seed=settings.seed
     )
-    smallest = min(model_config(family, settings.size)["vocab_size"] for family in FAMILIES)
+    smallest = min(SIZES[settings.size][family]["vocab_size"] for family in FAMILIES)
     if prompts.token_ids.max() >= smallest:
         raise UsageError(
             f"size {settings.size!r} knows {smallest} tokens, too few for tokenizer {settings.tokenizer!r}"

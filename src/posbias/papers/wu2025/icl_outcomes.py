@@ -112,9 +112,9 @@ def _outcome(trained: TrainedMember, own: Mapping[str, np.ndarray]) -> Outcome:
     for name, quantity in EVALUATED.items():
         if quantity in trained.evaluations:
             arrays[name] = trained.evaluations[quantity][-1]
-    course = trained.evaluations.get("accuracy_by_place", np.empty(0))
-    if len(course) > 1:  # evaluated at the end alone, a member has none
-        arrays["course"] = course[1:].mean(axis=0)
+    accuracy = trained.evaluations.get("accuracy_by_place", np.empty(0))
+    if len(accuracy) > 1:  # evaluated at the end alone, a member has no other
+        arrays["course"] = accuracy[1:].mean(axis=0)
     return Outcome(factors, trained.member.seed, trained.status, arrays)
 
 
