@@ -15,7 +15,7 @@ from scipy.linalg import expm
 
 from posbias.architecture import Causal
 from posbias.papers.birth2603.claims import EXACT, PAPER, RESIDUAL, UNIFORM
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
+from posbias.papers.claims import CLAIMS, Claim, Finding, curves
 from posbias.papers.kernels import random_content_kernel
 from posbias.theory.kernels import masked_softmax
 
@@ -120,14 +120,11 @@ class SumOfSquares(Claim):
             computed=f"median relative error of sqrt(G_jj) over positions, {DRAWS} draws",
             value=error,
             as_stated=error <= TOLERANCE,
-            figure=Figure(
+            figure=curves(
                 "position",
                 "root mean square of the Jacobian norm / sqrt(d)",
-                [
-                    curve("simulated", positions, measured),
-                    curve("sum of squares", positions, squared),
-                    curve("linear sum", positions, linear),
-                ],
+                positions,
+                {"simulated": measured, "sum of squares": squared, "linear sum": linear},
                 log_y=True,
             ),
             sharper=(
@@ -182,14 +179,11 @@ class GradientIsAMatrix(Claim):
             value=as_row,
             as_stated=as_row <= EXACT,
             corrected=error <= EXACT,
-            figure=Figure(
+            figure=curves(
                 "position",
                 "gradient norm",
-                [
-                    curve("||J_j||_F", positions, norms),
-                    curve("(M^H)_(last,j)", positions, row),
-                    curve("(M^H)_(last,j) ||W_1...W_H||_F", positions, row * factor),
-                ],
+                positions,
+                {"||J_j||_F": norms, "(M^H)_(last,j)": row, "(M^H)_(last,j) ||W_1...W_H||_F": row * factor},
                 log_y=True,
             ),
             sharper=(
@@ -245,14 +239,11 @@ class LinearAddition(Claim):
             value=distance,
             as_stated=distance <= PUBLISHED_DISTANCE,
             corrected=error <= TOLERANCE,
-            figure=Figure(
+            figure=curves(
                 "position",
                 "root mean square of the Jacobian norm / sqrt(d)",
-                [
-                    curve("simulated", positions, measured),
-                    curve("linear addition", positions, linear),
-                    curve("addition in squares", positions, squared),
-                ],
+                positions,
+                {"simulated": measured, "linear addition": linear, "addition in squares": squared},
                 log_y=True,
             ),
             sharper=(

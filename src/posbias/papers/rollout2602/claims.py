@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
 from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
@@ -117,7 +117,7 @@ def _monotonicity_numbers(layers: Sequence[Kernels]) -> dict[str, float]:
 def _prefix_figure(laws: Sequence[tuple[str, Float64[np.ndarray, "n"]]]) -> Figure:
     """Prefix masses of several profiles."""
     positions = np.arange(N_POSITIONS)
-    return Figure("position k", "prefix mass F_k", [curve(label, positions, prefix_mass(law)) for label, law in laws])
+    return curves("position k", "prefix mass F_k", positions, {label: prefix_mass(law) for label, law in laws})
 
 
 @CLAIMS.register("rollout-2602.16837/proposition-4.2")
@@ -368,11 +368,7 @@ class Lemma(Claim):
             computed=self.computed,
             value=float(gaps[-1]),
             as_stated=bool(gaps[-1] <= ROUNDING),
-            figure=Figure(
-                "draw, sorted",
-                "gap",
-                [curve("as assumed", draws, gaps), curve("assumption violated", draws, without)],
-            ),
+            figure=curves("draw, sorted", "gap", draws, {"as assumed": gaps, "assumption violated": without}),
             sharper=f"without the assumption it fails in {violated:.0%} of draws, by up to {without[-1]:.2g}",
             numbers={"violated_without_the_assumption": violated, "largest_without_the_assumption": float(without[-1])},
             instances=DRAWS,

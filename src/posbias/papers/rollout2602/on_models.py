@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.papers.claims import Figure, Finding, Premise, curve
+from posbias.papers.claims import Finding, Premise, curves
 from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
@@ -64,9 +64,7 @@ class OrderOfTheModel(ModelClaim):
             computed=self.computed,
             value=gap,
             as_stated=gap <= ROUNDING,
-            figure=Figure(
-                "position k", "prefix mass F_k", [curve(name, positions, prefix_mass(law)) for name, law in laws]
-            ),
+            figure=curves("position k", "prefix mass F_k", positions, {name: prefix_mass(law) for name, law in laws}),
             sharper=(
                 f"on single prompts it fails in {violated:.0%} of {len(single)}, by up to {max(single):.2g} of the mass"
             ),

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from scipy.optimize import brentq, minimize_scalar
 
 from posbias.architecture import Causal
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
 from posbias.papers.kernels import rollouts
 from posbias.papers.wu2025.decay import distances, log_paths
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES
@@ -187,14 +187,15 @@ def _one_layer_figure(run: RopeRun) -> Figure:
     distance = np.arange(N_POSITIONS)
     lower, upper = log_constants(run)
     squared = run.fall * distance**2.0
-    return Figure(
+    return curves(
         "distance i - j",
         "attention of the last query, layer 0",
-        [
-            curve("attention", distance, run.kernels[0, -1, ::-1]),
-            curve("lower bound", distance, np.exp(lower - run.norms[1] * squared)),
-            curve("upper bound", distance, np.exp(upper - run.norms[0] / np.pi**2 * squared)),
-        ],
+        distance,
+        {
+            "attention": run.kernels[0, -1, ::-1],
+            "lower bound": np.exp(lower - run.norms[1] * squared),
+            "upper bound": np.exp(upper - run.norms[0] / np.pi**2 * squared),
+        },
         log_y=True,
     )
 
@@ -286,10 +287,11 @@ def _peak(pairs: int) -> tuple[int, float, Figure]:
     # Stationary point of L(x) = log C(t + x, x) - x^2 fall under Stirling's approximation, as in the paper.
     predicted = brentq(lambda x: np.log((DEPTH - 1 + x) / x) - 2 * fall * x, 1e-6, 1e6)
     envelope = np.exp(log_paths(DEPTH - 1, distance) - fall * distance**2.0)
-    figure = Figure(
+    figure = curves(
         "distance i - j",
         f"share, {DEPTH} layers",
-        [curve("rollout", distance, rollout), curve("envelope, normalised", distance, envelope / envelope.sum())],
+        distance,
+        {"rollout": rollout, "envelope, normalised": envelope / envelope.sum()},
         log_y=True,
     )
     return int(np.argmax(rollout)), float(predicted), figure
