@@ -1,6 +1,6 @@
-"""What is trained: `Member` (a model, a task, an optimiser, a seed); what became of it: `TrainedMember`.
+"""What is trained: `Member` (a model, a task, an optimiser, a seed); what becomes of it: `TrainedMember`.
 
-`MemberState` is what is known of a member in between; `packed` states are the checkpoint of a stack, and its result.
+Packed, the members of a stack are its checkpoint (beside parameters and moments), and its result.
 """
 
 import json
@@ -23,8 +23,9 @@ from posbias.training.optimisers import AdamW, Optimiser
 
 Arrays = dict[str, np.ndarray]
 
-MemberStatus = Literal["done", "stopped_early", "diverged", "failed"]
-STATUSES: tuple[str, ...] = get_args(MemberStatus)
+MemberStatus = Literal["training", "done", "stopped_early", "diverged", "failed"]
+STATUSES: tuple[str, ...] = get_args(MemberStatus)[1:]
+"""How a member ends."""
 
 INITIALISATION = 0
 """Distinguishes the draw of the initial parameters from other draws of the same seed."""
@@ -98,83 +99,61 @@ class Member:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TrainedMember:
-    """One member after training, or after it failed."""
+    """One member after training, or after it failed; in a trainer and its checkpoints, one so far."""
 
     member: Member
-    status: MemberStatus
-    reason: str
+    status: MemberStatus = "training"
+    reason: str = ""
     """Why it ended before all steps; empty when done."""
-    steps: int
+    steps: int = 0
     """Updates made."""
-    losses: Float32[np.ndarray, "window"]
+    losses: Float32[np.ndarray, "window"] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     """Mean training loss (nats) over successive windows of steps; NaN or huge where it diverged."""
-    parameters: dict[str, Tensor] | None
-    """On the CPU; None where it diverged or failed."""
-    evaluation_steps: Int64[np.ndarray, "evaluation"]
+    parameters: dict[str, Tensor] | None = None
+    """On the CPU; None in training, and where it diverged or failed."""
+    evaluation_steps: Int64[np.ndarray, "evaluation"] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """After how many updates it was evaluated."""
-    evaluations: dict[str, np.ndarray]
+    evaluations: Arrays = field(default_factory=dict)
     """By the task's name of the quantity: values with a leading axis of evaluations; empty where there were none."""
 
-
-@dataclass
-class MemberState:
-    """What is known of a member in training."""
-
-    status: MemberStatus | None = None
-    """None while it is in training."""
-    reason: str = ""
-    steps: int = 0
-    losses: list[float] = field(default_factory=list)
-    evaluation_steps: list[int] = field(default_factory=list)
-    evaluations: list[Arrays] = field(default_factory=list)
-    parameters: dict[str, Tensor] | None = None
-
-    @property
-    def curve(self) -> Float32[np.ndarray, "window"]:
-        """The losses, as rules and results have them."""
-        return np.array(self.losses, dtype=np.float32)
-
-    def evaluated(self) -> Arrays:
-        """All evaluations by quantity, with a leading axis."""
-        names = list(self.evaluations[0]) if self.evaluations else []
-        return {name: np.stack([found[name] for found in self.evaluations]) for name in names}
-
-    def result(self, member: Member) -> TrainedMember:
-        """What became of the member this is the state of, once it has ended."""
-        assert self.status is not None
-        at = np.array(self.evaluation_steps, dtype=np.int64)
-        return TrainedMember(
-            member, self.status, self.reason, self.steps, self.curve, self.parameters, at, self.evaluated()
-        )
+    def evaluated(self, scores: Mapping[str, np.ndarray]) -> None:
+        """Add an evaluation of the task after the steps made."""
+        self.evaluation_steps = np.append(self.evaluation_steps, self.steps)
+        rows = {name: [self.evaluations[name]] if name in self.evaluations else [] for name in scores}
+        self.evaluations = {name: np.concatenate([*rows[name], values[None]]) for name, values in scores.items()}
 
 
-def packed(states: Sequence[MemberState]) -> Arrays:
-    """States as arrays, which any engine can hand over and any file can hold."""
+def packed(members: Sequence[TrainedMember]) -> Arrays:
+    """What is known of members as arrays, which any engine can hand over and any file can hold."""
     arrays: Arrays = {}
-    for index, state in enumerate(states):
-        arrays[f"{index}/losses"] = state.curve
-        arrays[f"{index}/evaluation_steps"] = np.array(state.evaluation_steps, dtype=np.int64)
-        arrays |= {f"{index}/evaluations/{name}": values for name, values in state.evaluated().items()}
-        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (state.parameters or {}).items()}
-    text = json.dumps([[state.status, state.reason, state.steps] for state in states])
+    for index, each in enumerate(members):
+        arrays[f"{index}/losses"] = each.losses
+        arrays[f"{index}/evaluation_steps"] = each.evaluation_steps
+        arrays |= {f"{index}/evaluations/{name}": values for name, values in each.evaluations.items()}
+        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (each.parameters or {}).items()}
+    text = json.dumps([[each.status, each.reason, each.steps] for each in members])
     arrays["members"] = np.frombuffer(text.encode(), dtype=np.uint8)
     return arrays
 
 
-def unpacked(arrays: Arrays) -> list[MemberState]:
+def unpacked(members: Sequence[Member], arrays: Arrays) -> list[TrainedMember]:
     """The inverse of `packed`."""
-    states = []
-    for index, (status, reason, steps) in enumerate(json.loads(arrays["members"].tobytes())):
-        evaluation_steps = arrays[f"{index}/evaluation_steps"].tolist()
-        evaluated = below(arrays, f"{index}/evaluations/")
-        evaluations = [
-            {name: np.asarray(values[number]) for name, values in evaluated.items()}
-            for number in range(len(evaluation_steps))
-        ]
-        kept = below(arrays, f"{index}/parameters/")
-        parameters = {name: torch.from_numpy(values) for name, values in kept.items()} or None
-        losses = arrays[f"{index}/losses"].tolist()
-        states.append(MemberState(status, reason, steps, losses, evaluation_steps, evaluations, parameters))
-    return states
+    found = []
+    for index, (member, plain) in enumerate(zip(members, json.loads(arrays["members"].tobytes()), strict=True)):
+        status, reason, steps = plain
+        parameters = below(arrays, f"{index}/parameters/")
+        found.append(
+            TrainedMember(
+                member,
+                status,
+                reason,
+                steps,
+                arrays[f"{index}/losses"],
+                {name: torch.from_numpy(values) for name, values in parameters.items()} or None,
+                arrays[f"{index}/evaluation_steps"],
+                below(arrays, f"{index}/evaluations/"),
+            )
+        )
+    return found

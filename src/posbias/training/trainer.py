@@ -26,7 +26,7 @@ from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
 from posbias.models.placement import check_device
 from posbias.parts import PartStore, below, made_by_sources
-from posbias.training.members import Arrays, Member, MemberState, MemberStatus, TrainedMember, packed, unpacked
+from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
 from posbias.training.options import TrainingOptions, TrainingRun
 from posbias.training.stack import Stack
 
@@ -96,8 +96,7 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
         pieces = collect(work, names, engine=run.engine, store=store, prepared=prepared)
     found: dict[int, TrainedMember] = {}
     for stack, piece in zip(stacks, pieces, strict=True):
-        states = zip(stack, unpacked(piece), strict=True)
-        found |= {index: state.result(members[index]) for index, state in states}
+        found |= dict(zip(stack, unpacked([members[index] for index in stack], piece), strict=True))
     return Trained(tuple(found[index] for index in range(len(members))), options, len(stacks), store.reused)
 
 
@@ -167,7 +166,7 @@ def _train_stack(
     run: TrainingRun,
     report: Report,
     place: tuple[PartStore, str],
-) -> list[MemberState]:
+) -> list[TrainedMember]:
     """The members of one stack; where the stack as a whole fails, each alone, so that one cannot stop the others.
 
     Raises:
@@ -182,11 +181,11 @@ def _train_stack(
         if len(members) == 1:
             message = " ".join(str(error).split())
             kind = type(error).__name__
-            return [MemberState("failed", f"{kind}: {message}" if message else kind)]
+            return [TrainedMember(members[0], "failed", f"{kind}: {message}" if message else kind)]
     return [
-        state
+        trained
         for index, member in enumerate(members)
-        for state in _train_stack([member], options, run=run, report=report, place=(store, f"{name}-{index}"))
+        for trained in _train_stack([member], options, run=run, report=report, place=(store, f"{name}-{index}"))
     ]
 
 
@@ -203,16 +202,16 @@ class StackTrainer:
         self._checkpoint_seconds = run.checkpoint_seconds
         self._report = report
         self._step = 0
-        self._states = {member: MemberState() for member in self.members}
+        self._states = {member: TrainedMember(member) for member in self.members}
         self._stacks = self._split()
 
     def _split(self) -> list[Stack]:
         """Small stacks of the members in training, as they are before the first step."""
-        active = [member for member, state in self._states.items() if state.status is None]
+        active = [member for member, state in self._states.items() if state.status == "training"]
         parts = [active[start : start + self._chunk] for start in range(0, len(active), self._chunk)]
         return [Stack(part, device=self._device) for part in parts]
 
-    def train(self, store: PartStore, name: str) -> list[MemberState]:
+    def train(self, store: PartStore, name: str) -> list[TrainedMember]:
         """What became of every member, trained on from the checkpoint of that name where there is one.
 
         Raises:
@@ -243,14 +242,14 @@ class StackTrainer:
             self._report(stack.members, stop, mean.tolist())
             for member, loss, finite in zip(stack.members, mean, stack.finite(), strict=True):
                 state = self._states[member]
-                state.losses.append(float(np.float32(loss)))
+                state.losses = np.append(state.losses, np.float32(loss))
                 state.steps = stop
                 state.status, state.reason = self._end(state, start, finite=finite)
         every = self.options.evaluate_every
         self._evaluate(crew, due=stop == self.options.steps or bool(every and stop % every == 0))
         self._leave()
 
-    def _end(self, state: MemberState, start: int, *, finite: bool) -> tuple[MemberStatus | None, str]:
+    def _end(self, state: TrainedMember, start: int, *, finite: bool) -> tuple[MemberStatus, str]:
         """Whether, how and why a member ends after its latest window, which began with step `start`.
 
         A loss is that before its update: the last update of a window may be what drives parameters to infinity.
@@ -261,9 +260,9 @@ class StackTrainer:
             return "diverged", f"its parameters are not finite after step {self._step - 1}"
         if self._step == self.options.steps:
             return "done", ""
-        if self.options.stopping.stops(state.curve):
+        if self.options.stopping.stops(state.losses):
             return "stopped_early", str(self.options.stopping)
-        return None, ""
+        return "training", ""
 
     def _evaluate(self, crew: "Crew", *, due: bool) -> None:
         """The task's evaluation of all members if it is due, and of those that have just ended."""
@@ -272,14 +271,12 @@ class StackTrainer:
         stacks = []
         for stack in self._stacks:
             status = [self._states[member].status for member in stack.members]
-            wanted = [place for place, each in enumerate(status) if each != "diverged" and (due or each is not None)]
+            wanted = [place for place, each in enumerate(status) if each != "diverged" and (due or each != "training")]
             if wanted:
                 stacks.append(stack.select(wanted))
         for stack, found in zip(stacks, crew(lambda each: each.evaluate(self.options.examples), stacks), strict=True):
             for place, member in enumerate(stack.members):
-                state = self._states[member]
-                state.evaluation_steps.append(self._step)
-                state.evaluations.append({name: np.array(values[place]) for name, values in found.items()})
+                self._states[member].evaluated({name: np.array(values[place]) for name, values in found.items()})
 
     def _leave(self) -> None:
         """Take members that have ended out of their stacks."""
@@ -288,7 +285,7 @@ class StackTrainer:
             stay = []
             for place, member in enumerate(stack.members):
                 state = self._states[member]
-                if state.status is None:
+                if state.status == "training":
                     stay.append(place)
                 elif state.status != "diverged":
                     state.parameters = stack.parameters(place)
@@ -308,7 +305,7 @@ class StackTrainer:
     def _restore(self, arrays: Arrays) -> None:
         """Stand where the checkpoint was written."""
         self._step = int(arrays["step"][0])
-        self._states = dict(zip(self.members, unpacked(arrays), strict=True))
+        self._states = dict(zip(self.members, unpacked(self.members, arrays), strict=True))
         self._stacks = self._split()
         row = 0
         for stack in self._stacks:
