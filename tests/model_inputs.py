@@ -69,7 +69,8 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
     from conftest import save_byte_tokenizer
     from posbias.architecture import Architecture
     from posbias.models import save_reference
-    from posbias.models.reference import copy_network, draw_parameters
+    from posbias.models.reference import draw_parameters
+    from published_networks import copy_network
     from tiny_families import CONFIGS, MIXTURES
 
     torch.manual_seed(0)

@@ -23,8 +23,8 @@ from posbias.architecture import Architecture
 from posbias.models.reference import ReferenceConfig, draw_parameters
 from posbias.tasks.synthetic import InContextRetrieval
 from posbias.training import AdamW, Member
-from posbias.training.course import crew_for, default_chunk
 from posbias.training.stack import Stack
+from posbias.training.trainer import crew_for, default_chunk
 
 DEPTH, WIDTH, BATCH, POSITIONS, LABELS = 2, 64, 128, 17, 32
 TASK = InContextRetrieval()
@@ -61,7 +61,7 @@ def member(seed: int) -> Member:
 
 
 class Program:
-    """The members of a course, as it trains them: small stacks shared out between threads, or one stack on a GPU."""
+    """Members as the trainer has them: small stacks shared out between threads, or one stack on a GPU."""
 
     def __init__(self, count: int, device: torch.device, chunk: int | None) -> None:
         members = [member(seed) for seed in range(count)]

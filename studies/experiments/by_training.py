@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from posbias.papers.paired import Difference, difference
+from posbias.papers.findings import Difference, difference
 from posbias.records import Record, load_record
 
 HERE = Path(__file__).parent

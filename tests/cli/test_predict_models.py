@@ -8,8 +8,8 @@ import torch
 
 from posbias.architecture import Architecture
 from posbias.models import ReferenceTransformer, load_model, save_reference
-from posbias.models.reference import retrieval_network
 from posbias.records import load_record
+from published_networks import retrieval_network
 
 
 @pytest.fixture(scope="module")

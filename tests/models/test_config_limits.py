@@ -16,7 +16,8 @@ from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.models import load_model, load_reference, save_reference
 from posbias.models.config_limits import check_numbers, gguf_metadata
-from posbias.models.reference import copy_network, draw_parameters
+from posbias.models.reference import draw_parameters
+from published_networks import copy_network
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 BEYOND = 10**9

@@ -17,7 +17,8 @@ from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.models import load_model, load_tokenizer, save_reference
 from posbias.models import sources as sources_room
-from posbias.models.reference import copy_network, draw_parameters
+from posbias.models.reference import draw_parameters
+from published_networks import copy_network
 
 INDEX = "model.safetensors.index.json"
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.models import ReferenceConfig, ReferenceTransformer
+from posbias.models.reference import attention_maps
 
 EXACT = 1e-10
 """Float64 with a handful of layers."""
@@ -111,7 +112,8 @@ def test_rotary_attention_depends_on_distance_alone() -> None:
     )
     model = ReferenceTransformer(config)
     constant = model.embed(torch.full((1, 6), 5))
-    logits = model.network.blocks[0].content_logits(constant)[0]  # type: ignore[operator]
+    maps = attention_maps(*model.network.stack(constant), constant[None])[0, 0, 0]
+    logits = maps.log() - maps.diagonal(dim1=-2, dim2=-1).log()[..., None]  # up to a constant for each query
     for distance in range(-5, 6):
         diagonal = torch.diagonal(logits, offset=distance, dim1=-2, dim2=-1)
         torch.testing.assert_close(diagonal, diagonal[:, :1].expand_as(diagonal))
@@ -123,6 +125,16 @@ def test_measured_mixing_is_the_configured_one_where_norms_agree() -> None:
     mixing = norms.branch / (norms.stream + norms.branch)
     torch.testing.assert_close(mixing[:, 0, 0], torch.tensor([0.25, 0.75], dtype=torch.float64))
     assert norms.stream.shape == (2, 1, 5)
+
+
+def test_measured_mixing_sees_the_vectors_of_position() -> None:
+    added = ReferenceConfig(Architecture(depth=1, mixing=0.5), width=4, learned_positions=3)
+    model = ReferenceTransformer(added)
+    with torch.no_grad():
+        model.network.get_parameter("positions")[:2] = 0
+        model.network.get_parameter("positions")[2] = -model.embed(torch.tensor([[3]]))[0, 0]
+    norms = model.branch_norms(torch.full((1, 3), 3))
+    assert norms.stream[0, 0, 2] == 0 < norms.stream[0, 0, 1]
 
 
 def test_the_seed_decides_everything_and_nothing_global_is_touched() -> None:

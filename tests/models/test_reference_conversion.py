@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.hugging_face_reference import reference_from_hugging_face
 from tests.tiny_families import CONFIGS
 
 from posbias.errors import UsageError
-from posbias.models import HuggingFaceModel, reference_from_hugging_face
+from posbias.models import HuggingFaceModel
 from posbias.models.initialise import random_network
 
 SINGLE = 1e-5

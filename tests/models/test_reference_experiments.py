@@ -14,13 +14,12 @@ from posbias.models.reference import (
     ReferenceConfig,
     attention_maps,
     constants_of,
-    copy_network,
     draw_parameters,
     forward,
-    retrieval_network,
     shape_of,
     stacked,
 )
+from published_networks import copy_network, retrieval_network
 
 EXACT = 1e-12
 N, BATCH = 9, 3

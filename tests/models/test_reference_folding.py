@@ -1,5 +1,6 @@
 """Value maps that wait, and products arranged for speed: the numbers and gradients of the plain forward."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,9 @@ from torch import Tensor
 
 from posbias.architecture import Architecture
 from posbias.models.reference import ReferenceConfig, constants_of, draw_parameters, forward, shape_of, stacked
-from posbias.models.reference import folding as folding_module
+from posbias.models.reference.attention import attention_of, dots, mixed
 from posbias.models.reference.config import ReferenceShape
-from posbias.models.reference.folding import folds
-from posbias.models.reference.products import attention_of, dots, mixed
+from posbias.models.reference.forward import folds
 
 SAME = 1e-12
 """Double precision; products in another order."""
@@ -80,8 +80,9 @@ def test_numbers_and_gradients_are_those_of_the_plain_forward(name: str, n_posit
 
 def test_one_row_of_the_last_layer_never_forms_the_stream_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    through = folding_module._through
-    monkeypatch.setattr(folding_module, "_through", lambda *args, **kept: seen.append(kept) or through(*args, **kept))
+    module = sys.modules[folds.__module__]
+    through = module._through
+    monkeypatch.setattr(module, "_through", lambda *args, **kept: seen.append(kept) or through(*args, **kept))
     config = network(3)
     run(config, shape_of(config, 9), (8,))
     assert seen == [{"rows": (8,)}]

@@ -12,8 +12,9 @@ from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure
 from posbias.models import ReferenceTransformer, load_model, load_reference, save_reference
-from posbias.models.reference import copy_network, draw_parameters, retrieval_network
+from posbias.models.reference import draw_parameters
 from posbias.prompts import load_prompts
+from published_networks import copy_network, retrieval_network
 
 CONFIGS = {
     "copy": copy_network(Architecture(2, encoding=["none", "rope(head_dim=10)"]), residual=True, mlp=True),

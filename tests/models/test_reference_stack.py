@@ -7,15 +7,8 @@ import torch
 from torch import Tensor
 
 from posbias.architecture import Architecture
-from posbias.models.reference import (
-    ReferenceConfig,
-    constants_of,
-    draw_parameters,
-    forward,
-    retrieval_network,
-    shape_of,
-    stacked,
-)
+from posbias.models.reference import ReferenceConfig, constants_of, draw_parameters, forward, shape_of, stacked
+from published_networks import retrieval_network
 
 N = 7
 SAME = 1e-5

@@ -9,17 +9,17 @@ import torch
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.papers import reproduce
-from posbias.papers.birth2603.cases import ones_probe_share, published_profiles
+from posbias.papers.birth2603.experiment import birth_statements
 from posbias.papers.birth2603.models import (
     SIZES,
     BirthSettings,
     ByteTokenizer,
     birth_prompts,
-    born,
-    model_config,
+    ones_probe_share,
+    published_profiles,
+    untrained,
     without_rope,
 )
-from posbias.papers.birth2603.statements import birth_statements
 from posbias.theory import closed_form
 
 TINY = BirthSettings(size="tiny", n_positions=40, initialisations=2, probes=2)
@@ -68,7 +68,7 @@ def test_the_fitted_mixing_is_the_best_constant_one():
 
 
 def test_rope_off_turns_nothing_and_keeps_the_weights():
-    model = born("qwen2", "tiny", seed=3)
+    model = untrained("qwen2", "tiny", seed=3)
     tokens = torch.arange(12)[None] + 5
     network = copy.deepcopy(model.network)
     off = without_rope(model)
@@ -87,8 +87,8 @@ def test_rope_off_turns_nothing_and_keeps_the_weights():
 
 def test_without_rope_the_order_of_earlier_tokens_does_not_matter_to_one_layer():
     """Attention of the last position over a set: a permutation of the earlier keys changes nothing in layer 0."""
-    off = without_rope(born("qwen2", "tiny", seed=1))
-    on = born("qwen2", "tiny", seed=1)
+    off = without_rope(untrained("qwen2", "tiny", seed=1))
+    on = untrained("qwen2", "tiny", seed=1)
     off.network.model.layers = off.network.model.layers[:1]
     on.network.model.layers = on.network.model.layers[:1]
     for model in (on, off):
@@ -118,9 +118,9 @@ def test_text_is_bytes_of_the_corpus_and_random_ids_are_within_the_vocabulary():
 
 
 def test_the_full_size_is_qwen2_of_half_a_billion():
-    full = model_config("qwen2", "full")
+    full = SIZES["full"]["qwen2"]
     assert (full["num_hidden_layers"], full["hidden_size"], full["num_attention_heads"]) == (24, 896, 14)
-    assert all(model_config(family, size)["model_type"] == family for family in ("qwen2", "gpt2") for size in SIZES)
+    assert all(SIZES[size][family]["model_type"] == family for family in ("qwen2", "gpt2") for size in SIZES)
 
 
 def test_sentences_follow_the_numbers(birth):

@@ -11,17 +11,20 @@ from posbias.architecture import Causal, Full, Prefix, SlidingWindow
 from posbias.errors import UsageError
 from posbias.papers import centre_nodes, verify_mask
 from posbias.papers.birth2603.claims import interior_recency, published_profile, uniform_profile
-from posbias.papers.birth2603.linear_networks import linear_norms, measured_norms, squared_norms
-from posbias.papers.mask_graphs import closed_positions, reachable
-from posbias.papers.networks import Network, attention_only, run_network
-from posbias.papers.order import (
+from posbias.papers.birth2603.gradient import linear_norms, measured_norms, squared_norms
+from posbias.papers.kernels import (
     ROUNDING,
+    Network,
+    attention_only,
+    closed_positions,
     dominance_gap,
     last_row,
     monotonicity_gap,
     random_content_kernel,
     random_monotone_kernel,
+    reachable,
     rollouts,
+    run_network,
     transition,
     violated_share,
 )

@@ -10,12 +10,13 @@ from posbias.architecture import Architecture, Causal, Full, Prefix, SlidingWind
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure
 from posbias.models import HuggingFaceModel, ReferenceConfig, ReferenceTransformer, load_model
-from posbias.models.reference import attention_maps, constants_of, copy_network, retrieval_network, shape_of, stacked
+from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
 from posbias.papers import CLAIMS, MODEL_CLAIMS, verify_model
-from posbias.papers.model_kernels import ModelRun, run_model
-from posbias.papers.order import random_monotone_kernel
+from posbias.papers.kernels import random_monotone_kernel
+from posbias.papers.model_claims import ModelRun, run_model
 from posbias.prompts import load_prompts
 from posbias.theory import predict
+from published_networks import copy_network, retrieval_network
 
 N = 8
 WU = "wu2025/theorem-4."

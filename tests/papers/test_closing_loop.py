@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer, copy_network, retrieval_network
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer
 from posbias.papers.closing_loop import (
     CONTROL,
     POOLED,
@@ -30,6 +30,7 @@ from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
 from posbias.theory.power_rollout import power_rollout
 from posbias.training import Member
+from published_networks import copy_network, retrieval_network
 
 PLACES = 8
 
@@ -181,8 +182,8 @@ def test_mean_field_is_computed_once_per_start_and_none_where_it_does_not_apply(
     assert mean_field_profiles([identity]) == [None]
 
 
-def test_mean_field_of_retrieval_networks_is_that_of_many_births():
-    """From the sequences' own vectors; a single birth's Jacobian is as near as births are to each other."""
+def test_mean_field_of_retrieval_networks_is_that_of_many_initialisations():
+    """From the sequences' own vectors; a single Jacobian is as near as initialisations are to each other."""
     for residual in (False, True):
         network = retrieval_network(Architecture(depth=4), width=32, residual=residual)
         task = InContextRetrieval(features=32)

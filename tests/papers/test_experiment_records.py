@@ -10,7 +10,7 @@ from posbias.errors import UsageError
 from posbias.papers.study_runs import StudySettings, shipped_studies
 from posbias.records import load_record
 from posbias.report.reproductions import stored_figures
-from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import load_study
 
 ROOT = Path(__file__).resolve().parents[2]

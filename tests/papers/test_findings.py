@@ -7,16 +7,19 @@ from scipy import stats
 from posbias.errors import RunError, UsageError
 from posbias.papers.findings import (
     Finding,
+    Outcome,
+    Outcomes,
+    Seeded,
     chance,
     combined,
+    difference,
     finding_rows,
     findings_tables,
+    paired,
     quantities_of,
     tally,
     weighed,
 )
-from posbias.papers.outcomes import Outcome, Outcomes, Seeded, paired
-from posbias.papers.paired import difference
 
 
 def of(values):

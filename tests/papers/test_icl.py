@@ -7,15 +7,21 @@ import numpy as np
 import pytest
 
 from posbias.papers import reproduce
+from posbias.papers.findings import Outcome, Outcomes
 from posbias.papers.influence_profiles import KINDS
-from posbias.papers.outcomes import Outcome, Outcomes
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.papers.wu2025.icl import icl_reproduction, reached
-from posbias.papers.wu2025.icl_cells import PLAIN, Cells, Figures
-from posbias.papers.wu2025.icl_flags import flag_findings
 from posbias.papers.wu2025.icl_outcomes import by_place
-from posbias.papers.wu2025.icl_sink_statements import sink_control, sink_findings
-from posbias.papers.wu2025.icl_statements import ABOVE, retrieval_findings
+from posbias.papers.wu2025.icl_statements import (
+    ABOVE,
+    PLAIN,
+    Cells,
+    Figures,
+    flag_findings,
+    retrieval_findings,
+    sink_control,
+    sink_findings,
+)
 
 PAPER = "icl-2502.01951"
 STUDIES = (

@@ -121,7 +121,7 @@ def member(tmp_path_factory):
 
     from posbias.architecture import Architecture
     from posbias.models import ReferenceTransformer, save_reference
-    from posbias.models.reference import retrieval_network
+    from published_networks import retrieval_network
 
     config = retrieval_network(Architecture(2), width=8)
     parameters = dict(ReferenceTransformer(config).network.named_parameters())

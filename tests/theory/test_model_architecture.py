@@ -10,9 +10,9 @@ from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure
 from posbias.models import HuggingFaceModel, ReferenceConfig, ReferenceTransformer, load_model
-from posbias.models.reference import copy_network, retrieval_network
 from posbias.prompts import load_prompts
 from posbias.theory import predict
+from published_networks import copy_network, retrieval_network
 
 N = 12
 THEORIES = ["attention_only", "rollout", "continuous", "closed_form"]

@@ -8,12 +8,13 @@ import torch
 
 from posbias.architecture import Architecture, Sinusoidal
 from posbias.errors import UsageError
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer, retrieval_network
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.mean_field.bins import unit_bins
 from posbias.theory.mean_field.inputs import input_kernel, vector_kernel
+from published_networks import retrieval_network
 
 N = 17
 WIDTH = 64

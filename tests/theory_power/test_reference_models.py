@@ -8,15 +8,7 @@ import torch
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.models.reference import (
-    ReferenceConfig,
-    ReferenceTransformer,
-    constants_of,
-    copy_network,
-    retrieval_network,
-    shape_of,
-    stacked,
-)
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer, constants_of, shape_of, stacked
 from posbias.prompts import load_prompts
 from posbias.theory import predict
 from posbias.theory.power_rollout import ingredients, power_rollout, sign_randomised_rollout, value_path_share
@@ -25,6 +17,7 @@ from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.reference_layers import trace_stack
 from posbias.theory.power_rollout.reference_pull import stack_diagonal
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
+from published_networks import copy_network, retrieval_network
 
 N = 7
 GAUSSIAN = {"attention": "content", "values": "gaussian"}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.models.reference.saving import WEIGHTS_FILE
+from posbias.models.reference.network import WEIGHTS_FILE
 from posbias.parts import _digest, made_by_sources
 from posbias.records import load_record
 from posbias.training import TrainingOptions, TrainingRun, run_study, study_of, train, training_record
-from posbias.training.finished import finished_training
+from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
 from training_cases import assert_same, copier
 

@@ -5,8 +5,8 @@ import torch
 
 from posbias.errors import UsageError
 from posbias.training import OPTIMISERS, SGD, Adam, AdamW
-from posbias.training.layout import Layout
 from posbias.training.optimisers import fresh_state, settings_of
+from posbias.training.stack import Layout
 
 STEPS = 30
 ROUNDING = 1e-12
@@ -73,7 +73,7 @@ def test_a_layout_gives_back_what_was_packed_and_pads_every_member_alike():
     ]
     layout = Layout.of(members[0])
     flat = layout.pack(members, torch.device("cpu"))
-    assert layout.n_values == 16
+    assert layout.size == 64
     assert flat.shape == (3, 64)
     assert not flat[:, 16:].any()
     views = layout.views(flat)

@@ -4,7 +4,7 @@ import pytest
 
 from posbias.errors import UsageError
 from posbias.training import SGD, Below, load_study, study_of
-from posbias.training.study_files import read_yaml
+from posbias.training.study import read_yaml
 
 STUDY = """
 name: tiny

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-import posbias as pb
 from posbias.engines import Local
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.models.reference import constants_of, draw_parameters, forward, shape_of, stacked
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
 from posbias.training import SGD, Adam, Below, Plateau, TrainingOptions, TrainingRun, train
@@ -213,9 +212,3 @@ def test_what_cannot_be_trained_is_refused_at_once():
         assert message in str(caught.value)
     with pytest.raises(UsageError, match="device 'abacus' cannot be used"):
         train([copier(0)], SHORT, run=TrainingRun(device="abacus"))
-
-
-def test_public_names_are_the_rooms():
-    assert pb.train is train
-    assert isinstance(copier(0).optimiser, Adam)
-    assert issubclass(RunError, RuntimeError)

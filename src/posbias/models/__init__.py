@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         ReferenceConfig,
         ReferenceTransformer,
         load_reference,
-        reference_from_hugging_face,
         save_reference,
     )
 
@@ -29,7 +28,6 @@ _HOMES = {
     "load_model": "loading",
     "load_reference": "reference",
     "load_tokenizer": "loading",
-    "reference_from_hugging_face": "reference",
     "reinitialise": "initialise",
     "save_reference": "reference",
 }
@@ -45,7 +43,6 @@ __all__ = [
     "load_model",
     "load_reference",
     "load_tokenizer",
-    "reference_from_hugging_face",
     "reinitialise",
     "save_reference",
 ]

@@ -7,9 +7,9 @@
 # Each folder registers its claims and its experiment.
 from posbias.papers import birth2603, liu2026, rollout2602, wu2025  # noqa: F401
 from posbias.papers.claims import CLAIMS, Claim, Verdict, verify
-from posbias.papers.experiments import PAPERS, reproduce
-from posbias.papers.mask_graphs import centre_nodes
+from posbias.papers.kernels import centre_nodes
 from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim, verify_model
+from posbias.papers.reproduction import PAPERS, reproduce
 from posbias.papers.wu2025.graphs import verify_mask
 
 __all__ = [

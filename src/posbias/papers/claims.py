@@ -203,6 +203,13 @@ def curve(label: str, x: Any, y: Any) -> Series:
     return Series(label, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
 
 
+def curves(
+    x_label: str, y_label: str, x: Any, lines: Mapping[str, Any], *, log_x: bool = False, log_y: bool = False
+) -> Figure:
+    """A figure of lines over one x, by label."""
+    return Figure(x_label, y_label, [curve(label, x, y) for label, y in lines.items()], log_x, log_y)
+
+
 def claims_record(
     verdicts: Sequence[Verdict],
     arguments: Mapping[str, Any],

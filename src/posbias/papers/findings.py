@@ -1,5 +1,12 @@
 """A published finding beside what came out: the statement of the source, our numbers, and a verdict from intervals.
 
+Trained members are a table: factors, seed, status and arrays; rows are selected by factors and stacked over seeds, and
+members that failed or diverged are counted, never averaged in. The unit is the seed. Two configurations trained with
+the same seed saw the same data, so their difference is taken seed by seed. Interval and p-value are of one procedure
+(Student's), which can be had at the confidence that many quantities at once need. No skewness is estimated: differences
+of equally trained networks are near symmetric, with six seeds it would widen every interval, and the published pages
+stay as they were judged.
+
 A statement names one or several cases, a quantity each. That all of them hold needs no correction for their number:
 each has to hold with its own 95 % interval. That some hold, or that some are contradicted, is read off intervals that
 hold together for the statement (Bonferroni). What is left when those of the whole page hold together is said beside.
@@ -7,13 +14,191 @@ hold together for the statement (Bonferroni). What is left when those of the who
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from posbias.comparison import UNITS_FOR_CLAIM
-from posbias.papers.paired import ERROR, NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference
+from posbias.errors import RunError, UsageError
 from posbias.report.tables import Table
+from posbias.statistics import CONFIDENCE, Estimate, Interval, mean_of
+
+ERROR = 1 - CONFIDENCE
+"""How often an interval, or several that hold together, may miss."""
+REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided"
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """A quantity with a sign, over seeds."""
+
+    mean: Estimate
+    """Mean over seeds."""
+    n_seeds: int
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval of the mean; infinite with one seed."""
+        return self.among(1)
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided, of a zero mean; 1 where nothing is known."""
+        return float(self.mean.p())
+
+    def among(self, quantities: int) -> Interval:
+        """The interval of this quantity where `quantities` of them hold together with 95 % (Bonferroni).
+
+        Args:
+            quantities: How many, this one among them; >= 1.
+        """
+        return self.mean.interval(1 - ERROR / quantities)
+
+    def supports(self, sign: int, *, quantities: int = 1) -> str:
+        """What the interval says of an expected sign.
+
+        Args:
+            sign: 1 or -1.
+            quantities: How many intervals are to hold together, this one among them.
+
+        Returns:
+            `reproduced`: the interval lies on that side of zero; `not reproduced`: on the other; `undecided`: it
+            contains zero, or there are fewer than six seeds.
+        """
+        if self.n_seeds < UNITS_FOR_CLAIM:
+            return UNDECIDED
+        interval = self.among(quantities)
+        low, high = sorted((sign * interval.low, sign * interval.high))
+        return REPRODUCED if low > 0 else NOT_REPRODUCED if high < 0 else UNDECIDED
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {**self.interval.as_record(), "p_value": self.p_value, "n_seeds": self.n_seeds}
+
+    def __str__(self) -> str:
+        return self.interval.text("+.3f")
+
+
+def difference(per_seed: Float64[np.ndarray, "n_seeds"]) -> Difference:
+    """Mean over seeds with its interval and test.
+
+    Args:
+        per_seed: One value per seed, finite: a quantity whose sign matters, or a paired difference of two.
+
+    Raises:
+        UsageError: no seed, or a value that is not finite.
+    """
+    if not len(per_seed) or not np.all(np.isfinite(per_seed)):
+        raise UsageError(f"a difference needs at least one seed and finite values, got {per_seed.tolist()}")
+    return Difference(replace(mean_of(per_seed), skewness=np.zeros(())), len(per_seed))
+
+
+FINISHED = ("done", "stopped_early")
+"""Statuses of members whose numbers count."""
+
+LEFT_OUT = "did not finish and are left out"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One trained model."""
+
+    factors: Mapping[str, Any]
+    """What sets it apart from other members, the seed excluded: mask, encoding, depth, ..."""
+    seed: int
+    status: str
+    arrays: Mapping[str, np.ndarray]
+    """Evaluations and profiles by name, float64; all members of equal factors have equal shapes."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its numbers count."""
+        return self.status in FINISHED
+
+    def has(self, factors: Mapping[str, Any]) -> bool:
+        """Whether it has all these factors."""
+        return self.factors.items() >= factors.items()
+
+
+@dataclass(frozen=True, eq=False)
+class Seeded:
+    """A number of trained members by seed and place."""
+
+    seeds: tuple[int, ...]
+    """Increasing; a seed is here only where all its places are."""
+    rows: Float64[np.ndarray, "n_seeds n_places"]
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def at(self, seeds: Sequence[int]) -> Float64[np.ndarray, "n_chosen n_places"]:
+        """The rows of some of its seeds."""
+        return self.rows[[self.seeds.index(seed) for seed in seeds]]
+
+
+def paired(
+    first: Seeded, second: Seeded
+) -> tuple[Float64[np.ndarray, "n_pairs n_places"], Float64[np.ndarray, "n_pairs n_places"], int]:
+    """Rows of the seeds that both have, in one order, and how many seeds have no partner and are left out."""
+    shared = sorted(set(first.seeds) & set(second.seeds))
+    return first.at(shared), second.at(shared), len(set(first.seeds) ^ set(second.seeds))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Members of one or several studies."""
+
+    members: Sequence[Outcome]
+
+    def seeds(self, **factors: Any) -> list[int]:
+        """Seeds of the finished members with these factors, in order."""
+        return sorted({member.seed for member in self.members if member.finished and member.has(factors)})
+
+    def values(self, name: str, factors: Mapping[str, Any], seeds: Sequence[int]) -> Float64[np.ndarray, "n_seeds ..."]:
+        """One array of the member with these factors and each seed, stacked.
+
+        Raises:
+            RunError: no such finished member, or several.
+        """
+        having = [member for member in self.members if member.finished and member.has(factors)]
+        rows = []
+        for seed in seeds:
+            found = [member for member in having if member.seed == seed and name in member.arrays]
+            if len(found) != 1:
+                raise RunError(f"{len(found)} finished members with {dict(factors)}, seed {seed} and {name!r}; need 1")
+            rows.append(np.asarray(found[0].arrays[name], dtype=np.float64))
+        return np.stack(rows)
+
+    def common_seeds(self, *cells: Mapping[str, Any]) -> list[int]:
+        """Seeds for which every cell has a finished member."""
+        return sorted(set.intersection(*(set(self.seeds(**cell)) for cell in cells))) if cells else []
+
+    def levels(self, name: str, **factors: Any) -> list[Any]:
+        """Values a factor takes among members with the given ones, in order of appearance."""
+        return list(dict.fromkeys(m.factors[name] for m in self.members if name in m.factors and m.has(factors)))
+
+    def known(self, name: str, factors: Mapping[str, Any]) -> bool:
+        """Whether all finished members with these factors have that array."""
+        return all(name in member.arrays for member in self.members if member.finished and member.has(factors))
+
+    def lost_sentence(self) -> list[str]:
+        """What did not finish; nothing where all did."""
+        lost = self.lost()
+        if not lost:
+            return []
+        return [f"{len(lost)} of {len(self.members)} members {LEFT_OUT}: {'; '.join(lost[:8])}."]
+
+    def lost(self) -> list[str]:
+        """A line per member that did not finish: what it was, and how it ended."""
+        return [
+            f"{', '.join(f'{name} {value}' for name, value in each.factors.items())}, seed {each.seed}: {each.status}"
+            for each in self.members
+            if not each.finished
+        ]
+
 
 NOT_RUN = "not run"
 IN_PART = "reproduced in part"

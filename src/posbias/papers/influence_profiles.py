@@ -22,22 +22,14 @@ from posbias.models.reference import (
     shape_of,
     stacked,
 )
-from posbias.models.reference.forward import (
-    embedded,
-    entrance,
-    hidden_states,
-    layer_output,
-    of_constants,
-    split,
-)
-from posbias.models.reference.layers import of_layer
+from posbias.models.reference.forward import embedded, entrance, hidden_states, layer_inputs, split
 from posbias.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
 from posbias.theory.power_rollout.reference_layers import trace_stack
 from posbias.theory.power_rollout.reference_pull import stack_diagonal
 from posbias.theory.power_rollout.walk import THEORY
-from posbias.training import Member
+from posbias.training import Member, TrainedMember
 from posbias.training.trainer import group
 
 SEQUENCES = 32
@@ -49,6 +41,7 @@ KNOWN_SEQUENCES = 8
 TOGETHER = 32
 """Members of one shape computed at once."""
 KINDS = ("uniform_rollout", "rollout", "power_rollout", "jacobian")
+MOMENTS = ("initial", "trained")
 
 Weights = dict[str, Tensor]
 Profiles = dict[str, Float64[np.ndarray, "n_positions"]]
@@ -67,11 +60,29 @@ def initial(member: Member) -> Profiled:
     return Profiled(member, draw_parameters(member.config, member.generator()))
 
 
+def profiles_by_moment(members: Sequence[TrainedMember], *, seed: int) -> list[Profiles]:
+    """Of members that ended well: every kind before and after training, mean field before, by `KIND/MOMENT`.
+
+    Args:
+        members: Any shapes; all with parameters.
+        seed: As `influence_profiles` and `mean_field_profiles` take it.
+    """
+    before = influence_profiles([initial(each.member) for each in members], seed=seed)
+    after = influence_profiles([Profiled(each.member, each.parameters or {}) for each in members], seed=seed)
+    fields = mean_field_profiles([each.member for each in members], seed=seed)
+    found = []
+    for first, last, field in zip(before, after, fields, strict=True):
+        moments = {"initial": first, "trained": last}
+        profiles = {f"{kind}/{moment}": row[kind] for moment, row in moments.items() for kind in KINDS}
+        found.append(profiles if field is None else {**profiles, "mean_field/initial": field})
+    return found
+
+
 def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Float64[np.ndarray, "n_positions"] | None]:
     """Mean field at initialisation, from the variances of each member's first parameters.
 
     Members of one configuration and seed begin with the same parameters, whatever their task; each is computed once for
-    the same inputs. Of a network of vector inputs the theory is told the vectors of some sequences.
+    the same inputs. Of a network of vector inputs the theory knows the vectors of some sequences.
 
     Args:
         members: Any shapes.
@@ -169,15 +180,12 @@ def layer_statistics(
 
     plain = replace(shape, vocabulary_size=None)
     maps = attention_maps(plain, dict(weights), dict(constants), vectors).double().mean(dim=(2, 3))
-    stream = entrance(plain, dict(weights), dict(constants), vectors)
     mixing = []
-    for layer in range(shape.depth):
-        own, fixed = of_layer(weights, layer), of_constants(constants, layer)
+    for own, fixed, stream in layer_inputs(plain, weights, constants, entrance(plain, weights, constants, vectors)):
         kept, added = split(plain, own, fixed, stream, rows=None)
         size = added.double().norm(dim=-1)
         other = torch.zeros_like(size) if kept is None else kept.double().norm(dim=-1)
         mixing.append((size / (size + other).clamp_min(torch.finfo(torch.float64).tiny)).mean(dim=(1, 2)))
-        stream = layer_output(plain, own, fixed, stream, rows=None)
     return torch.stack(mixing, dim=1), maps.transpose(0, 1)
 
 

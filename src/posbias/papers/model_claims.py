@@ -1,20 +1,130 @@
 """What a claim on one model is: premises that are checked on it, and the statement's number and verdict.
 
 The statement is examined whether the premises are met or not: where they are not, the verdict says so, and what became
-of the statement all the same.
+of the statement all the same. What claims need of a model: mean attention over heads of every layer, mask and mixing,
+per prompt, as dense matrices, so contexts are short. Attention is the model's own: of a reference model as it computes
+it, of a Hugging Face model recomputed from what its attention modules read.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from posbias.errors import UsageError
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+
+from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
+from posbias.errors import RunError, UsageError
+from posbias.models.attention import project_attention, query_blocks, rotated
 from posbias.models.model import Model
+from posbias.models.reference import ReferenceTransformer, attention_maps, constants_of, shape_of, stacked
 from posbias.papers.claims import CLAIMS, Finding, Premise, Verdict, selected
-from posbias.papers.model_kernels import ModelRun, run_model
-from posbias.papers.order import ROUNDING
+from posbias.papers.kernels import ROUNDING
+from posbias.progress import track
 from posbias.prompts import Prompts
 from posbias.registry import Registry
+from posbias.theory.power_rollout.attention_trace import trace_attention
+
+MOST_POSITIONS = 256
+"""Layers x positions^2 float64 numbers per prompt are kept: 16 MB for 30 layers at 256 positions."""
+
+Kernels = Float64[np.ndarray, "layers query key"]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRun:
+    """A model's attention on some prompts."""
+
+    kernels: Float64[np.ndarray, "prompts layers query key"]
+    """A_l, the mean over heads; rows sum to 1."""
+    mixing: Float64[np.ndarray, "prompts layers"]
+    """m_l, mean over tokens of |a| / (|x| + |a|); 1 without a residual connection."""
+    visible: Bool[np.ndarray, "layers query key"]
+    """What some head of the layer may see."""
+
+    @property
+    def epsilons(self) -> Float64[np.ndarray, "prompts"]:
+        """Each prompt's smallest admissible weight over all layers."""
+        admissible = np.where(self.visible, self.kernels, np.inf)
+        return np.asarray(admissible.min(axis=(1, 2, 3)))
+
+    @property
+    def causal(self) -> bool:
+        """Whether no layer looks ahead."""
+        return not bool(np.triu(self.visible, 1).any())
+
+    @property
+    def mask(self) -> Mask | None:
+        """The mask, where all layers have one of the library's; a window that sees everything reads as causal."""
+        first, n_positions = self.visible[0], self.visible.shape[1]
+        if (self.visible != first).any():
+            return None
+        reach, ahead = int(first[-1].sum()), int(first[0].sum())
+        known = (Causal(), Full(), SlidingWindow(reach), Prefix(ahead))
+        return next((mask for mask in known if np.array_equal(mask.visible(n_positions), first)), None)
+
+
+def run_model(model: Model, prompts: Prompts) -> ModelRun:
+    """Run every prompt and keep its attention.
+
+    Args:
+        model: A reference model, or a Hugging Face model of a described family.
+        prompts: Equally long, 2 to 256 positions.
+
+    Raises:
+        UsageError: too short, too long, or a family whose attention cannot be recomputed.
+        RunError: attention or norms are not finite.
+    """
+    if not 2 <= prompts.n_positions <= MOST_POSITIONS:
+        raise UsageError(
+            f"claims on a model need prompts of 2 to {MOST_POSITIONS} positions, got {prompts.n_positions}"
+        )
+    one = _of_reference if isinstance(model, ReferenceTransformer) else _of_described
+    found = [one(model, ids) for ids in track(prompts.token_ids, "attention")]
+    kernels = np.stack([kernel for kernel, _, _ in found])
+    mixing = np.stack([shares for _, shares, _ in found])
+    if not (np.isfinite(kernels).all() and np.isfinite(mixing).all()):
+        raise RunError("the model's attention or mixing is not finite on a prompt; check its weights for overflow")
+    # Rows of float32 softmaxes sum to 1 within 1e-7; the claims are compared to far less.
+    return ModelRun(kernels / kernels.sum(-1, keepdims=True), mixing, found[0][2])
+
+
+@torch.no_grad()
+def _of_reference(
+    model: Any, ids: Int64[np.ndarray, "n_positions"]
+) -> tuple[Kernels, Float64[np.ndarray, "layers"], Bool[np.ndarray, "layers query key"]]:
+    shape = shape_of(model.config, len(ids))
+    constants = {name: value.to(model.device) for name, value in constants_of(model.config, len(ids)).items()}
+    weights = {name: value.detach() for name, value in model.network.named_parameters()}
+    tokens = model.token_tensor([ids.tolist()])
+    inputs = tokens if model.config.vocabulary_size is not None else model.embed(tokens)
+    maps = attention_maps(shape, stacked([weights]), stacked([constants]), inputs[None])
+    norms = model.branch_norms(tokens)
+    stream, branch = (part[:, 0].double().cpu().numpy() for part in (norms.stream, norms.branch))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mixing = (branch / (stream + branch)).mean(axis=1)
+    visible = (constants["bias"] > -torch.inf).any(dim=1).cpu().numpy()
+    return maps[:, 0, 0].double().mean(dim=1).cpu().numpy(), mixing, visible
+
+
+@torch.no_grad()
+def _of_described(
+    model: Any, ids: Int64[np.ndarray, "n_positions"]
+) -> tuple[Kernels, Float64[np.ndarray, "layers"], Bool[np.ndarray, "layers query key"]]:
+    trace = trace_attention(model, model.token_tensor([ids.tolist()])[0])
+    kernels = np.zeros((len(trace.layers), len(ids), len(ids)))
+    visible = np.empty(kernels.shape, dtype=bool)
+    for index, kept in enumerate(trace.layers):
+        layer, given = kept.layer, kept.given
+        state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
+        for block in query_blocks(layer.parts, state, reach=layer.reach):
+            kernels[index, block.queries, block.keys] = block.weights.double().mean((0, 1)).cpu().numpy()
+        mask = Causal() if layer.reach is None else SlidingWindow(layer.reach)
+        visible[index] = mask.visible(len(ids))
+    return kernels, trace.mixing.numpy(), visible
+
 
 MODEL_CLAIMS: Registry["ModelClaim"] = Registry("claim on a model")
 
@@ -26,7 +136,7 @@ class ModelClaim(ABC):
 
     @abstractmethod
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
-        """The assumptions that attention, mask and mixing tell of."""
+        """The assumptions that show in attention, mask and mixing."""
 
     @abstractmethod
     def examine(self, run: ModelRun) -> Finding:
@@ -38,7 +148,7 @@ class ModelClaim(ABC):
 
 
 def verify_model(model: Model, prompts: Prompts, selection: str | None = None) -> list[Verdict]:
-    """Put the claims whose premises attention and mixing can tell of to the test on a model.
+    """Put the claims whose premises show in attention and mixing to the test on a model.
 
     Args:
         model: A reference model, or a Hugging Face model of a described family.

@@ -1,15 +1,16 @@
-"""What a published experiment, run again, hands over: sentences, rows of numbers, tables, figures; and its record.
+"""The experiments that can be reproduced, by name, and what one hands over: sentences, rows, tables and figures.
 
-The page is drawn from the record alone (report/reproductions.py).
+Each is registered in its paper's folder, and imported when run. The page is drawn from the record alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from posbias.records import Record, plain
+from posbias.registry import Registry
 from posbias.report.figures import Figure
 from posbias.report.reproductions import store_figure
 from posbias.report.tables import Table
@@ -56,3 +57,24 @@ def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any]
         "figures": [store_figure(figure, record.arrays) for figure in reproduction.figures],
     }
     return record
+
+
+PAPERS: Registry[Callable[[Any], Reproduction]] = Registry("paper")
+
+
+def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
+    """Run a published experiment again.
+
+    Args:
+        paper: A name in `PAPERS`.
+        settings: Of that experiment (`BirthSettings` for birth-2603.10123), or None for its defaults.
+
+    Returns:
+        Sentences, rows, tables and figures; `posbias.papers.reproduction.reproduction_record` makes a record of it.
+
+    Raises:
+        UsageError: unknown paper, or settings it does not take.
+        RunError: a measurement failed.
+    """
+    run: Callable[[Any], Reproduction] = PAPERS[paper]
+    return run(settings)

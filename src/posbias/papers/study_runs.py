@@ -28,7 +28,7 @@ from posbias.training import (
     training_record,
 )
 from posbias.training.running import planned
-from posbias.training.study_files import read_yaml
+from posbias.training.study import read_yaml
 
 SIZES = ("smoke", "small", "full")
 """smoke: that it runs; small: signs within half an hour of two free cores; full: the source's step counts."""

@@ -2,9 +2,8 @@
 
 from posbias.training.members import Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS, SGD, Adam, AdamW, Optimiser
-from posbias.training.options import TrainingOptions, TrainingRun
+from posbias.training.options import STOPPING, Below, Never, Plateau, StoppingRule, TrainingOptions, TrainingRun
 from posbias.training.running import StudyRun, run_study, training_record
-from posbias.training.stopping import STOPPING, Below, Never, Plateau, StoppingRule
 from posbias.training.study import Study, load_study, study_of
 from posbias.training.trainer import Trained, train
 

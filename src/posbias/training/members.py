@@ -1,6 +1,10 @@
-"""What is trained: `Member` (a model, a task, an optimiser, a seed) and what became of it: `TrainedMember`."""
+"""What is trained: `Member` (a model, a task, an optimiser, a seed); what becomes of it: `TrainedMember`.
 
-from collections.abc import Mapping
+Packed, the members of a stack are its checkpoint (beside parameters and moments), and its result.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -13,11 +17,15 @@ from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference import ReferenceConfig, constants_of, shape_of
+from posbias.parts import below
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser
 
-MemberStatus = Literal["done", "stopped_early", "diverged", "failed"]
-STATUSES: tuple[str, ...] = get_args(MemberStatus)
+Arrays = dict[str, np.ndarray]
+
+MemberStatus = Literal["training", "done", "stopped_early", "diverged", "failed"]
+STATUSES: tuple[str, ...] = get_args(MemberStatus)[1:]
+"""How a member ends."""
 
 INITIALISATION = 0
 """Distinguishes the draw of the initial parameters from other draws of the same seed."""
@@ -91,21 +99,61 @@ class Member:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TrainedMember:
-    """One member after training, or after it failed."""
+    """One member after training, or after it failed; in a trainer and its checkpoints, one so far."""
 
     member: Member
-    status: MemberStatus
-    reason: str
+    status: MemberStatus = "training"
+    reason: str = ""
     """Why it ended before all steps; empty when done."""
-    steps: int
+    steps: int = 0
     """Updates made."""
-    losses: Float32[np.ndarray, "window"]
+    losses: Float32[np.ndarray, "window"] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     """Mean training loss (nats) over successive windows of steps; NaN or huge where it diverged."""
-    parameters: dict[str, Tensor] | None
-    """On the CPU; None where it diverged or failed."""
-    evaluation_steps: Int64[np.ndarray, "evaluation"]
+    parameters: dict[str, Tensor] | None = None
+    """On the CPU; None in training, and where it diverged or failed."""
+    evaluation_steps: Int64[np.ndarray, "evaluation"] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """After how many updates it was evaluated."""
-    evaluations: dict[str, np.ndarray]
+    evaluations: Arrays = field(default_factory=dict)
     """By the task's name of the quantity: values with a leading axis of evaluations; empty where there were none."""
+
+    def evaluated(self, scores: Mapping[str, np.ndarray]) -> None:
+        """Add an evaluation of the task after the steps made."""
+        self.evaluation_steps = np.append(self.evaluation_steps, self.steps)
+        rows = {name: [self.evaluations[name]] if name in self.evaluations else [] for name in scores}
+        self.evaluations = {name: np.concatenate([*rows[name], values[None]]) for name, values in scores.items()}
+
+
+def packed(members: Sequence[TrainedMember]) -> Arrays:
+    """What is known of members as arrays, which any engine can hand over and any file can hold."""
+    arrays: Arrays = {}
+    for index, each in enumerate(members):
+        arrays[f"{index}/losses"] = each.losses
+        arrays[f"{index}/evaluation_steps"] = each.evaluation_steps
+        arrays |= {f"{index}/evaluations/{name}": values for name, values in each.evaluations.items()}
+        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (each.parameters or {}).items()}
+    text = json.dumps([[each.status, each.reason, each.steps] for each in members])
+    arrays["members"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    return arrays
+
+
+def unpacked(members: Sequence[Member], arrays: Arrays) -> list[TrainedMember]:
+    """The inverse of `packed`."""
+    found = []
+    for index, (member, plain) in enumerate(zip(members, json.loads(arrays["members"].tobytes()), strict=True)):
+        status, reason, steps = plain
+        parameters = below(arrays, f"{index}/parameters/")
+        found.append(
+            TrainedMember(
+                member,
+                status,
+                reason,
+                steps,
+                arrays[f"{index}/losses"],
+                {name: torch.from_numpy(values) for name, values in parameters.items()} or None,
+                arrays[f"{index}/evaluation_steps"],
+                below(arrays, f"{index}/evaluations/"),
+            )
+        )
+    return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from posbias.errors import UsageError
@@ -151,11 +151,6 @@ def fresh_state(kind: type[Optimiser], values: Flat) -> State:
     state = {name: torch.zeros_like(values) for name in kind.moments}
     state["step"] = torch.zeros(len(values), 1, dtype=values.dtype, device=values.device)
     return state
-
-
-def kept(state: State, members: Int64[Tensor, "kept"]) -> State:
-    """The state of some members, when others leave the stack."""
-    return {name: values[members].contiguous() for name, values in state.items()}
 
 
 def _check(

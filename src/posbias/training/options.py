@@ -1,12 +1,88 @@
-"""How members are trained: steps, batch, how often they are looked at, when they end early, where the work is done."""
+"""How members are trained: steps, batch, evaluations, rules that end a member early, and where the work is done."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float32
 
 from posbias.checks import check_whole, checked
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
-from posbias.training.stopping import Never, StoppingRule
+from posbias.registry import Registry
+
+STOPPING: Registry["StoppingRule"] = Registry("stopping rule")
+
+Curve = Float32[np.ndarray, "window"]
+"""Mean losses (nats) over successive windows of steps, oldest first; all finite."""
+
+
+class StoppingRule(ABC):
+    """When a member has learnt enough."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def stops(self, curve: Curve) -> bool:
+        """Whether training ends after the last window of this curve (at least one window)."""
+
+    def __str__(self) -> str:
+        return STOPPING.spell(self)
+
+
+@STOPPING.register("never")
+@dataclass(frozen=True)
+class Never(StoppingRule):
+    """All steps are trained."""
+
+    def stops(self, curve: Curve) -> bool:
+        """No."""
+        return False
+
+
+@STOPPING.register("below")
+@dataclass(frozen=True)
+class Below(StoppingRule):
+    """Once the mean loss of each of the last `windows` windows is below `loss`."""
+
+    loss: float
+    """Nats, > 0."""
+    windows: int = 3
+    """How many in a row, >= 1."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.loss, bool) or not isinstance(self.loss, int | float) or not 0 < self.loss < np.inf:
+            raise UsageError(f"below: loss must be a finite number > 0, got {self.loss!r}")
+        check_whole("below: windows", self.windows, least=1)
+
+    def stops(self, curve: Curve) -> bool:
+        """Whether the tail is low enough."""
+        return len(curve) >= self.windows and bool(np.all(curve[-self.windows :] < self.loss))
+
+
+@STOPPING.register("plateau")
+@dataclass(frozen=True)
+class Plateau(StoppingRule):
+    """Once the lowest mean loss of the last `windows` windows is not `improvement` below the lowest before them."""
+
+    windows: int
+    """How long to wait for an improvement, >= 1."""
+    improvement: float = 1e-3
+    """Nats, >= 0."""
+
+    def __post_init__(self) -> None:
+        check_whole("plateau: windows", self.windows, least=1)
+        value = self.improvement
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < np.inf:
+            raise UsageError(f"plateau: improvement must be a finite number >= 0, got {value!r}")
+
+    def stops(self, curve: Curve) -> bool:
+        """Whether the tail brought too little."""
+        if len(curve) <= self.windows:
+            return False
+        return bool(curve[-self.windows :].min() > curve[: -self.windows].min() - self.improvement)
 
 
 @checked
@@ -69,8 +145,7 @@ class TrainingRun:
     """Most members trained as one program, >= 1."""
     chunk: int | None = None
     """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
-    every thread, more keep a graphics processor busy. None: what the caches hold
-    on a CPU, all on other devices."""
+    every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
 
     def __post_init__(self) -> None:
         check_whole("training: stack_size", self.stack_size, least=1)

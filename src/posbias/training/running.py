@@ -1,17 +1,21 @@
-"""`run_study`: every member of a study trained, its model saved, and all of it told in one record of verb "train".
+"""`run_study`: every member of a study trained, its model saved, and all of it kept in one record of verb "train".
 
 Scalars: `counts` {status: members}, `members` [{name, coordinates, seed, status, reason, steps, loss, model}] with
 `model` the member's directory within the run (None where there is none). Arrays, members first, NaN where a member has
 no value: `losses` [member window], `evaluation_steps` [member evaluation] (-1 where there was none),
 `evaluations/NAME` [member evaluation ...]; a quantity whose shape differs between members is stored for each as
 `evaluations/NAME/MEMBER` [evaluation ...].
+
+A study that a directory holds finished is read back from its record and models, so that nothing is trained twice. What
+decides is what was trained: the members and the options. Which version of the code trained them is no reason to do it
+again; the record says which it was, and whoever wants it anew leaves `resume` out.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +23,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.checks import checked
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
-from posbias.models.reference import draw_parameters, save_reference
-from posbias.records import Record, plain, remove_record
-from posbias.tasks.synthetic import stack_tasks
-from posbias.training.finished import finished_training
-from posbias.training.layout import Layout
-from posbias.training.members import Member, TrainedMember
-from posbias.training.options import TrainingRun
+from posbias.models.reference import ITEMS, config_from, draw_parameters, load_parameters, save_reference
+from posbias.parts import below
+from posbias.records import Record, load_record, plain, remove_record
+from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
+from posbias.training.members import STATUSES, Member, TrainedMember
+from posbias.training.optimisers import OPTIMISERS
+from posbias.training.options import STOPPING, TrainingOptions, TrainingRun
+from posbias.training.stack import Layout
 from posbias.training.study import Study
 from posbias.training.trainer import Trained, check_members, group, train
 
@@ -37,7 +42,6 @@ ENDED_WELL = ("done", "stopped_early")
 COPIES = 6
 """Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
 that replaces it, less what is written only after these are gone."""
-
 RECORD_AND_PAGE = 16 * 2**20
 """Bytes kept free for what is written when all is trained: the record, and a page with its drawing library (5 MB)."""
 
@@ -121,6 +125,30 @@ def check_disk(members: list[Member], run: TrainingRun) -> int:
     return needed
 
 
+def _saved(index: int, trained: TrainedMember, directory: Path | None) -> str | None:
+    """Save a member's model; its place within the run, or None where there is nothing to save."""
+    if directory is None or trained.parameters is None:
+        return None
+    place, member = f"{MODELS}/{index:04d}", trained.member
+    save_reference(
+        directory / place,
+        member.config,
+        parameters=trained.parameters,
+        provenance={**plain(member.describe()), "status": trained.status, "steps": trained.steps},
+        items=items_of(member),
+    )
+    return place
+
+
+def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
+    """The vectors that token ids name in a member's saved model: its task's own; None where it reads tokens."""
+    if member.task.vocabulary_size is not None:
+        return None
+    vectors = stack_tasks([member.task], [member.seed]).item_vectors()
+    assert vectors is not None  # every task of vector inputs has them
+    return vectors[0]
+
+
 def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: str = "") -> Record:
     """A study's run as a record.
 
@@ -149,12 +177,22 @@ def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: st
             "members": [plain(each.member.describe()) for each in trained.members],
         },
         seeds={f"member_{seed}": seed for seed in study.seeds},
-        arrays=_arrays(trained),
+        arrays=_arrays(trained.members),
     )
-    record.scalars = {
-        "counts": trained.counts(),
-        "members": [_entry(each, model) for each, model in zip(trained.members, done.models, strict=True)],
-    }
+    entries = [
+        {
+            "name": each.member.name,
+            "coordinates": plain(dict(each.member.coordinates)),
+            "seed": each.member.seed,
+            "status": each.status,
+            "reason": each.reason,
+            "steps": each.steps,
+            "loss": plain(each.losses[-1]) if len(each.losses) else None,
+            "model": model,
+        }
+        for each, model in zip(trained.members, done.models, strict=True)
+    ]
+    record.scalars = {"counts": trained.counts(), "members": entries}
     if not any(each.status in ENDED_WELL for each in trained.members):
         first = trained.members[0]
         record.status = "failed"
@@ -162,60 +200,7 @@ def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: st
     return record
 
 
-def _entry(trained: TrainedMember, model: str | None) -> dict[str, Any]:
-    member = trained.member
-    return {
-        "name": member.name,
-        "coordinates": plain(dict(member.coordinates)),
-        "seed": member.seed,
-        "status": trained.status,
-        "reason": trained.reason,
-        "steps": trained.steps,
-        "loss": plain(trained.losses[-1]) if len(trained.losses) else None,
-        "model": model,
-    }
-
-
-def _saved(index: int, trained: TrainedMember, directory: Path | None) -> str | None:
-    """Save a member's model; its place within the run, or None where there is nothing to save."""
-    if directory is None or trained.parameters is None:
-        return None
-    place = f"{MODELS}/{index:04d}"
-    provenance = {**plain(trained.member.describe()), "status": trained.status, "steps": trained.steps}
-    save_reference(
-        directory / place,
-        trained.member.config,
-        parameters=trained.parameters,
-        provenance=provenance,
-        items=items_of(trained.member),
-    )
-    return place
-
-
-@runtime_checkable
-class HasVectors(Protocol):
-    """Data of a task whose inputs are vectors."""
-
-    vectors: Tensor
-    """[member, item, feature]: what an input may hold at a position, noise aside."""
-
-
-def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
-    """The vectors that token ids name in a member's saved model: its task's own; None where it reads tokens.
-
-    Raises:
-        UsageError: a task of vector inputs that has no table of them.
-    """
-    if member.task.vocabulary_size is not None:
-        return None
-    data = stack_tasks([member.task], [member.seed])
-    if not isinstance(data, HasVectors):
-        raise UsageError(f"task {member.task} has vector inputs, but no table of them to save with a model")
-    return data.vectors[0]
-
-
-def _arrays(trained: Trained) -> dict[str, np.ndarray]:
-    members = trained.members
+def _arrays(members: Sequence[TrainedMember]) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {
         "losses": _padded([each.losses for each in members], np.nan),
         "evaluation_steps": _padded([each.evaluation_steps for each in members], -1),
@@ -234,8 +219,87 @@ def _arrays(trained: Trained) -> dict[str, np.ndarray]:
 def _padded(rows: list[np.ndarray], missing: float) -> np.ndarray:
     """Rows of different lengths as one array, the missing ends filled."""
     longest = max(len(row) for row in rows)
-    shape = (len(rows), longest, *rows[0].shape[1:])
-    padded = np.full(shape, missing, dtype=np.result_type(*rows))
+    padded = np.full((len(rows), longest, *rows[0].shape[1:]), missing, dtype=np.result_type(*rows))
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
     return padded
+
+
+def finished_training(
+    members: Sequence[Member], options: TrainingOptions, directory: Path
+) -> tuple[Trained, Record] | None:
+    """These members as they were trained before, and the record that says so.
+
+    Args:
+        members: What is wanted.
+        options: Likewise.
+        directory: Of a run of verb "train".
+
+    Returns:
+        Results to the last bit; None where there is no whole record of just these members and options, where no member
+        ended well, or where a model is missing or damaged.
+    """
+    try:
+        record = load_record(directory)
+        if record.verb != "train" or record.status != "done" or not _same(members, options, record):
+            return None
+        found = tuple(
+            _member(member, index, record=record, directory=directory) for index, member in enumerate(members)
+        )
+    except (UsageError, RunError, LookupError, ValueError, TypeError, AttributeError):
+        return None  # another format, or damaged: trained again
+    stacks = int(record.resolved["stacks"])
+    return Trained(found, options, stacks, resumed=stacks), record
+
+
+def _same(members: Sequence[Member], options: TrainingOptions, record: Record) -> bool:
+    """Whether the record is of these members and options; what older records do not say has its default."""
+    stored = record.resolved["options"]
+    if TrainingOptions(**{**stored, "stopping": STOPPING.parse(stored["stopping"])}) != options:
+        return False
+    recorded = [
+        Member(
+            each["name"],
+            config_from(each["model"]),
+            SYNTHETIC_TASKS.parse(each["task"]),
+            each["seed"],
+            OPTIMISERS.parse(each["optimiser"]),
+            each["coordinates"],
+        )
+        for each in record.resolved["members"]
+    ]
+    return [plain(member.describe()) for member in members] == [plain(member.describe()) for member in recorded]
+
+
+def _member(member: Member, index: int, *, record: Record, directory: Path) -> TrainedMember:
+    """One member as its record and its model have it.
+
+    Raises:
+        UsageError: a status that is not known, too few losses, or no weights of this model where it ended well.
+    """
+    entry = record.scalars["members"][index]
+    status, steps = entry["status"], entry["steps"]
+    if status not in STATUSES:
+        raise UsageError(f"member {member.name!r} has status {status!r}; known: {', '.join(STATUSES)}")
+    windows = -(-steps // record.resolved["options"]["window"])
+    losses = record.arrays["losses"][index]
+    if len(losses) < windows:
+        raise UsageError(f"member {member.name!r} has {len(losses)} losses, and {windows} windows of training")
+    parameters = None
+    if status in ENDED_WELL:
+        if entry["model"] is None:
+            raise UsageError(f"member {member.name!r} was not saved")
+        parameters = load_parameters(directory / entry["model"], member.config)
+        parameters.pop(ITEMS, None)
+    evaluated = record.arrays["evaluation_steps"][index]
+    evaluation_steps = evaluated[evaluated >= 0]
+    evaluations: dict[str, np.ndarray] = {}
+    for name, values in below(record.arrays, "evaluations/").items() if len(evaluation_steps) else ():
+        quantity, _, owner = name.partition("/")
+        if not owner:
+            evaluations[quantity] = values[index, : len(evaluation_steps)]
+        elif owner == f"{index:04d}":
+            evaluations[quantity] = values
+    return TrainedMember(
+        member, status, entry["reason"], steps, losses[:windows], parameters, evaluation_steps, evaluations
+    )

@@ -1,12 +1,14 @@
 """`Stack`: a few members of one shape as one program - parameters, constants and data with a leading member axis.
 
 One step draws a batch for every member, goes forward and backward through stacked matrix products, and updates one flat
-buffer. Members never mix, and with one thread to a product (`posbias.training.course` sees to that) a member's numbers
+buffer. Members never mix, and with one thread to a product (`posbias.training.trainer` sees to that) a member's numbers
 are those it would get alone: to the last bit where every matrix begins at a multiple of 16 bytes (even widths, batches
 and numbers of examples), to rounding elsewhere, because kernels choose their order of summation by that.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,12 +17,50 @@ from torch import Tensor
 
 from posbias.models.reference import constants_of, draw_parameters, forward, shape_of
 from posbias.tasks.synthetic import cross_entropy, stack_tasks
-from posbias.training.layout import Layout
 from posbias.training.members import Member
-from posbias.training.optimisers import fresh_state, kept, settings_of
+from posbias.training.optimisers import fresh_state, settings_of
 
 EVALUATED_AT_ONCE = 512
 """Sequences that go forward together in an evaluation: bounds memory, changes no result."""
+
+ALIGNMENT = 64
+"""A member's vector is padded to a multiple of this many values: every member's begins where a cache line does, and
+vector instructions find no remainder at its end, whose rounding could differ."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named parameter of a model lies in one flat vector; equal for all members of a stack."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor]) -> "Layout":
+        """The layout of a model's parameters, in their order."""
+        return cls(tuple((name, tuple(values.shape)) for name, values in parameters.items()))
+
+    @property
+    def size(self) -> int:
+        """Length of a member's vector, padding included."""
+        return -(-sum(math.prod(shape) for _, shape in self.shapes) // ALIGNMENT) * ALIGNMENT
+
+    def pack(self, members: list[dict[str, Tensor]], device: torch.device) -> Float[Tensor, "member value"]:
+        """The members' parameters as one matrix, padded with zeros."""
+        first = next(iter(members[0].values()))
+        flat = torch.zeros(len(members), self.size, dtype=first.dtype, device=device)
+        for row, parameters in zip(flat, members, strict=True):
+            for name, view in self.views(row[None]).items():
+                view.copy_(parameters[name][None])
+        return flat
+
+    def views(self, flat: Float[Tensor, "member value"]) -> dict[str, Tensor]:
+        """The parameters [member, ...] as views into the matrix."""
+        found, start = {}, 0
+        for name, shape in self.shapes:
+            stop = start + math.prod(shape)
+            found[name] = flat[:, start:stop].view(len(flat), *shape)
+            start = stop
+        return found
 
 
 class Stack:
@@ -43,13 +83,15 @@ class Stack:
         self._attach()
 
     def select(self, indices: Sequence[int]) -> "Stack":
-        """A stack of some of the members, as they stand; this one is unchanged."""
+        """A stack of some of the members, as they stand, while this one is unchanged; this one where all are chosen."""
+        if len(indices) == len(self.members):
+            return self
         chosen = object.__new__(Stack)
         chosen.members = tuple(self.members[index] for index in indices)
         chosen.device, chosen.layout = self.device, self.layout
         rows = torch.tensor(list(indices), dtype=torch.int64, device=self.device)
         chosen.values = self.values[rows].contiguous()
-        chosen.state = kept(self.state, rows)
+        chosen.state = {name: moments[rows].contiguous() for name, moments in self.state.items()}
         chosen._gradients = torch.zeros_like(chosen.values)
         chosen._attach()
         return chosen
@@ -73,8 +115,8 @@ class Stack:
     def load(self, values: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
         """Stand where another stack of the same members stood: its `values` and `state`."""
         self.values.copy_(torch.from_numpy(values))
-        for name, kept_values in state.items():
-            self.state[name].copy_(torch.from_numpy(kept_values))
+        for name, moments in state.items():
+            self.state[name].copy_(torch.from_numpy(moments))
 
     def steps(self, start: int, stop: int, *, batch: int) -> Float[Tensor, "step member"]:
         """Updates number start ... stop - 1 of every member; the losses (nats) before each."""

@@ -10,11 +10,13 @@
     seeds: 3
 
 An axis of the grid is a dotted setting with a list of values, or a name with labelled groups of dotted settings. What
-the task fixes (vocabulary, outputs, width of vectors) is not said again.
+the task fixes (vocabulary, outputs, width of vectors) is not said again. The file is read strictly into plain values:
+no tags, no repeated keys, every complaint with its line.
 """
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,16 +25,15 @@ from typing import Any
 from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.limits import CELLS
+from posbias.files import read_whole
+from posbias.limits import CELLS, NODES, YAML_BYTES
 from posbias.models.reference import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
 from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training.members import Member
 from posbias.training.optimisers import OPTIMISERS
-from posbias.training.options import TrainingOptions
-from posbias.training.stopping import STOPPING
-from posbias.training.study_files import read_yaml
+from posbias.training.options import STOPPING, TrainingOptions
 
 MANY = 1000
 """Members beyond which a study must be confirmed."""
@@ -52,6 +53,12 @@ MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
 )
 TRAIN_FIELDS = tuple(each.name for each in fields(TrainingOptions))
 SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
+FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+PLAIN_TAGS = ("null", "bool", "int", "float", "str")
+DEEPEST = 20
+"""Most levels of nesting; also what ends an alias that contains itself."""
+LONGEST_NUMBER = 100
+"""Most digits of a whole number."""
 
 Settings = dict[str, Any]
 
@@ -99,7 +106,7 @@ class Study:
         return found
 
     def _member(self, coordinates: Settings, changes: Settings, seed: int) -> Member:
-        spelled = [f"{axis.rpartition('.')[2]}={_short(value)}" for axis, value in coordinates.items()]
+        spelled = [f"{axis.rpartition('.')[2]}={str(value).replace(' ', '')}" for axis, value in coordinates.items()]
         name = " ".join([*spelled, f"seed={seed}"])
         sections = {section: dict(getattr(self, section)) for section in ("task", "model", "optimiser")}
         for section in ("task", "optimiser"):
@@ -130,8 +137,7 @@ def load_study(path: str | Path) -> Study:
     Raises:
         UsageError: no such file, not YAML, an unknown field, or a value that is not allowed.
     """
-    document = read_yaml(path)
-    return study_of(document, name=Path(path).stem)
+    return study_of(read_yaml(path), name=Path(path).stem)
 
 
 def study_of(document: Any, *, name: str) -> Study:
@@ -154,7 +160,7 @@ def study_of(document: Any, *, name: str) -> Study:
         train["stopping"] = STOPPING.parse(str(train["stopping"]))
     if "steps" not in train:
         raise UsageError(f"study {name!r}: train has no steps")
-    study = Study(
+    return Study(
         name=name,
         task=_settings(SYNTHETIC_TASKS, document["task"], "task"),
         model=_mapping(document.get("model", {}), "model", MODEL_FIELDS),
@@ -163,8 +169,6 @@ def study_of(document: Any, *, name: str) -> Study:
         axes=_axes(document.get("grid", {})),
         seeds=_seeds(document.get("seeds", 1)),
     )
-    _check_axes(study.axes)
-    return study
 
 
 def _config(model: Settings, task: Any) -> ReferenceConfig:
@@ -212,13 +216,13 @@ def _settings(registry: Registry[Any], value: Any, section: str) -> Settings:
 
 
 def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
-    """Axes with their points."""
+    """Axes with their points; two that set the same are refused: a member's coordinates would say what it is not."""
     if not isinstance(grid, Mapping):
         raise UsageError(f"grid must be a mapping of settings to lists, got {grid!r}")
     axes: dict[str, list[tuple[Any, Settings]]] = {}
+    setters: dict[str, str] = {}
     for axis, points in grid.items():
         if isinstance(points, list):
-            _check_setting(axis)
             axes[axis] = [(value, {axis: value}) for value in points]
         elif isinstance(points, Mapping) and all(isinstance(changes, Mapping) for changes in points.values()):
             axes[axis] = [(label, dict(changes)) for label, changes in points.items()]
@@ -226,17 +230,11 @@ def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
             raise UsageError(f"grid axis {axis!r} must be a list of values, or labels with settings, got {points!r}")
         if not axes[axis]:
             raise UsageError(f"grid axis {axis!r} has no values; at least 1 is needed")
-    return axes
-
-
-def _check_axes(axes: Mapping[str, Sequence[tuple[Any, Settings]]]) -> None:
-    """Refuse unknown settings, and two axes that set the same: a member's coordinates would say what it is not."""
-    setters: dict[str, str] = {}
-    for axis, points in axes.items():
-        for key in dict.fromkeys(key for _, changes in points for key in changes):
+        for key in dict.fromkeys(key for _, changes in axes[axis] for key in changes):
             _check_setting(key)
             if setters.setdefault(key, axis) != axis:
                 raise UsageError(f"grid axes {setters[key]!r} and {axis!r} both set {key!r}; one of them may")
+    return axes
 
 
 def _check_setting(key: str) -> None:
@@ -271,6 +269,87 @@ def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:
     return dict(value)
 
 
-def _short(value: Any) -> str:
-    """A value in a member's name."""
-    return str(value).replace(" ", "")
+def read_yaml(path: str | Path) -> Any:
+    """The one document of a file, as dictionaries, lists, numbers, texts, booleans and None.
+
+    PyYAML does the parsing; values are made here, because its own reading keeps the last of two equal keys in silence
+    and takes 1e-3 for a text (YAML 1.1).
+
+    Raises:
+        UsageError: no such file, not YAML, or anything but plain values in it.
+    """
+    import yaml
+
+    content = read_whole(path, "study", YAML_BYTES)
+    nodes = _Nodes(str(path))
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            nodes.add()
+            return super().compose_node(parent, index)
+
+    try:
+        node = yaml.compose(content, Loader=Loader)
+    except UsageError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"study {str(path)!r} is not YAML: {reason}") from None
+    if node is None:
+        raise UsageError(f"study {str(path)!r} is empty")
+    nodes.count = 0
+    return nodes.value(node, DEEPEST)
+
+
+@dataclass
+class _Nodes:
+    """The nodes of one file as plain values, counted each time an alias stands for them."""
+
+    path: str
+    count: int = 0
+
+    def add(self) -> None:
+        self.count += 1
+        if self.count > NODES.most:
+            raise NODES.exceeded(f"study {self.path!r} is too large once its aliases are written out")
+
+    def value(self, node: Any, depth: int) -> Any:
+        self.add()
+        if depth == 0:
+            raise self.complaint(node, f"more than {DEEPEST} levels of nesting")
+        if node.id == "sequence":
+            return [self.value(item, depth - 1) for item in node.value]
+        if node.id == "scalar":
+            return self.scalar(node)
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.scalar(key_node) if key_node.id == "scalar" else None
+            if not isinstance(key, str | int | float):
+                raise self.complaint(key_node, "a key must be a text or a number")
+            if str(key) in found:
+                raise self.complaint(key_node, f"{str(key)!r} is given twice")
+            found[str(key)] = self.value(value_node, depth - 1)
+        return found
+
+    def scalar(self, node: Any) -> Any:
+        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        if tag not in PLAIN_TAGS:
+            raise self.complaint(node, f"{node.value!r} is no plain number or text (write it in quotes)")
+        if tag == "null":
+            return None
+        if tag == "bool":
+            return node.value.lower() in ("yes", "true", "on")
+        plain = node.value.replace("_", "")
+        if tag == "int" and re.fullmatch(r"[-+]?(0|[1-9]\d*)", plain):
+            if len(plain) > LONGEST_NUMBER:
+                raise self.complaint(node, f"a number of {len(plain)} digits; allowed: at most {LONGEST_NUMBER}")
+            return int(plain)
+        if tag != "str" or (node.style is None and FLOAT.fullmatch(node.value)):
+            try:
+                return float(plain.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf"))
+            except ValueError:
+                raise self.complaint(node, f"cannot read the number {node.value!r}") from None
+        return node.value
+
+    def complaint(self, node: Any, reason: str) -> UsageError:
+        return UsageError(f"study {self.path!r}, line {node.start_mark.line + 1}: {reason}")

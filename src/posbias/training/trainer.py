@@ -1,28 +1,51 @@
-"""`train`: many members, one program per shape, anywhere an engine reaches; each as if it had been trained alone."""
+"""`train`: many members, one program per shape, anywhere an engine reaches; each as if it had been trained alone.
 
-import json
+On a CPU the members of a stack are split into small ones, which the threads share out between them: every matrix
+product has one thread, so that no bit depends on how many threads or members there are (at even sizes, see
+`posbias.training.stack`), and small products lose no time to being split. Elsewhere they are one stack. The state of a
+trainer goes into a checkpoint at the end of a window and comes back bit for bit: parameters, moments, curves,
+evaluations; batches are a function of the step.
+"""
+
+import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from posbias.checks import checked
 from posbias.engines import collect
-from posbias.errors import UsageError
+from posbias.engines.engine import pinned
+from posbias.errors import RunError, UsageError
+from posbias.memory import keep_freed_memory
 from posbias.models.placement import check_device
 from posbias.parts import PartStore, below, made_by_sources
-from posbias.training.course import train_stack
-from posbias.training.members import Member, TrainedMember
+from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
 from posbias.training.options import TrainingOptions, TrainingRun
-from posbias.training.watching import Watcher, watching
+from posbias.training.stack import Stack
 
-Arrays = dict[str, np.ndarray]
+if TYPE_CHECKING:
+    from rich.table import Table
 
 DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks.synthetic", "posbias.training")
 """Packages whose code decides the result of a training: checkpoints are taken up while it is the same."""
+CPU_VALUES = 1_120_000
+"""Values of the stream (sequences * positions * features) of a stack on a CPU, unless a chunk is given: what is
+computed stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
+SHOWN = 20
+"""Most members in the live table."""
+REFRESHES_PER_SECOND = 2
+
+Report = Callable[[Sequence[Member], int, Sequence[float]], None]
+"""Called after every window with the members still in training, the steps done and their mean losses (nats)."""
+Latest = dict[str, tuple[int, float, float]]
+"""By member: steps done, first loss, latest loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +91,12 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
     work = StackWork(tuple(members), stacks, options, run)
     store = work.store(resume=run.resume)
     names = [f"stack-{unit:04d}" for unit in range(len(stacks))]
-    with watching(len(members), options.steps) as watcher:
-        prepared = watcher if run.engine.in_process else None
+    with live_report(len(members), options.steps) as report:
+        prepared = report if run.engine.in_process else None
         pieces = collect(work, names, engine=run.engine, store=store, prepared=prepared)
     found: dict[int, TrainedMember] = {}
     for stack, piece in zip(stacks, pieces, strict=True):
-        found |= dict(zip(stack, _unpacked([members[index] for index in stack], piece), strict=True))
+        found |= dict(zip(stack, unpacked([members[index] for index in stack], piece), strict=True))
     return Trained(tuple(found[index] for index in range(len(members))), options, len(stacks), store.reused)
 
 
@@ -125,46 +148,236 @@ class StackWork:
         }
         return PartStore(self.run.directory, settings, resume=resume)
 
-    def prepare(self) -> Watcher:
-        """Nobody watches a worker."""
-        return Watcher()
+    def prepare(self) -> Report:
+        """A worker has no terminal to report to."""
+        return no_report
 
-    def compute(self, prepared: Watcher, unit: int) -> Arrays:
+    def compute(self, prepared: Report, unit: int) -> Arrays:
         """One stack, trained from its latest checkpoint where there is one."""
         members = [self.members[index] for index in self.stacks[unit]]
         place = (self.store(resume=True), f"stack-{unit:04d}-checkpoint")
-        return _packed(train_stack(members, self.options, run=self.run, watcher=prepared, place=place))
+        return packed(_train_stack(members, self.options, run=self.run, report=prepared, place=place))
 
 
-def _packed(trained: Sequence[TrainedMember]) -> Arrays:
-    """Results as arrays, which any engine can hand over and any file can hold."""
-    arrays: Arrays = {}
-    for index, each in enumerate(trained):
-        arrays[f"{index}/losses"] = each.losses
-        arrays[f"{index}/evaluation_steps"] = each.evaluation_steps
-        arrays |= {f"{index}/evaluations/{name}": values for name, values in each.evaluations.items()}
-        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (each.parameters or {}).items()}
-    text = json.dumps([[each.status, each.reason, each.steps] for each in trained])
-    arrays["members"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    return arrays
+def _train_stack(
+    members: Sequence[Member],
+    options: TrainingOptions,
+    *,
+    run: TrainingRun,
+    report: Report,
+    place: tuple[PartStore, str],
+) -> list[TrainedMember]:
+    """The members of one stack; where the stack as a whole fails, each alone, so that one cannot stop the others.
+
+    Raises:
+        RunError: a checkpoint cannot be written to `place`.
+    """
+    store, name = place
+    try:
+        return StackTrainer(members, options, run=run, report=report).train(store, name)
+    except RunError:
+        raise
+    except Exception as error:  # whatever a member's parts may raise: recorded with the member
+        if len(members) == 1:
+            message = " ".join(str(error).split())
+            kind = type(error).__name__
+            return [TrainedMember(members[0], "failed", f"{kind}: {message}" if message else kind)]
+    return [
+        trained
+        for index, member in enumerate(members)
+        for trained in _train_stack([member], options, run=run, report=report, place=(store, f"{name}-{index}"))
+    ]
 
 
-def _unpacked(members: Sequence[Member], arrays: Arrays) -> list[TrainedMember]:
-    """The inverse of `_packed`."""
-    found = []
-    for index, (member, plain) in enumerate(zip(members, json.loads(arrays["members"].tobytes()), strict=True)):
-        status, reason, steps = plain
-        parameters = below(arrays, f"{index}/parameters/")
-        found.append(
-            TrainedMember(
-                member=member,
-                status=status,
-                reason=reason,
-                steps=steps,
-                losses=arrays[f"{index}/losses"],
-                parameters={name: torch.from_numpy(values) for name, values in parameters.items()} or None,
-                evaluation_steps=arrays[f"{index}/evaluation_steps"],
-                evaluations=below(arrays, f"{index}/evaluations/"),
-            )
-        )
-    return found
+class StackTrainer:
+    """Trains members of one stack key from the first step to the last; each leaves as it ends."""
+
+    def __init__(
+        self, members: Sequence[Member], options: TrainingOptions, *, run: TrainingRun, report: Report
+    ) -> None:
+        self.members = tuple(members)
+        self.options = options
+        self._device = torch.device(run.device)
+        self._chunk = run.chunk or default_chunk(self.members, options.batch, self._device)
+        self._checkpoint_seconds = run.checkpoint_seconds
+        self._report = report
+        self._step = 0
+        self._states = {member: TrainedMember(member) for member in self.members}
+        self._stacks = self._split()
+
+    def _split(self) -> list[Stack]:
+        """Small stacks of the members in training, as they are before the first step."""
+        active = [member for member, state in self._states.items() if state.status == "training"]
+        parts = [active[start : start + self._chunk] for start in range(0, len(active), self._chunk)]
+        return [Stack(part, device=self._device) for part in parts]
+
+    def train(self, store: PartStore, name: str) -> list[TrainedMember]:
+        """What became of every member, trained on from the checkpoint of that name where there is one.
+
+        Raises:
+            RunError: a checkpoint cannot be written (a full disk).
+        """
+        with crew_for(self._device) as crew:
+            found = store.find(name)
+            if found is not None:
+                self._restore(found)
+            elif self.options.evaluate_every:
+                self._evaluate(crew, due=True)
+            saved = time.monotonic()
+            while self._stacks and self._step < self.options.steps:
+                self._window(crew)
+                if time.monotonic() - saved >= self._checkpoint_seconds:
+                    store.keep(name, self._checkpoint())
+                    saved = time.monotonic()
+        return list(self._states.values())
+
+    def _window(self, crew: "Crew") -> None:
+        """Steps up to the next entry of the loss curve, and what follows from it."""
+        start, stop = self._step, min(self._step + self.options.window, self.options.steps)
+        losses = crew(lambda stack: stack.steps(start, stop, batch=self.options.batch).double().cpu(), self._stacks)
+        self._step = stop
+        for stack, found in zip(self._stacks, losses, strict=True):
+            # Summed one after another: the order of a vectorised sum may depend on how many members there are.
+            mean = np.add.accumulate(found.numpy(), axis=0)[-1] / (stop - start)
+            self._report(stack.members, stop, mean.tolist())
+            for member, loss, finite in zip(stack.members, mean, stack.finite(), strict=True):
+                state = self._states[member]
+                state.losses = np.append(state.losses, np.float32(loss))
+                state.steps = stop
+                state.status, state.reason = self._end(state, start, finite=finite)
+        every = self.options.evaluate_every
+        self._evaluate(crew, due=stop == self.options.steps or bool(every and stop % every == 0))
+        self._leave()
+
+    def _end(self, state: TrainedMember, start: int, *, finite: bool) -> tuple[MemberStatus, str]:
+        """Whether, how and why a member ends after its latest window, which began with step `start`.
+
+        A loss is that before its update: the last update of a window may be what drives parameters to infinity.
+        """
+        if not state.losses[-1] <= self.options.diverged_above:
+            return "diverged", f"the mean loss over steps {start} ... {self._step - 1} was {state.losses[-1]:g}"
+        if not finite:
+            return "diverged", f"its parameters are not finite after step {self._step - 1}"
+        if self._step == self.options.steps:
+            return "done", ""
+        if self.options.stopping.stops(state.losses):
+            return "stopped_early", str(self.options.stopping)
+        return "training", ""
+
+    def _evaluate(self, crew: "Crew", *, due: bool) -> None:
+        """The task's evaluation of all members if it is due, and of those that have just ended."""
+        if not self.options.examples:
+            return
+        stacks = []
+        for stack in self._stacks:
+            status = [self._states[member].status for member in stack.members]
+            wanted = [place for place, each in enumerate(status) if each != "diverged" and (due or each != "training")]
+            if wanted:
+                stacks.append(stack.select(wanted))
+        for stack, found in zip(stacks, crew(lambda each: each.evaluate(self.options.examples), stacks), strict=True):
+            for place, member in enumerate(stack.members):
+                self._states[member].evaluated({name: np.array(values[place]) for name, values in found.items()})
+
+    def _leave(self) -> None:
+        """Take members that have ended out of their stacks."""
+        stacks = []
+        for stack in self._stacks:
+            stay = []
+            for place, member in enumerate(stack.members):
+                state = self._states[member]
+                if state.status == "training":
+                    stay.append(place)
+                elif state.status != "diverged":
+                    state.parameters = stack.parameters(place)
+            if stay:
+                stacks.append(stack.select(stay))
+        self._stacks = stacks
+
+    def _checkpoint(self) -> Arrays:
+        """Everything that the rest of the training depends on, and what has come out so far."""
+        arrays = {**packed(list(self._states.values())), "step": np.array([self._step])}
+        if self._stacks:
+            arrays["values"] = torch.cat([stack.values for stack in self._stacks]).cpu().numpy()
+            for name in self._stacks[0].state:
+                arrays[f"state/{name}"] = torch.cat([stack.state[name] for stack in self._stacks]).cpu().numpy()
+        return arrays
+
+    def _restore(self, arrays: Arrays) -> None:
+        """Stand where the checkpoint was written."""
+        self._step = int(arrays["step"][0])
+        self._states = dict(zip(self.members, unpacked(self.members, arrays), strict=True))
+        self._stacks = self._split()
+        row = 0
+        for stack in self._stacks:
+            rows = slice(row, row + len(stack.members))
+            stack.load(arrays["values"][rows], {name: each[rows] for name, each in below(arrays, "state/").items()})
+            row = rows.stop
+
+
+Crew = Callable[[Callable[[Stack], Any], Sequence[Stack]], list[Any]]
+"""Applies a function to stacks, several at a time."""
+
+
+@contextmanager
+def crew_for(device: torch.device) -> Iterator[Crew]:
+    """On a CPU as many threads as PyTorch would use, each with one to itself; elsewhere this thread."""
+    if device.type != "cpu":
+        yield lambda apply, stacks: [apply(stack) for stack in stacks]
+        return
+    keep_freed_memory()
+    threads = torch.get_num_threads()
+    with pinned(1), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield lambda apply, stacks: list(pool.map(apply, stacks))
+
+
+def default_chunk(members: Sequence[Member], batch: int, device: torch.device) -> int:
+    """Members of each small stack: on a CPU what the caches hold, with some for every thread; elsewhere all."""
+    if device.type != "cpu":
+        return len(members)
+    first = members[0]
+    held = CPU_VALUES // (batch * first.task.n_positions * first.config.width)
+    return max(1, min(held, -(-len(members) // torch.get_num_threads())))
+
+
+def no_report(members: Sequence[Member], step: int, losses: Sequence[float]) -> None:
+    """Where nobody sees it."""
+
+
+@contextmanager
+def live_report(total: int, steps: int) -> Iterator[Report]:
+    """A live table of the losses of `total` members, `steps` each, on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield no_report
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    latest: Latest = {}
+
+    def report(members: Sequence[Member], step: int, losses: Sequence[float]) -> None:
+        for member, loss in zip(members, losses, strict=True):
+            latest[member.name] = (step, latest.get(member.name, (0, loss, loss))[1], loss)
+
+    with Live(
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=REFRESHES_PER_SECOND,
+        get_renderable=lambda: losses_table(dict(latest), total=total, steps=steps),
+    ):
+        yield report
+
+
+def losses_table(latest: Latest, *, total: int, steps: int) -> "Table":
+    """The members in training, or all where none is; the highest losses first, at most `SHOWN` rows."""
+    from rich.table import Table
+
+    table = Table(title=f"loss in nats ({len(latest)} of {total} members seen)", title_justify="left")
+    for column in ("member", "step", "first", "now"):
+        table.add_column(column, justify="left" if column == "member" else "right")
+    training = {name: entry for name, entry in latest.items() if entry[0] < steps} or latest
+    worst = sorted(training.items(), key=lambda item: -item[1][2])
+    for name, (step, first, loss) in worst[:SHOWN]:
+        table.add_row(name, f"{step}/{steps}", f"{first:.4f}", f"{loss:.4f}")
+    if len(worst) > SHOWN:
+        table.add_row(f"... and {len(worst) - SHOWN} with lower losses", "", "", "")
+    return table

@@ -5,34 +5,38 @@ With the default configuration a layer is x <- (1 - m) x + m mean_h A_h x in flo
 position are the rollout; content attention, norms, values and MLPs are switched on one by one.
 """
 
-from posbias.models.reference.config import CHOICES, NORM_EPSILON, ReferenceConfig, ReferenceShape, shape_of
-from posbias.models.reference.constants import constants_of, stacked
-from posbias.models.reference.conversion import reference_from_hugging_face
+from posbias.models.reference.config import CHOICES, ReferenceConfig, ReferenceShape, shape_of
 from posbias.models.reference.forward import attention_maps, forward, hidden_states
-from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
-from posbias.models.reference.parameters import draw_parameters, random_orthogonal
-from posbias.models.reference.presets import copy_network, retrieval_network
-from posbias.models.reference.saving import is_reference, load_reference, save_reference
+from posbias.models.reference.network import (
+    ITEMS,
+    ReferenceBlock,
+    ReferenceNetwork,
+    ReferenceTransformer,
+    config_from,
+    is_reference,
+    load_parameters,
+    load_reference,
+    save_reference,
+)
+from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 
 __all__ = [
     "CHOICES",
-    "NORM_EPSILON",
+    "ITEMS",
     "ReferenceBlock",
     "ReferenceConfig",
     "ReferenceNetwork",
     "ReferenceShape",
     "ReferenceTransformer",
     "attention_maps",
+    "config_from",
     "constants_of",
-    "copy_network",
     "draw_parameters",
     "forward",
     "hidden_states",
     "is_reference",
+    "load_parameters",
     "load_reference",
-    "random_orthogonal",
-    "reference_from_hugging_face",
-    "retrieval_network",
     "save_reference",
     "shape_of",
     "stacked",

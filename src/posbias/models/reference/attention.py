@@ -1,27 +1,131 @@
 """Attention of a reference transformer on stacked weights, for all positions or only the wanted rows.
 
-Where nothing stands between two maps their product may be formed first: q.k = x (W_Q W_K^T) x'^T when heads are not
-rotary, and sum_j a_j (x_j W_V) = (sum_j a_j x_j) W_V. For one row of the last layer this leaves almost no work. A key's
-bias shifts all logits of a row alike and drops out of the softmax; a value's bias passes through, as rows sum to 1.
+Every tensor has a leading member axis, so that one matrix product per map serves all members. Where nothing stands
+between two maps their product may be formed first: q.k = x (W_Q W_K^T) x'^T when heads are not rotary, and
+sum_j a_j (x_j W_V) = (sum_j a_j x_j) W_V. For one row of the last layer this leaves almost no work. A key's bias shifts
+all logits of a row alike and drops out of the softmax; a value's bias passes through, as rows sum to 1.
+
+The products below are PyTorch's own with gradients arranged for many small matrices: a product with one row or column
+is a product of vectors, multiplied element by element, and every gradient comes out in its tensor's own layout, so that
+nothing is copied on the way. They have first derivatives only, which is what training needs.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Inexact
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from posbias.models.reference.config import ReferenceShape
-from posbias.models.reference.layers import Weights, linear, rows_of
-from posbias.models.reference.products import attention_of, mixed
 
+Weights = Mapping[str, Tensor]
 Stream = Float[Tensor, "member batch position feature"]
+Rows = Float[Tensor, "member batch row feature"]
 Maps = Float[Tensor, "member #batch head row position"]
 
+SHORT, SHORT_ALONE = 20, 16
+"""Keys up to which a softmax is faster across rows than along them (of several rows, of one): a row does not fill two
+vector instructions, and across rows many are normalised at once."""
 
-def branch(
-    shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps
-) -> Float[Tensor, "member batch row feature"]:
+
+class _Dots(torch.autograd.Function):
+    """a b^T."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return torch.bmm(left, right.transpose(1, 2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        return (
+            _product(gradient, right) if ctx.needs_input_grad[0] else None,
+            _product(gradient.transpose(1, 2), left) if ctx.needs_input_grad[1] else None,
+        )
+
+
+class _Product(torch.autograd.Function):
+    """a b."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return torch.bmm(left, right)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        back = None
+        if ctx.needs_input_grad[0]:
+            # Turned as `left` lies in memory.
+            turned = left.stride(-1) != 1
+            back = _product(right, gradient.transpose(1, 2)) if turned else _product(gradient, right.transpose(1, 2))
+            back = back.transpose(1, 2) if turned else back
+        return back, _product(left.transpose(1, 2), gradient) if ctx.needs_input_grad[1] else None
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """a b; outer products of vectors are no sums."""
+    return left * right if left.shape[2] == 1 else torch.bmm(left, right)
+
+
+def dots(
+    left: Float[Tensor, "*stack row feature"], right: Float[Tensor, "*stack key feature"]
+) -> Float[Tensor, "*stack row key"]:
+    """Dot products of every row with every key."""
+    found: Tensor = _Dots.apply(left.flatten(0, -3), right.flatten(0, -3))  # type: ignore[no-untyped-call]
+    return found.view(*left.shape[:-1], right.shape[-2])
+
+
+def mixed(
+    maps: Float[Tensor, "*stack row key"], values: Float[Tensor, "*stack key feature"]
+) -> Float[Tensor, "*stack row feature"]:
+    """Rows of `values`, mixed."""
+    found: Tensor = _Product.apply(maps.flatten(0, -3), values.flatten(0, -3))  # type: ignore[no-untyped-call]
+    return found.view(*maps.shape[:-1], values.shape[-1])
+
+
+def attention_of(
+    query: Float[Tensor, "member batch head row feature"],
+    key: Float[Tensor, "member batch #head position feature"],
+    bias: Float[Tensor, "member one head row position"],
+) -> Float[Tensor, "member batch head row position"]:
+    """softmax(q k^T + bias) over the keys, which all heads may share."""
+    heads, rows = query.shape[2:4]
+    if key.shape[2] != heads:
+        query, bias = query.flatten(2, 3)[:, :, None], bias.flatten(2, 3)[:, :, None]
+    if key.shape[3] <= (SHORT if rows > 1 else SHORT_ALONE):
+        maps = torch.softmax(dots(key, query) + bias.transpose(3, 4), dim=3).transpose(3, 4)
+    else:
+        maps = torch.softmax(dots(query, key) + bias, dim=4)
+    return maps.reshape(*maps.shape[:2], heads, rows, -1)
+
+
+def linear(
+    inputs: Stream,
+    weight: Float[Tensor, "member feature output"],
+    bias: Float[Tensor, "member output"] | None = None,
+) -> Float[Tensor, "member batch position output"]:
+    """x W + b with each member's own W and b."""
+    flat = inputs.flatten(1, 2)
+    product = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias[:, None], flat, weight)
+    return product.reshape(*inputs.shape[:3], weight.shape[2])
+
+
+def rows_of(values: Inexact[Tensor, "..."], rows: tuple[int, ...], *, dim: int) -> Inexact[Tensor, "..."]:
+    """Some positions of one axis: a view where they follow each other, as the last one alone does."""
+    if rows == tuple(range(rows[0], rows[0] + len(rows))):
+        return values.narrow(dim, rows[0], len(rows))
+    return values.index_select(dim, torch.tensor(rows, device=values.device))
+
+
+def branch(shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps) -> Rows:
     """What attention adds to the stream: mean_h A_h x, mean_h A_h x W, sum_h A_h x V_h O_h, or A_h x V_h joined."""
     if shape.values != "gaussian":
         mean = maps.mean(dim=2) @ inputs
@@ -60,7 +164,7 @@ def mix(
 
 def attention(
     shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
-) -> Float[Tensor, "member #batch head row position"]:
+) -> Maps:
     """Row-stochastic matrices A_h; one for the whole batch where content plays no part.
 
     Args:
@@ -75,37 +179,29 @@ def attention(
         bias = rows_of(bias, rows, dim=3)
     if shape.attention != "content":
         return torch.softmax(bias, dim=-1)
-    query, key = asked(shape, weights, constants, inputs, rows=rows)
+    query, key = queries_and_keys(shape, weights, constants, inputs, rows=rows)
     if shape.merges:
         return attention_of(query, key, bias)
     return torch.softmax(query @ key.transpose(-1, -2) + bias, dim=-1)
 
 
-def content_logits(
-    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
-) -> Float[Tensor, "member batch head row position"]:
-    """q.k / sqrt(head_dim), queries and keys turned in the heads whose encoding is rotary."""
-    query, key = asked(shape, weights, constants, inputs, rows=rows)
-    return query @ key.transpose(-1, -2)
-
-
-def asked(
+def queries_and_keys(
     shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
 ) -> tuple[
     Float[Tensor, "member batch head row head_feature"], Float[Tensor, "member batch #head position head_feature"]
 ]:
     """Queries / sqrt(head_dim) of the wanted rows, and keys: two factors of the logits."""
-    asking = inputs if rows is None else rows_of(inputs, rows, dim=2)
-    if _merges_queries(shape, n_rows=asking.shape[2]):
-        return merged_queries(shape, weights, asking), inputs[:, :, None]
+    wanted = inputs if rows is None else rows_of(inputs, rows, dim=2)
+    if _merges_queries(shape, n_rows=wanted.shape[2]):
+        return merged_queries(shape, weights, wanted), inputs[:, :, None]
     scale = 1 / math.sqrt(shape.head_dim)
     weight, bias = map_of(shape, weights, "query")
     key = shared(shape, heads_of(inputs, *map_of(shape, weights, "key")))
     if shape.rotary:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
         aside = scale * (turn if rows is None else rows_of(turn, rows, dim=3))
-        return turned(heads_of(asking, weight, bias), aside), turned(key, turn)
-    return heads_of(asking, weight * scale, None if bias is None else bias * scale), key
+        return turned(heads_of(wanted, weight, bias), aside), turned(key, turn)
+    return heads_of(wanted, weight * scale, None if bias is None else bias * scale), key
 
 
 def map_of(
@@ -125,17 +221,17 @@ def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feat
 
 
 def merged_queries(
-    shape: ReferenceShape, weights: Weights, asking: Float[Tensor, "member batch row feature"]
+    shape: ReferenceShape, weights: Weights, wanted: Rows
 ) -> Float[Tensor, "member batch head row feature"]:
     """(x W_Q + b) W_K^T / sqrt(head_dim), as wide as the stream."""
     back = weights["key"].transpose(2, 3) / math.sqrt(shape.head_dim)
     both = weights["query"] @ back
     bias = weights.get("query_bias")
-    return heads_of(asking, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
+    return heads_of(wanted, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
 
 
 def heads_of(
-    inputs: Float[Tensor, "member batch position feature"],
+    inputs: Stream,
     weight: Float[Tensor, "member head feature head_feature"],
     bias: Float[Tensor, "member head head_feature"] | None,
 ) -> Float[Tensor, "member batch head position head_feature"]:

@@ -4,7 +4,7 @@ The architecture says what mixes positions; everything else in a layer is chosen
 decides which tensors exist and which operations run: models of one shape compute together, stacked.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -103,9 +103,40 @@ class ReferenceConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"reference {name} {getattr(self, name)!r} is unknown; allowed: {', '.join(allowed)}")
-        self._check_counts()
-        self._check_heads()
-        self._check_positions()
+        for name in (*COUNTS, *COUNTS_OF_READOUT):
+            value = getattr(self, name)
+            if value is not None:
+                check_whole(f"reference {name}", value, least=1)
+        layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
+        tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
+        readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
+        CELLS.check("reference weights", self.architecture.depth * layer + self.width * (self.width + tables) + readout)
+        if self.vocabulary_size is None and self.outputs is None:
+            raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
+        for name in ("norm_epsilon", "initial_deviation"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"reference {name} must be a finite number > 0, got {getattr(self, name)}")
+        if not abs(self.residual_scale) < float("inf"):
+            raise UsageError(f"reference residual_scale must be finite, got {self.residual_scale}")
+        heads = self.architecture.heads
+        sinks = self.architecture.layer_sinks
+        if sinks.max() > float("-inf"):
+            raise UsageError(f"reference models have no sinks, the architecture has logits up to {sinks.max():g}")
+        if self.per_head and self.head_width is None and self.width % heads:
+            raise UsageError(f"reference width {self.width} is not a multiple of {heads} heads")
+        if heads % self.n_key_value_heads:
+            raise UsageError(f"reference key_value_heads {self.key_value_heads} is not a divisor of {heads} heads")
+        joined = self.values == "gaussian" and not self.output_map
+        if joined and heads * self.head_dim != self.width:
+            raise UsageError(
+                f"reference without output maps needs heads * head_dim = width, got {heads} * {self.head_dim} for "
+                f"width {self.width}"
+            )
+        if self.rotary and self.head_dim % 2:
+            raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
+        added = self.input_encoding
+        if added is not None and added.width != self.width:
+            raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
 
     def to_dict(self) -> dict[str, Any]:
         """Everything the model's numbers depend on apart from its weights, as plain values."""
@@ -160,46 +191,6 @@ class ReferenceConfig:
         """Whether queries and keys of some head are turned."""
         groups = [group for layer in self.architecture.head_groups for group in layer]
         return self.attention == "content" and any(isinstance(group.encoding, Rope) for group in groups)
-
-    def _check_counts(self) -> None:
-        for name in (*COUNTS, *COUNTS_OF_READOUT):
-            value = getattr(self, name)
-            if value is not None:
-                check_whole(f"reference {name}", value, least=1)
-        layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
-        tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
-        readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
-        CELLS.check("reference weights", self.architecture.depth * layer + self.width * (self.width + tables) + readout)
-        if self.vocabulary_size is None and self.outputs is None:
-            raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
-        for name in ("norm_epsilon", "initial_deviation"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UsageError(f"reference {name} must be a finite number > 0, got {getattr(self, name)}")
-        if not abs(self.residual_scale) < float("inf"):
-            raise UsageError(f"reference residual_scale must be finite, got {self.residual_scale}")
-
-    def _check_heads(self) -> None:
-        heads = self.architecture.heads
-        sinks = self.architecture.layer_sinks
-        if sinks.max() > float("-inf"):
-            raise UsageError(f"reference models have no sinks, the architecture has logits up to {sinks.max():g}")
-        if self.per_head and self.head_width is None and self.width % heads:
-            raise UsageError(f"reference width {self.width} is not a multiple of {heads} heads")
-        if heads % self.n_key_value_heads:
-            raise UsageError(f"reference key_value_heads {self.key_value_heads} is not a divisor of {heads} heads")
-        joined = self.values == "gaussian" and not self.output_map
-        if joined and heads * self.head_dim != self.width:
-            raise UsageError(
-                f"reference without output maps needs heads * head_dim = width, got {heads} * {self.head_dim} for "
-                f"width {self.width}"
-            )
-
-    def _check_positions(self) -> None:
-        if self.rotary and self.head_dim % 2:
-            raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
-        added = self.input_encoding
-        if added is not None and added.width != self.width:
-            raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
 
 
 @dataclass(frozen=True)
@@ -259,33 +250,19 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
     if config.learned_positions is not None and n_positions > config.learned_positions:
         raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} asked")
     scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)
-    return ReferenceShape(
-        n_positions=n_positions,
-        depth=config.architecture.depth,
-        heads=config.architecture.heads,
-        width=config.width,
-        head_dim=config.head_dim,
-        key_value_heads=config.n_key_value_heads,
-        vocabulary_size=config.vocabulary_size,
-        n_outputs=config.n_outputs,
-        dtype=config.torch_dtype,
-        attention=config.attention,
-        values=config.values,
-        output_map=config.output_map,
-        biases=config.biases,
-        residual="scaled" if scaled else config.residual,
-        norm=config.norm,
-        normalisation=config.normalisation,
-        norm_epsilon=config.norm_epsilon,
-        embedding_norm=config.embedding_norm,
-        mlp_width=config.hidden_width if config.mlp else 0,
-        activation=config.activation,
-        gated_mlp=config.gated_mlp,
-        rotate_stream=config.rotate_stream,
-        rotary=config.rotary,
-        adds_positions=config.input_encoding is not None,
-        learned_positions=config.learned_positions,
-        readout=config.readout,
-        readout_width=config.width if config.readout_width is None else config.readout_width,
-        readout_layers=config.readout_layers,
-    )
+    same = {each.name for each in fields(ReferenceConfig)} & {each.name for each in fields(ReferenceShape)}
+    different = {
+        "n_positions": n_positions,
+        "depth": config.architecture.depth,
+        "heads": config.architecture.heads,
+        "head_dim": config.head_dim,
+        "key_value_heads": config.n_key_value_heads,
+        "n_outputs": config.n_outputs,
+        "dtype": config.torch_dtype,
+        "residual": "scaled" if scaled else config.residual,
+        "mlp_width": config.hidden_width if config.mlp else 0,
+        "rotary": config.rotary,
+        "adds_positions": config.input_encoding is not None,
+        "readout_width": config.width if config.readout_width is None else config.readout_width,
+    }
+    return ReferenceShape(**({name: getattr(config, name) for name in same} | different))

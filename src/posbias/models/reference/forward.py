@@ -1,20 +1,48 @@
 """The reference transformer as a pure function of stacked weights: logits of the wanted rows, and attention maps.
 
-Written with a member axis throughout, as one matrix product per map over all members; a single model is a stack of one.
-The last layer computes only the rows that are asked for.
+Written with a member axis throughout: `stream` is [member, batch, position, feature] and each weight [member, ...]; a
+single model is a stack of one. The last layer computes only the rows that are asked for.
+
+A network in which nothing stands between the layers' maps is computed as one that mixes positions and little else.
+Without residual, norm, MLP or biases a layer of one head is x <- A x V, and (A x) V = A (x V): V commutes with every
+mixing of positions. So it waits: the next layer's queries and keys take it into their weights, (x V) W = x (V W), and
+what is left over is applied to the few rows that are read. The last layer sees the mixing P below it through products
+with vectors alone, sum_j a_j (P x)_j = (a P) x, so P x is not formed either. The same numbers up to rounding.
 """
+
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from posbias.errors import UsageError
-from posbias.models.reference.attention import attention, branch
+from posbias.models.reference.attention import (
+    Stream,
+    Weights,
+    attention,
+    branch,
+    dots,
+    linear,
+    merged_queries,
+    mix,
+    rows_of,
+)
 from posbias.models.reference.config import ReferenceShape
-from posbias.models.reference.folding import folded_rows, folds
-from posbias.models.reference.layers import Weights, entered, normalise, of_layer, read_out, rows_of, scaled, with_mlp
 
 Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch position feature"]
+Rows = Float[Tensor, "member batch row feature"]
+Square = Float[Tensor, "member feature feature"]
+Layer = tuple[Weights, Weights]
+"""Weights and constants of one layer."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
 
 
 def forward(
@@ -37,7 +65,7 @@ def forward(
 
 def hidden_states(
     shape: ReferenceShape, parameters: Weights, constants: Weights, inputs: Inputs, *, rows: tuple[int, ...]
-) -> Float[Tensor, "member batch row feature"]:
+) -> Rows:
     """The stream of some positions after the last layer and norm: what the readout reads. Arguments as `forward`."""
     _check(shape, inputs, rows)
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
@@ -61,18 +89,23 @@ def attention_maps(
     _check(shape, inputs, (0,))
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
     maps = []
-    for layer in range(shape.depth):
-        weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
-        seen = entered(shape, weights, "attention", stream)
-        found = attention(shape, weights, fixed, seen, rows=None)
+    for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
+        found = attention(shape, weights, fixed, entered(shape, weights, "attention", below), rows=None)
         maps.append(found.expand(-1, inputs.shape[1], -1, -1, -1))
-        stream = layer_output(shape, weights, fixed, stream, rows=None)
     return torch.stack(maps)
 
 
-def embedded(
-    shape: ReferenceShape, parameters: Weights, inputs: Inputs
-) -> Float[Tensor, "member batch position feature"]:
+def layer_inputs(
+    shape: ReferenceShape, parameters: Weights, constants: Weights, stream: Stream
+) -> Iterator[tuple[Weights, Weights, Stream]]:
+    """Weights, constants and input of every layer, from below; `stream` is what enters the first."""
+    for layer in range(shape.depth):
+        weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
+        yield weights, fixed, stream
+        stream = layer_output(shape, weights, fixed, stream, rows=None)
+
+
+def embedded(shape: ReferenceShape, parameters: Weights, inputs: Inputs) -> Stream:
     """The vectors of the inputs, before anything is added to them."""
     if shape.vocabulary_size is None:
         return inputs
@@ -80,12 +113,7 @@ def embedded(
     return parameters["embedding"][members, inputs]
 
 
-def entrance(
-    shape: ReferenceShape,
-    parameters: Weights,
-    constants: Weights,
-    vectors: Float[Tensor, "member batch position feature"],
-) -> Float[Tensor, "member batch position feature"]:
+def entrance(shape: ReferenceShape, parameters: Weights, constants: Weights, vectors: Stream) -> Stream:
     """What enters the first layer: embeddings, normalised where configured, plus vectors of position."""
     if shape.embedding_norm:
         vectors = normalise(shape, parameters, "embedding", vectors)
@@ -100,10 +128,10 @@ def layer_output(
     shape: ReferenceShape,
     weights: Weights,
     constants: Weights,
-    stream: Float[Tensor, "member batch position feature"],
+    stream: Stream,
     *,
     rows: tuple[int, ...] | None,
-) -> Float[Tensor, "member batch row feature"]:
+) -> Rows:
     """One layer, of its wanted rows only (None: all)."""
     kept, added = split(shape, weights, constants, stream, rows=rows)
     stream = added if kept is None else kept + added
@@ -118,10 +146,10 @@ def split(
     shape: ReferenceShape,
     weights: Weights,
     constants: Weights,
-    stream: Float[Tensor, "member batch position feature"],
+    stream: Stream,
     *,
     rows: tuple[int, ...] | None,
-) -> tuple[Float[Tensor, "member batch row feature"] | None, Float[Tensor, "member batch row feature"]]:
+) -> tuple[Rows | None, Rows]:
     """What the residual keeps of the stream (None: nothing), and what attention adds to it."""
     seen = entered(shape, weights, "attention", stream)
     added = branch(shape, weights, seen, attention(shape, weights, constants, seen, rows=rows))
@@ -136,6 +164,130 @@ def split(
 def of_constants(constants: Weights, layer: int) -> dict[str, Tensor]:
     """The constants of one layer."""
     return {name: value[:, layer] for name, value in constants.items() if name != "positions"}
+
+
+def of_layer(tensors: Weights, layer: int) -> dict[str, Tensor]:
+    """The weights of one layer under their short names."""
+    prefix = f"blocks.{layer}."
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def normalise(shape: ReferenceShape, weights: Weights, name: str, stream: Stream) -> Stream:
+    """The norm called `name`."""
+    gain = weights[f"{name}_gain"][:, None, None]
+    if shape.normalisation == "rms":
+        power = stream.square().mean(dim=-1, keepdim=True)
+        return gain * stream * torch.rsqrt(power + shape.norm_epsilon)
+    shift = weights[f"{name}_shift"][:, None, None]
+    return functional.layer_norm(stream, (shape.width,), eps=shape.norm_epsilon) * gain + shift
+
+
+def entered(shape: ReferenceShape, weights: Weights, name: str, stream: Stream) -> Stream:
+    """What a branch reads: the stream, normalised where norms come first."""
+    return normalise(shape, weights, name, stream) if shape.norm == "pre" else stream
+
+
+def with_mlp(shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream) -> Stream:
+    """The stream after the layer's MLP and its residual."""
+    inner = entered(shape, weights, "mlp", stream)
+    activation = ACTIVATIONS[shape.activation]
+    up = linear(inner, weights["up"], weights.get("up_bias"))
+    if shape.gated_mlp:
+        hidden = activation(linear(inner, weights["gate"], weights.get("gate_bias"))) * up
+    else:
+        hidden = activation(up)
+    update = linear(hidden, weights["down"], weights.get("down_bias"))
+    if shape.residual == "scaled":
+        stream = scaled(constants["mlp_kept"], stream) + update
+    else:
+        stream = update if shape.residual == "none" else stream + update
+    return normalise(shape, weights, "mlp", stream) if shape.norm == "post" else stream
+
+
+def scaled(factor: Float[Tensor, "member"], stream: Stream) -> Stream:
+    """Each member's stream times its own number."""
+    return factor[:, None, None, None] * stream
+
+
+def read_out(shape: ReferenceShape, parameters: Weights, hidden: Rows) -> Float[Tensor, "member batch row output"]:
+    """Logits of the outputs."""
+    if shape.readout == "linear":
+        return linear(hidden, parameters["unembedding"].transpose(1, 2))
+    for layer in range(shape.readout_layers):
+        hidden = functional.relu(
+            linear(hidden, parameters[f"readout.{layer}.weight"], parameters[f"readout.{layer}.bias"])
+        )
+    last = shape.readout_layers
+    return linear(hidden, parameters[f"readout.{last}.weight"], parameters[f"readout.{last}.bias"])
+
+
+def folds(shape: ReferenceShape) -> bool:
+    """Whether the maps of values can wait until the end."""
+    alone = shape.residual == "none" and shape.norm == "none" and not shape.mlp_width and not shape.rotate_stream
+    return shape.merges and alone and not shape.biases and shape.heads == 1 and shape.values == "gaussian"
+
+
+def folded_rows(shape: ReferenceShape, layers: Sequence[Layer], inputs: Stream, *, rows: tuple[int, ...]) -> Rows:
+    """Rows of the stream after the last layer.
+
+    Args:
+        shape: One that `folds`.
+        layers: Weights and constants of every layer, from below.
+        inputs: The stream before the first layer.
+        rows: Positions wanted, at least one.
+    """
+    stream, mixing, waiting = inputs, None, None
+    for weights, constants in layers[:-1]:
+        stream = stream if mixing is None else mix(shape, mixing, stream)
+        mixing = attention(shape, _after(waiting, weights), constants, stream, rows=None)[:, :, 0]
+        waiting = _carried_on(shape, waiting, weights)
+    weights, constants = layers[-1]
+    last = _after(waiting, weights)
+    if mixing is not None and _seen_through(shape, n_rows=len(rows)):
+        found = _through(shape, (last, constants), mixing, stream, rows=rows)
+    else:
+        stream = stream if mixing is None else mix(shape, mixing, stream)
+        found = attention(shape, last, constants, stream, rows=rows)[:, :, 0]
+        found = mix(shape, found, stream)
+    return linear(found, _carried_on(shape, waiting, weights))
+
+
+def _through(
+    shape: ReferenceShape,
+    layer: Layer,
+    mixing: Float[Tensor, "member #batch position position"],
+    inputs: Stream,
+    *,
+    rows: tuple[int, ...],
+) -> Rows:
+    """Rows of a layer over the stream `mixing @ inputs`."""
+    weights, constants = layer
+    logits = rows_of(constants["bias"], rows, dim=2)
+    if shape.attention == "content":
+        query = merged_queries(shape, weights, mix(shape, rows_of(mixing, rows, dim=2).contiguous(), inputs))[:, :, 0]
+        logits = logits + mix(shape, mixing, dots(inputs, query)).transpose(2, 3)
+    return mix(shape, mix(shape, torch.softmax(logits, dim=-1), mixing), inputs)
+
+
+def _seen_through(shape: ReferenceShape, *, n_rows: int) -> bool:
+    """Whether the rows take fewer products with the mixing unformed; rotary keys turn after it."""
+    n, d = shape.n_positions, shape.width
+    return not shape.rotary and n_rows * (4 * n * d + 2 * n * n) < n * n * d + n_rows * 2 * n * d
+
+
+def _after(waiting: Square | None, weights: Weights) -> Weights:
+    """Weights of a layer that take in the map before them."""
+    if waiting is None or "query" not in weights:
+        return weights
+    return {name: waiting[:, None] @ weights[name] for name in ("query", "key")}
+
+
+def _carried_on(shape: ReferenceShape, waiting: Square | None, weights: Weights) -> Square:
+    """What waits after a layer: its map of values joins."""
+    own = weights["value"][:, 0]
+    if shape.output_map:
+        own = own @ weights["output"][:, 0]
+    return own if waiting is None else waiting @ own
 
 
 def _check(shape: ReferenceShape, inputs: Inputs, rows: tuple[int, ...]) -> None:

@@ -1,10 +1,14 @@
 """The reference transformer as a `Model`: frozen weights behind the interface that measurement and theory ask for.
 
-Its forward is the stack's, for one member and without products of weights formed ahead.
+Its forward is the stack's, for one member and without products of weights formed ahead. On disk a model is
+`reference.json` (configuration, where it came from) and `weights.safetensors`; nothing that could run code is read.
+The JSON file is written last, so that a directory with it is whole.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,71 +16,42 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture, Encoding, NoEncoding
-from posbias.errors import UsageError
+from posbias.directories import write_atomically
+from posbias.errors import RunError, UsageError, one_line
+from posbias.files import read_json
+from posbias.models.config_limits import check_numbers
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.models.reference.attention import content_logits
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
-from posbias.models.reference.constants import constants_of, shown
-from posbias.models.reference.forward import entrance, layer_output, of_constants, split
-from posbias.models.reference.layers import normalise, read_out
-from posbias.models.reference.parameters import draw_parameters
+from posbias.models.reference.forward import entrance, hidden_states, layer_inputs, read_out, split
+from posbias.models.reference.parameters import constants_of, draw_parameters, shown
+from posbias.models.sources import CONFIG_BYTES
+from posbias.models.weight_files import stored_tensors
 from posbias.models.weights import weights_sha256
+from posbias.records import plain
+
+CONFIG_FILE = "reference.json"
+WEIGHTS_FILE = "weights.safetensors"
+FORMAT = 1
+ITEMS = "items"
+"""Name of the table of input vectors beside the weights."""
+DRAWN_ITEMS = 256
+"""Items of a model that was saved without any."""
+
+Tensors = dict[str, Tensor]
 
 
 class ReferenceBlock(nn.Module):
-    """One layer's weights, and what it does with them. Trainable like any module."""
-
-    query: nn.Parameter
-    key: nn.Parameter
-    value: nn.Parameter
-    output: nn.Parameter
-    up: nn.Parameter
-    down: nn.Parameter
-    attention_gain: nn.Parameter
-    mlp_gain: nn.Parameter
+    """One layer's weights, and what the architecture says of it."""
 
     def __init__(self, config: ReferenceConfig, layer: int) -> None:
         super().__init__()
         self.config = config
-        self.layer = layer
         self.groups = config.architecture.head_groups[layer]
         self.mixing = float(config.architecture.layer_mixing[layer])
-
-    def forward(self, stream: Float[Tensor, "batch position feature"]) -> Float[Tensor, "batch position feature"]:
-        """The layer's output."""
-        return layer_output(self._shape(stream), self._weights(), self._constants(stream), stream[None], rows=None)[0]
-
-    def split(
-        self, stream: Float[Tensor, "batch position feature"]
-    ) -> tuple[Float[Tensor, "batch position feature"], Float[Tensor, "batch position feature"]]:
-        """What the residual keeps of the stream, and what attention adds to it."""
-        parts = split(self._shape(stream), self._weights(), self._constants(stream), stream[None], rows=None)
-        kept, added = parts
-        return (torch.zeros_like(stream) if kept is None else kept[0]), added[0]
-
-    def content_logits(
-        self, inputs: Float[Tensor, "batch position feature"]
-    ) -> Float[Tensor, "batch head position position"]:
-        """q.k / sqrt(head_dim), queries and keys turned in the heads whose encoding is rotary."""
-        shape, weights = self._shape(inputs), self._weights()
-        return content_logits(shape, weights, self._constants(inputs), inputs[None], rows=None)[0]
-
-    def _shape(self, stream: Float[Tensor, "batch position feature"]) -> ReferenceShape:
-        return replace(shape_of(self.config, stream.shape[1]), merges=False)
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {name: value[None] for name, value in self.named_parameters()}
-
-    def _constants(self, stream: Float[Tensor, "batch position feature"]) -> dict[str, Tensor]:
-        constants = constants_of(self.config, stream.shape[1])
-        return of_constants({name: value[None].to(stream.device) for name, value in constants.items()}, self.layer)
 
 
 class ReferenceNetwork(nn.Module):
     """Embedding, blocks, optional final norm, readout; drawn from `config.seed` unless weights are given."""
-
-    embedding: nn.Parameter
-    final_gain: nn.Parameter
 
     def __init__(self, config: ReferenceConfig, parameters: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
@@ -88,19 +63,24 @@ class ReferenceNetwork(nn.Module):
         for name, value in parameters.items():
             _place(self, name, nn.Parameter(value.detach().to(config.torch_dtype, copy=True)))
 
+    def stack(self, embeddings: Float[Tensor, "batch position feature"]) -> tuple[ReferenceShape, Tensors, Tensors]:
+        """Shape, weights and constants of a stack of this one member, at the length of the embeddings.
+
+        Its inputs are vectors.
+        """
+        n_positions = embeddings.shape[1]
+        shape = replace(shape_of(self.config, n_positions), vocabulary_size=None, merges=False)
+        weights = {name: value[None] for name, value in self.named_parameters()}
+        constants = constants_of(self.config, n_positions)
+        return shape, weights, {name: value[None].to(embeddings.device) for name, value in constants.items()}
+
     def forward(
         self, embeddings: Float[Tensor, "batch position feature"]
     ) -> tuple[Float[Tensor, "batch position feature"], Float[Tensor, "batch position output"]]:
         """Hidden states after the final norm, and logits, at every position."""
-        n_positions = embeddings.shape[1]
-        shape = replace(shape_of(self.config, n_positions), merges=False)
-        weights = {name: value[None] for name, value in self.named_parameters() if not name.startswith("blocks.")}
-        constants = constants_of(self.config, n_positions) if shape.adds_positions else {}
-        fixed = {name: value[None].to(embeddings.device) for name, value in constants.items()}
-        stream = entrance(shape, weights, fixed, embeddings[None])[0]
-        for block in self.blocks:
-            stream = block(stream)
-        hidden = normalise(shape, weights, "final", stream[None]) if shape.norm == "pre" else stream[None]
+        shape, weights, constants = self.stack(embeddings)
+        rows = tuple(range(shape.n_positions))
+        hidden = hidden_states(shape, weights, constants, embeddings[None], rows=rows)
         return hidden[0], read_out(shape, weights, hidden)[0]
 
 
@@ -162,7 +142,7 @@ class ReferenceTransformer(Model):
             UsageError: the model takes vectors and has no items.
         """
         if self.config.vocabulary_size is not None:
-            return self.network.embedding[token_ids]
+            return self.network.get_parameter("embedding")[token_ids]
         if self.items is None:
             raise UsageError("this reference model takes vectors; give it items, or vectors in place of token ids")
         return self.items[token_ids]
@@ -176,14 +156,14 @@ class ReferenceTransformer(Model):
     @torch.no_grad()
     def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
         """Norms of what each layer keeps of the stream and of what attention adds to it."""
-        stream = self.embed(token_ids)
+        vectors = self.embed(token_ids)
+        shape, parameters, constants = self.network.stack(vectors)
+        stream = entrance(shape, parameters, constants, vectors[None])
         kept, added = [], []
-        for block in self.network.blocks:
-            assert isinstance(block, ReferenceBlock)
-            keep, branch = block.split(stream)
-            kept.append(keep.norm(dim=-1))
-            added.append(branch.norm(dim=-1))
-            stream = block(stream)
+        for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
+            keep, branch = split(shape, weights, fixed, below, rows=None)
+            added.append(branch[0].norm(dim=-1))
+            kept.append(torch.zeros_like(added[-1]) if keep is None else keep[0].norm(dim=-1))
         return BranchNorms(stream=torch.stack(kept), branch=torch.stack(added))
 
     def architecture_traits(self) -> dict[str, Any]:
@@ -210,3 +190,162 @@ class ReferenceTransformer(Model):
             **self.origin,
             "weights_sha256": weights_sha256(self.network),
         }
+
+
+def save_reference(
+    directory: str | Path,
+    config: ReferenceConfig,
+    *,
+    parameters: Mapping[str, Tensor],
+    provenance: Mapping[str, Any] | None = None,
+    items: Float[Tensor, "item feature"] | None = None,
+) -> Path:
+    """Write a model so that `load_model(directory)` gives it back.
+
+    Args:
+        directory: Made if it is not there; files of an earlier model in it are replaced.
+        config: The model.
+        parameters: Its weights, named as `draw_parameters` names them.
+        provenance: Plain values for the record: study, member, task, steps, seeds.
+        items: For a model of vector inputs, the vectors that token ids shall name; None: 256 Gaussian ones of variance
+            1 / width, which is how in-context retrieval draws its classes.
+
+    Returns:
+        The directory.
+
+    Raises:
+        UsageError: weights that are not the configuration's, or items for a model with a vocabulary.
+    """
+    from safetensors.torch import save
+
+    check_shapes(config, {name: value.shape for name, value in parameters.items()})
+    check_finite(parameters)
+    if items is not None and config.vocabulary_size is not None:
+        raise UsageError(f"items belong to models of vector inputs, this one has {config.vocabulary_size} tokens")
+    tensors = dict(parameters)
+    if config.vocabulary_size is None:
+        if items is None:
+            generator = torch.Generator().manual_seed(0)
+            items = torch.randn((DRAWN_ITEMS, config.width), generator=generator, dtype=torch.float64)
+            items = items / config.width**0.5
+        tensors[ITEMS] = items.to(config.torch_dtype)
+    document = {"format": FORMAT, "config": config.to_dict(), "provenance": plain(dict(provenance or {}))}
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / CONFIG_FILE).unlink(missing_ok=True)
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_atomically(path / WEIGHTS_FILE, save(stored))
+    write_atomically(path / CONFIG_FILE, json.dumps(document, indent=1).encode())
+    return path
+
+
+def is_reference(directory: str | Path) -> bool:
+    """Whether a directory holds a saved reference model."""
+    return (Path(directory) / CONFIG_FILE).is_file()
+
+
+def load_reference(
+    directory: str | Path, *, dtype: str | None = None, init_seed: int | None = None, device: str = "cpu"
+) -> ReferenceTransformer:
+    """A saved model, frozen.
+
+    Args:
+        directory: What `save_reference` wrote.
+        dtype: `float32` or `float64`; None: as saved.
+        init_seed: Draw the weights anew with this seed; items are kept.
+        device: Where to compute.
+
+    Raises:
+        UsageError: no such model, an unknown format, a configuration or dtype that is not allowed.
+        RunError: weights damaged, missing, of the wrong shape, or not finite.
+    """
+    path = Path(directory)
+    document = _document(path)
+    config = config_from(document["config"])
+    tensors = load_parameters(path, config)
+    items = tensors.pop(ITEMS, None)
+    config = config if dtype is None else replace(config, dtype=dtype)
+    if init_seed is not None:
+        config = replace(config, seed=init_seed)
+        tensors = draw_parameters(config, torch.Generator().manual_seed(init_seed))
+    model = ReferenceTransformer(config, tensors, items=items)
+    model.origin = {"source": path.resolve().name, "init_seed": init_seed, "provenance": document["provenance"]}
+    return model.to(device)
+
+
+def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
+    """The configuration that `ReferenceConfig.to_dict` described.
+
+    Raises:
+        UsageError: a field that is unknown or missing, or a value out of range.
+    """
+    known = {field.name for field in fields(ReferenceConfig)}
+    unknown = sorted(set(values) - known)
+    if unknown or "architecture" not in values:
+        wrong = f"unknown field {unknown[0][:80]!r}" if unknown else "no architecture"
+        raise UsageError(f"reference configuration has {wrong}; known: {', '.join(sorted(known))}")
+    check_numbers(values, "reference")
+    try:
+        return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
+    except UsageError as error:
+        raise UsageError(one_line(error)) from None  # it may repeat a value of any length
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"reference configuration is refused: {one_line(error)}") from None
+
+
+def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tensor]:
+    """The weights beside a configuration, and the items where there are any; read only if they are this model's.
+
+    Raises:
+        UsageError: the file is a pickled one.
+        RunError: it is missing or damaged, or holds weights of another shape or not finite.
+    """
+    from safetensors.torch import load_file
+
+    name, path = directory.name, directory / WEIGHTS_FILE
+    shapes = {key: shape for key, (_, shape) in stored_tensors([path], name).items() if key != ITEMS}
+    try:
+        check_shapes(config, shapes)
+        tensors: dict[str, Tensor] = load_file(path)
+        check_finite(tensors)
+    except UsageError as error:
+        raise RunError(f"model {name!r}: {error}") from None
+    return tensors
+
+
+def check_shapes(config: ReferenceConfig, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse weights that are not the configuration's.
+
+    Raises:
+        UsageError: the first one that is missing, unknown, or of another shape.
+    """
+    expected = {name: list(value.shape) for name, value in draw_parameters(config, None).items()}
+    for name in sorted(set(expected) ^ set(shapes)):
+        raise UsageError(f"weight {name[:80]!r} is {'missing' if name in expected else 'not part of this model'}")
+    for name, shape in shapes.items():
+        if list(shape) != expected[name]:
+            raise UsageError(f"weight {name!r} has shape {list(shape)}, expected {expected[name]}")
+
+
+def check_finite(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse NaN and infinite values, and what are no such numbers at all.
+
+    Raises:
+        UsageError: the first weight that holds any.
+    """
+    for name, value in parameters.items():
+        if not value.is_floating_point() or not bool(value.isfinite().all()):
+            raise UsageError(f"weight {name[:80]!r} holds NaN or infinite values; allowed: finite")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = read_json(path / CONFIG_FILE, most_bytes=CONFIG_BYTES)
+    except OSError:
+        raise UsageError(f"{path.name!r} holds no reference model ({CONFIG_FILE} is missing)") from None
+    except ValueError as error:
+        raise UsageError(f"model {path.name!r}: {CONFIG_FILE} {one_line(error)}") from None
+    found = document.get("format") if isinstance(document, dict) else None
+    if found != FORMAT or not isinstance(document.get("config"), dict) or "provenance" not in document:
+        raise UsageError(f"model {path.name!r} has format {str(found)[:80]}; this version reads {FORMAT}")
+    return dict(document)

@@ -1,17 +1,26 @@
-"""Weights of a reference transformer, drawn from a generator: one flat dictionary, the state of its network.
+"""The tensors of a reference transformer: weights, drawn from a generator, and what its architecture fixes.
 
 Draws are float64 and in a fixed order, then rounded to the configured type, so that a seed means the same weights in
-either precision.
+either precision. Models of one shape differ in their logit biases, rotary angles and residual scales as in their
+weights, so masks and encodings stack like any other data.
 """
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.models.reference.config import ReferenceConfig
+from posbias.architecture import HeadGroup, NoEncoding, Rope
+from posbias.architecture.absolute import AbsoluteEncoding
+from posbias.models.reference.config import ReferenceConfig, shape_of
+
+Draw = tuple[str, str, tuple[int, ...], int]
+"""Name, sort (`table`, `weight`, `bias`, `orthogonal`, `gain`, `shift`), shape, and inputs of the map."""
 
 
 def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) -> dict[str, Float[Tensor, "..."]]:
@@ -25,134 +34,95 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) 
         `embedding` [vocabulary, d], `blocks.L.query` [head, d, head_dim], `blocks.L.up` [d, hidden], ...,
         `unembedding` [output, d] or `readout.K.weight` [in, out]; contiguous, on the generator's device.
     """
-    draw = _Draw(config, generator)
-    drawn: dict[str, Tensor] = {}
+    device = torch.device("meta") if generator is None else generator.device
+    linear, normal = config.initialisation == "linear", config.initialisation == "normal"
+
+    def drawn(sort: str, shape: tuple[int, ...], inputs: int) -> Tensor:
+        if sort == "orthogonal":
+            return torch.empty(shape, device=device) if generator is None else random_orthogonal(shape[0], generator)
+        if sort == "gain":
+            return torch.ones(shape, dtype=torch.float64, device=device)
+        if sort == "shift" or (sort == "bias" and not linear):
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+        if linear and sort != "table":
+            values = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
+            return (2 * values - 1) / math.sqrt(inputs)
+        values = torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
+        if normal:
+            return values * config.initial_deviation
+        return values if sort == "table" else values / math.sqrt(inputs)
+
+    return {name: drawn(sort, shape, inputs).to(config.torch_dtype) for name, sort, shape, inputs in _draws(config)}
+
+
+def _draws(config: ReferenceConfig) -> Iterator[Draw]:
+    """What there is to draw, in the order of the draws."""
+    width, outputs = config.width, config.n_outputs
     if config.vocabulary_size is not None:
-        drawn["embedding"] = draw.table(config.vocabulary_size)
+        yield "embedding", "table", (config.vocabulary_size, width), width
     if config.embedding_norm:
-        drawn |= draw.norm("embedding")
+        yield from _norm(config, "embedding")
     for layer in range(config.architecture.depth):
-        block = _block(config, draw)
-        drawn |= {f"blocks.{layer}.{name}": value for name, value in block.items()}
-    drawn |= _readout(config, draw)
+        for name, sort, shape, inputs in _block(config):
+            yield f"blocks.{layer}.{name}", sort, shape, inputs
+    if config.readout == "linear":
+        yield "unembedding", "weight", (outputs, width), width
+    else:
+        hidden = width if config.readout_width is None else config.readout_width
+        for layer, (inputs, into) in enumerate(pairwise([width, *[hidden] * config.readout_layers, outputs])):
+            yield f"readout.{layer}.weight", "weight", (inputs, into), inputs
+            yield f"readout.{layer}.bias", "bias", (into,), inputs
     if config.norm == "pre":
-        drawn |= draw.norm("final")
+        yield from _norm(config, "final")
     if config.learned_positions is not None:
-        drawn["positions"] = draw.table(config.learned_positions)
-    return {name: value.to(config.torch_dtype) for name, value in drawn.items()}
+        yield "positions", "table", (config.learned_positions, width), width
 
 
-class _Draw:
-    """The configured initialisation."""
-
-    def __init__(self, config: ReferenceConfig, generator: torch.Generator | None) -> None:
-        self.config, self.generator = config, generator
-        self.device = torch.device("meta") if generator is None else generator.device
-
-    def normal(self, *shape: int, deviation: float = 1.0) -> Tensor:
-        values = torch.randn(shape, generator=self.generator, dtype=torch.float64, device=self.device)
-        return values * deviation
-
-    def table(self, rows: int) -> Tensor:
-        """Embeddings: standard normal, unless another deviation is configured."""
-        normal = self.config.initialisation == "normal"
-        return self.normal(rows, self.config.width, deviation=self.config.initial_deviation if normal else 1.0)
-
-    def weight(self, *shape: int, inputs: int) -> Tensor:
-        if self.config.initialisation == "normal":
-            return self.normal(*shape, deviation=self.config.initial_deviation)
-        if self.config.initialisation == "linear":
-            return self.uniform(*shape, inputs=inputs)
-        return self.normal(*shape) / math.sqrt(inputs)
-
-    def uniform(self, *shape: int, inputs: int) -> Tensor:
-        values = torch.rand(shape, generator=self.generator, dtype=torch.float64, device=self.device)
-        return (2 * values - 1) / math.sqrt(inputs)
-
-    def bias(self, *shape: int, inputs: int) -> Tensor:
-        if self.config.initialisation == "linear":
-            return self.uniform(*shape, inputs=inputs)
-        return torch.zeros(shape, dtype=torch.float64, device=self.device)
-
-    def orthogonal(self) -> Tensor:
-        width = self.config.width
-        if self.generator is None:
-            return torch.empty((width, width), device=self.device)
-        return random_orthogonal(width, self.generator)
-
-    def norm(self, name: str) -> dict[str, Tensor]:
-        """Gain 1, and shift 0 where there is one."""
-        width, device = self.config.width, self.device
-        gain = {f"{name}_gain": torch.ones(width, dtype=torch.float64, device=device)}
-        if self.config.normalisation == "rms":
-            return gain
-        return gain | {f"{name}_shift": torch.zeros(width, dtype=torch.float64, device=device)}
-
-
-def _block(config: ReferenceConfig, draw: _Draw) -> dict[str, Tensor]:
-    drawn = _attention(config, draw)
-    if config.norm != "none":
-        drawn |= draw.norm("attention")
-    if config.mlp:
-        if config.norm != "none":
-            drawn |= draw.norm("mlp")
-        drawn |= _mlp(config, draw)
-    if config.rotate_stream:
-        drawn["rotation"] = draw.orthogonal()
-    return drawn
-
-
-def _attention(config: ReferenceConfig, draw: _Draw) -> dict[str, Tensor]:
+def _block(config: ReferenceConfig) -> Iterator[Draw]:
+    """The weights of one layer."""
     heads, shared, width, head_dim = (
         config.architecture.heads,
         config.n_key_value_heads,
         config.width,
         config.head_dim,
     )
-    drawn: dict[str, Tensor] = {}
+    biases, hidden = config.biases, config.hidden_width
     if config.attention == "content":
-        drawn["query"] = draw.weight(heads, width, head_dim, inputs=width)
-        drawn["key"] = draw.weight(shared, width, head_dim, inputs=width)
-        if config.biases:
-            drawn["query_bias"] = draw.bias(heads, head_dim, inputs=width)
-            drawn["key_bias"] = draw.bias(shared, head_dim, inputs=width)
+        yield "query", "weight", (heads, width, head_dim), width
+        yield "key", "weight", (shared, width, head_dim), width
+        if biases:
+            yield "query_bias", "bias", (heads, head_dim), width
+            yield "key_bias", "bias", (shared, head_dim), width
     if config.values == "orthogonal":
-        drawn["value"] = draw.orthogonal()
+        yield "value", "orthogonal", (width, width), width
     if config.values == "gaussian":
-        drawn["value"] = draw.weight(shared, width, head_dim, inputs=width)
-        if config.biases:
-            drawn["value_bias"] = draw.bias(shared, head_dim, inputs=width)
+        yield "value", "weight", (shared, width, head_dim), width
+        if biases:
+            yield "value_bias", "bias", (shared, head_dim), width
         if config.output_map:
-            drawn["output"] = draw.weight(heads, head_dim, width, inputs=heads * head_dim)
-            if config.biases:
-                drawn["output_bias"] = draw.bias(width, inputs=heads * head_dim)
-    return drawn
+            yield "output", "weight", (heads, head_dim, width), heads * head_dim
+            if biases:
+                yield "output_bias", "bias", (width,), heads * head_dim
+    if config.norm != "none":
+        yield from _norm(config, "attention")
+    if config.mlp:
+        if config.norm != "none":
+            yield from _norm(config, "mlp")
+        into = ("up", "gate") if config.gated_mlp else ("up",)
+        yield from ((name, "weight", (width, hidden), width) for name in into)
+        yield "down", "weight", (hidden, width), hidden
+        if biases:
+            yield from ((f"{name}_bias", "bias", (hidden,), width) for name in into)
+            yield "down_bias", "bias", (width,), hidden
+    if config.rotate_stream:
+        yield "rotation", "orthogonal", (width, width), width
 
 
-def _mlp(config: ReferenceConfig, draw: _Draw) -> dict[str, Tensor]:
-    width, hidden = config.width, config.hidden_width
-    drawn = {"up": draw.weight(width, hidden, inputs=width)}
-    if config.gated_mlp:
-        drawn["gate"] = draw.weight(width, hidden, inputs=width)
-    drawn["down"] = draw.weight(hidden, width, inputs=hidden)
-    if config.biases:
-        drawn["up_bias"] = draw.bias(hidden, inputs=width)
-        if config.gated_mlp:
-            drawn["gate_bias"] = draw.bias(hidden, inputs=width)
-        drawn["down_bias"] = draw.bias(width, inputs=hidden)
-    return drawn
-
-
-def _readout(config: ReferenceConfig, draw: _Draw) -> dict[str, Tensor]:
-    if config.readout == "linear":
-        return {"unembedding": draw.weight(config.n_outputs, config.width, inputs=config.width)}
-    hidden = config.width if config.readout_width is None else config.readout_width
-    sizes = [config.width, *[hidden] * config.readout_layers, config.n_outputs]
-    drawn = {}
-    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
-        drawn[f"readout.{layer}.weight"] = draw.weight(inputs, outputs, inputs=inputs)
-        drawn[f"readout.{layer}.bias"] = draw.bias(outputs, inputs=inputs)
-    return drawn
+def _norm(config: ReferenceConfig, name: str) -> Iterator[Draw]:
+    """Gain 1, and shift 0 where there is one."""
+    yield f"{name}_gain", "gain", (config.width,), 1
+    if config.normalisation != "rms":
+        yield f"{name}_shift", "shift", (config.width,), 1
 
 
 def random_orthogonal(width: int, generator: torch.Generator) -> Float[Tensor, "width width"]:
@@ -161,3 +131,74 @@ def random_orthogonal(width: int, generator: torch.Generator) -> Float[Tensor, "
     orthogonal, triangular = torch.linalg.qr(gaussian)
     signed: Tensor = orthogonal * torch.sign(torch.diagonal(triangular))
     return signed
+
+
+def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[Tensor, "..."]]:
+    """The tensors that the architecture fixes at one context length.
+
+    Args:
+        config: The model.
+        n_positions: Context length N (>= 1).
+
+    Returns:
+        `bias` [layer, head, query, key], added to the logits, -inf where the mask hides the key; `kept`, `added` and
+        `mlp_kept` [layer], what multiplies the stream and the attention branch, and the stream beside the MLP;
+        where heads are rotary, `cosine` and `sine` [layer, head, position, pair], 1 and 0 for heads that are not;
+        where vectors are added to the input, `positions` [position, feature]. On the CPU, in the model's precision.
+
+    Raises:
+        UsageError: n_positions below 1, or beyond what the encodings have vectors for.
+    """
+    shape = shape_of(config, n_positions)
+    depth, dtype = shape.depth, config.torch_dtype
+    mixed = config.residual == "mixed"
+    mixing = torch.from_numpy(np.asarray(config.architecture.layer_mixing, dtype=np.float64))
+    scale = config.residual_scale if config.residual == "added" else float(mixed)
+    constants = {
+        "bias": torch.stack([logit_bias(config, layer, n_positions) for layer in range(depth)]),
+        "kept": 1 - mixing if mixed else torch.full((depth,), scale, dtype=torch.float64),
+        "added": mixing if mixed else torch.ones(depth, dtype=torch.float64),
+        "mlp_kept": torch.full((depth,), scale, dtype=torch.float64),
+    }
+    if config.rotary:
+        angles = torch.stack([rotary_angles(config, layer, n_positions) for layer in range(depth)])
+        constants |= {"cosine": angles.cos(), "sine": angles.sin()}
+    if config.input_encoding is not None:
+        constants["positions"] = torch.from_numpy(config.input_encoding.vectors_at(np.arange(n_positions)))
+    return {name: value.to(dtype) for name, value in constants.items()}
+
+
+def logit_bias(config: ReferenceConfig, layer: int, n_positions: int) -> Float[Tensor, "head query key"]:
+    """What one layer adds to its logits in float64, -inf where the mask hides the key."""
+    bias = np.empty((config.architecture.heads, n_positions, n_positions))
+    for group in config.architecture.head_groups[layer]:
+        bias[group.heads] = shown(config, group).masked_logits(n_positions)
+    return torch.from_numpy(bias)
+
+
+def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
+    """The group as its logits show it.
+
+    Rotary encodings turn q and k where there is content, and absolute ones may be added to the input; they add their
+    constant-content bias where not.
+    """
+    turned = config.attention == "content" and isinstance(group.encoding, Rope)
+    entered = config.absolute == "added" and isinstance(group.encoding, AbsoluteEncoding)
+    return replace(group, encoding=NoEncoding()) if turned or entered else group
+
+
+def rotary_angles(config: ReferenceConfig, layer: int, n_positions: int) -> Float[Tensor, "head position pair"]:
+    """How far the feature pairs of each head are turned at each position, in float64; 0 where a head is not rotary."""
+    half = config.head_dim // 2
+    angles = torch.zeros((config.architecture.heads, n_positions, half), dtype=torch.float64)
+    for group in config.architecture.head_groups[layer]:
+        if isinstance(group.encoding, Rope):
+            frequency = group.encoding.base ** (-torch.arange(half, dtype=torch.float64) / half)
+            turn = torch.arange(n_positions, dtype=torch.float64)[:, None] * frequency
+            angles[torch.from_numpy(group.heads)] = turn
+    return angles
+
+
+def stacked(members: Sequence[Mapping[str, Tensor]]) -> dict[str, Float[Tensor, "member ..."]]:
+    """Parameters or constants of several models of one shape with a leading member axis."""
+    return {name: torch.stack([member[name] for member in members]) for name in members[0]}

@@ -5,9 +5,8 @@ Its closed form and its gradient, as claims; its comparison with untrained model
 
 from typing import Any
 
-from posbias.papers.birth2603 import claims, gradient, linear_networks  # noqa: F401 (their claims register themselves)
-from posbias.papers.experiments import PAPERS
-from posbias.papers.reproduction import Reproduction
+from posbias.papers.birth2603 import claims, gradient  # noqa: F401 (their claims register themselves)
+from posbias.papers.reproduction import PAPERS, Reproduction
 
 
 @PAPERS.register("birth-2603.10123")

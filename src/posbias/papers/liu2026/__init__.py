@@ -5,8 +5,7 @@ Its networks that copy one position, trained again and set beside its figures.
 
 from typing import Any
 
-from posbias.papers.experiments import PAPERS
-from posbias.papers.reproduction import Reproduction
+from posbias.papers.reproduction import PAPERS, Reproduction
 
 
 @PAPERS.register("position-copy-liu2026")

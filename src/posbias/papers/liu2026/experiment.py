@@ -1,7 +1,7 @@
 """Position copy (Liu 2026) run again: one small network per target position, over seeds.
 
-Final losses beside those read off the post's figures, its statements with verdicts, and whether influence at
-initialisation and after training predicts which targets are learnt.
+Final losses beside those read off the post's figures and the baselines, its statements with verdicts, and whether
+influence at initialisation and after training predicts which targets are learnt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,38 @@ from posbias.papers.closing_loop import (
     loop_table,
     with_control,
 )
-from posbias.papers.findings import chance, finding_rows, findings_tables, tally
-from posbias.papers.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
-from posbias.papers.liu2026.published import CONFIGURATIONS, CONTEXT, SOURCE, Configuration, blind_loss
-from posbias.papers.liu2026.statements import Losses, position_copy_findings
-from posbias.papers.liu2026.views import losses_table, position_copy_figures
-from posbias.papers.outcomes import LEFT_OUT, Outcome, Outcomes, Seeded
+from posbias.papers.findings import LEFT_OUT, Outcome, Outcomes, Seeded, chance, finding_rows, findings_tables, tally
+from posbias.papers.influence_profiles import KINDS, MOMENTS, profiles_by_moment
+from posbias.papers.liu2026.statements import (
+    CONFIGURATIONS,
+    CONTEXT,
+    ONE,
+    RESIDUAL,
+    RESIDUAL_MLP,
+    SOURCE,
+    THREE,
+    THREE_WIDE,
+    TWO,
+    TWO_WIDE,
+    VOCABULARY,
+    Configuration,
+    Losses,
+    blind_loss,
+    position_copy_findings,
+    published_losses,
+)
 from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudySettings, reproduced
 from posbias.parts import below
 from posbias.records import Record
+from posbias.report.figures import Curve, Figure
+from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
+from posbias.report.tables import Table
+from posbias.statistics import mean_ends
+from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import TrainedMember, TrainingOptions
 
 PAPER = "position-copy-liu2026"
-MOMENTS = ("initial", "trained")
 FINAL, SPEED = "a low final loss", "fast learning"
 
 
@@ -51,17 +69,8 @@ def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: 
 def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
     """Final loss, learning and influence profiles of every member."""
     finished = [each for each in members if each.parameters is not None]
-    trained = influence_profiles([Profiled(each.member, each.parameters or {}) for each in finished], seed=seed)
-    at_birth = influence_profiles([initial(each.member) for each in finished], seed=seed)
-    profiles = {
-        each.member.name: {
-            f"{kind}/{moment}": row[kind] for moment, row in (("initial", a), ("trained", b)) for kind in KINDS
-        }
-        for each, a, b in zip(finished, at_birth, trained, strict=True)
-    }
-    for each, profile in zip(finished, mean_field_profiles([each.member for each in finished]), strict=True):
-        if profile is not None:
-            profiles[each.member.name]["mean_field/initial"] = profile
+    found = profiles_by_moment(finished, seed=seed)
+    profiles = {each.member.name: own for each, own in zip(finished, found, strict=True)}
     return Outcomes([_outcome(each, profiles.get(each.member.name, {})) for each in members])
 
 
@@ -163,12 +172,17 @@ def by_target(outcomes: Outcomes, name: str) -> Losses:
     """A number of every member as [seed, target] by configuration; only seeds with all targets finished."""
     found: Losses = {}
     for configuration in CONFIGURATIONS:
-        cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
+        cells = _cells(configuration)
         seeds = outcomes.common_seeds(*cells)
         if seeds:
             rows = np.stack([outcomes.values(name, cell, seeds) for cell in cells], axis=1)
             found[configuration] = Seeded(tuple(seeds), rows)
     return found
+
+
+def _cells(configuration: Configuration) -> list[dict[str, Any]]:
+    """The factors of a network's members, one for each target."""
+    return [{**configuration.factors, "target": target} for target in range(CONTEXT)]
 
 
 def position_copy_loops(outcomes: Outcomes) -> list[Loop]:
@@ -178,18 +192,12 @@ def position_copy_loops(outcomes: Outcomes) -> list[Loop]:
     for configuration, seeded in losses.items():
         predicted = {}
         for kind, moment in (("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in MOMENTS)):
-            profiles = _profiles(outcomes, configuration, f"{kind}/{moment}")
-            predicted[kind, moment] = np.stack([profiles[target][:, target] for target in range(CONTEXT)], axis=1)
+            profiles = [outcomes.values(f"{kind}/{moment}", cell, seeded.seeds) for cell in _cells(configuration)]
+            predicted[kind, moment] = np.stack([rows[:, target] for target, rows in enumerate(profiles)], axis=1)
         loops.append(
             Loop(str(configuration), with_control(predicted), {FINAL: -seeded.rows, SPEED: -speeds[configuration].rows})
         )
     return loops
-
-
-def _profiles(outcomes: Outcomes, configuration: Configuration, name: str) -> list[Float64[np.ndarray, "n_seeds n"]]:
-    cells = [{**configuration.factors, "target": target} for target in range(CONTEXT)]
-    seeds = outcomes.common_seeds(*cells)
-    return [outcomes.values(name, cell, seeds) for cell in cells]
 
 
 def _arrays(losses: Losses, speeds: Losses) -> dict[str, Any]:
@@ -197,3 +205,93 @@ def _arrays(losses: Losses, speeds: Losses) -> dict[str, Any]:
     for configuration, seeded in losses.items():
         arrays |= {f"{configuration}/loss": seeded.rows, f"{configuration}/seeds": np.array(seeded.seeds)}
     return {**arrays, **{f"{configuration}/course": seeded.rows for configuration, seeded in speeds.items()}}
+
+
+_COLOURS = {
+    ONE: SKY,
+    TWO: BLUE,
+    THREE: PURPLE,
+    TWO_WIDE: ORANGE,
+    THREE_WIDE: VERMILION,
+    RESIDUAL: GREEN,
+    RESIDUAL_MLP: BLUE,
+}
+_PANELS = (
+    ("layers", "One layer names only the last token; what does a second add?", (ONE, TWO)),
+    ("sizes", "Two and three layers, width 2 and 10", (TWO, THREE, TWO_WIDE, THREE_WIDE)),
+    ("residual", "With residual connections and MLPs", (THREE_WIDE, RESIDUAL, RESIDUAL_MLP)),
+)
+KNOWING = {
+    "nothing": ("ln V: nothing known", "dot"),
+    "counts_linear": ("counts known, read linearly", "dash"),
+    "counts_and_own": ("all but the order known", "dashdot"),
+}
+"""Baselines drawn in, by their name in `partial_information_losses`."""
+X_LABEL = "target position k"
+LOSS = "final loss (nats)"
+
+
+def position_copy_figures(losses: Losses, speeds: Losses) -> list[Figure]:
+    """The post's three figures with intervals over seeds and its values dashed, then how fast targets are learnt.
+
+    Args:
+        losses: Final loss by configuration, [seed, target].
+        speeds: Training loss over ln V, averaged over all steps, [seed, target]: small where learnt early.
+    """
+    figures = [
+        _losses_figure(f"position-copy-{slug}", title, {shown: losses[shown] for shown in panel if shown in losses})
+        for slug, title, panel in _PANELS
+        if any(shown in losses for shown in panel)
+    ]
+    return [*figures, _speed_figure(speeds)] if speeds else figures
+
+
+def _losses_figure(slug: str, title: str, shown: Losses) -> Figure:
+    targets = np.arange(CONTEXT, dtype=np.float64)
+    curves = []
+    for configuration, seeded in shown.items():
+        curves.append(_curve(str(configuration), seeded.rows, Stroke(_COLOURS[configuration], "solid"), emphasis=True))
+        published = published_losses(configuration)
+        if published is not None:
+            name = f"{configuration}, published"
+            curves.append(Curve(name, targets, published, Stroke(_COLOURS[configuration], "dash")))
+    levels = partial_information_losses(CONTEXT, VOCABULARY)
+    for known, (name, dash) in KNOWING.items():
+        curves.append(Curve(name, targets[[0, -1]], np.full(2, levels[known]), Stroke(FAINT, dash)))
+    return Figure(slug, title, X_LABEL, LOSS, tuple(curves), markers=True)
+
+
+def _speed_figure(speeds: Losses) -> Figure:
+    curves = tuple(
+        _curve(
+            str(configuration), seeded.rows, Stroke(_COLOURS[configuration], "dash" if configuration.mlp else "solid")
+        )
+        for configuration, seeded in speeds.items()
+    )
+    title = "Which targets are learnt early: mean of the training loss over all steps, as a share of ln V"
+    return Figure("position-copy-speed", title, X_LABEL, "mean training loss / ln V", curves, markers=True)
+
+
+def _curve(name: str, rows: Float64[np.ndarray, "n_seeds context"], stroke: Stroke, *, emphasis: bool = False) -> Curve:
+    targets = np.arange(rows.shape[1], dtype=np.float64)
+    return Curve(name, targets, rows.mean(axis=0), stroke, *mean_ends(rows, least=0.0), emphasis)
+
+
+def losses_table(losses: Losses) -> Table:
+    """Mean and best seed by target, with what was read off the figures."""
+    header = ["configuration", "seeds", "row", *(f"k = {target}" for target in range(CONTEXT))]
+    cells: list[Sequence[str]] = []
+    for configuration in CONFIGURATIONS:
+        if configuration not in losses:
+            continue
+        rows = losses[configuration].rows
+        low, high = mean_ends(rows, least=0.0)
+        lines = {"mean": [f"{value:.2f}" for value in rows.mean(axis=0)]}
+        if len(rows) > 1:
+            lines["95 %"] = [f"{a:.2f}, {b:.2f}" for a, b in zip(low, high, strict=True)]
+        lines["best seed"] = [f"{value:.2f}" for value in rows.min(axis=0)]
+        published = published_losses(configuration)
+        if published is not None:
+            lines["published"] = [f"{value:.2f}" for value in published]
+        cells += [[str(configuration), str(len(rows)), name, *values] for name, values in lines.items()]
+    return Table("Final loss (nats) by target position", header, cells)

@@ -5,9 +5,8 @@ Its propositions on the residual-aware rollout, as claims; its Table 2, from the
 
 from typing import Any
 
-from posbias.papers.experiments import PAPERS
-from posbias.papers.reproduction import Reproduction
-from posbias.papers.rollout2602 import claims, depth, lemmas, on_models  # noqa: F401 (their claims register themselves)
+from posbias.papers.reproduction import PAPERS, Reproduction
+from posbias.papers.rollout2602 import claims, depth, on_models  # noqa: F401 (their claims register themselves)
 
 
 @PAPERS.register("rollout-2602.16837")

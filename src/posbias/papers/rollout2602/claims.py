@@ -1,18 +1,22 @@
-"""The residual paper (arXiv 2602.16837) at finite depth: propositions 4.2-4.5 and lemmas A.2-A.5.
+"""The residual paper (arXiv 2602.16837) at finite depth: propositions 4.2-4.5 and the order lemmas A.2-A.5.
 
 Everything rests on Assumption 4.1, stochastically monotone kernels. Each claim runs on kernels that satisfy it exactly
-(uniform, windowed, ALiBi, random) and, with `broken`, on kernels that do not. docs/theory, section 3.
+(uniform, windowed, ALiBi, random) and, with `broken`, on kernels that do not. The lemmas carry the propositions: a
+monotone kernel keeps the order of laws and of vectors, a residual connection keeps it monotone, and ordered rows give
+ordered steps. docs/theory, section 3.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.order import (
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
+from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
     last_row,
@@ -113,7 +117,7 @@ def _monotonicity_numbers(layers: Sequence[Kernels]) -> dict[str, float]:
 def _prefix_figure(laws: Sequence[tuple[str, Float64[np.ndarray, "n"]]]) -> Figure:
     """Prefix masses of several profiles."""
     positions = np.arange(N_POSITIONS)
-    return Figure("position k", "prefix mass F_k", [curve(label, positions, prefix_mass(law)) for label, law in laws])
+    return curves("position k", "prefix mass F_k", positions, {label: prefix_mass(law) for label, law in laws})
 
 
 @CLAIMS.register("rollout-2602.16837/proposition-4.2")
@@ -317,3 +321,124 @@ def with_diagonal(kernel: Float64[np.ndarray, "n n"], offset: float) -> Float64[
     weights = kernel * np.where(np.eye(len(kernel), dtype=bool), np.exp(offset), 1.0)
     tilted: Float64[np.ndarray, "n n"] = weights / weights.sum(axis=1, keepdims=True)
     return tilted
+
+
+DRAWS = 200
+"""Random kernels and laws for each lemma."""
+UNORDERED_ROWS = "kernels from random content, whose rows are not ordered"
+
+
+def random_law(generator: np.random.Generator) -> Float64[np.ndarray, "n"]:
+    """A random distribution over positions."""
+    return generator.dirichlet(np.full(N_POSITIONS, 0.3))
+
+
+def ordered_laws(generator: np.random.Generator) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
+    """A random law and an earlier one: some of its mass moved to smaller positions."""
+    recent = random_law(generator)
+    earlier: np.ndarray = recent @ random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=1.0)
+    return recent, earlier
+
+
+def lemma_kernel(generator: np.random.Generator, *, broken: bool) -> Float64[np.ndarray, "n n"]:
+    """A monotone kernel; a random one where the assumption is violated."""
+    if broken:
+        return random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=CONTENT_SPREAD)
+    return random_monotone_kernel(N_POSITIONS, generator)
+
+
+class Lemma(Claim):
+    """A statement about one random draw at a time: it holds if no draw violates it."""
+
+    paper = PAPER
+    computed: ClassVar[str]
+    """What the largest gap is, in words."""
+
+    @abstractmethod
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """By how much one draw violates the statement; 0 if it does not."""
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Largest gap over draws, beside the gaps where the assumption is violated."""
+        gaps = np.sort([self.gap(generator, broken=broken) for _ in range(DRAWS)])
+        without = np.sort([self.gap(generator, broken=True) for _ in range(DRAWS)])
+        violated = float(np.mean(without > ROUNDING))
+        draws = np.arange(DRAWS)
+        return Finding(
+            computed=self.computed,
+            value=float(gaps[-1]),
+            as_stated=bool(gaps[-1] <= ROUNDING),
+            figure=curves("draw, sorted", "gap", draws, {"as assumed": gaps, "assumption violated": without}),
+            sharper=f"without the assumption it fails in {violated:.0%} of draws, by up to {without[-1]:.2g}",
+            numbers={"violated_without_the_assumption": violated, "largest_without_the_assumption": float(without[-1])},
+            instances=DRAWS,
+        )
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.2")
+class OrderPreserved(Lemma):
+    """A monotone kernel keeps the order of two laws."""
+
+    source = "Lemma A.2, appendix A.1"
+    statement = "If one law is more recent than another, it still is after a step with a monotone kernel."
+    assumptions = ("stochastically monotone kernel",)
+    broken_by = UNORDERED_ROWS
+    computed = "largest violation of the order after one step (0 if preserved)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest excess of a prefix mass of the more recent law after the step."""
+        recent, earlier = ordered_laws(generator)
+        kernel = lemma_kernel(generator, broken=broken)
+        return dominance_gap(recent @ kernel, earlier @ kernel)
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.3")
+class ResidualInherits(Lemma):
+    """Adding a residual connection keeps a kernel monotone."""
+
+    source = "Lemma A.3, appendix A.1"
+    statement = "If A is stochastically monotone, so is (1 - m) I + m A for every m in [0, 1]."
+    assumptions = ("stochastically monotone kernel",)
+    broken_by = UNORDERED_ROWS
+    computed = "largest violation of monotonicity with a residual connection (0 if inherited)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest violation of monotonicity of the residual kernel."""
+        return monotonicity_gap(transition(lemma_kernel(generator, broken=broken), generator.uniform(0, 1)))
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.4")
+class RowwiseDominance(Lemma):
+    """Ordered rows give ordered steps, from any law; neither causality nor Assumption 4.1 is needed."""
+
+    source = "Lemma A.4, appendix A.1"
+    statement = "If every row of P is more recent than the same row of Q, then rho P is more recent than rho Q."
+    assumptions = ("row-wise dominance (neither causality nor Assumption 4.1)",)
+    broken_by = "rows of the two kernels that are not ordered"
+    computed = "largest violation of the order of rho P and rho Q (0 if dominated)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest excess of a prefix mass of rho P over rho Q."""
+        everything = np.ones((N_POSITIONS, N_POSITIONS), dtype=bool)
+        recent = random_content_kernel(everything, generator, spread=CONTENT_SPREAD)
+        other = random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=CONTENT_SPREAD)
+        early = random_content_kernel(everything, generator, spread=CONTENT_SPREAD) if broken else recent @ other
+        law = random_law(generator)
+        return dominance_gap(law @ recent, law @ early)
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.5")
+class MonotoneVectors(Lemma):
+    """A monotone kernel keeps falling vectors falling."""
+
+    source = "Lemma A.5, appendix A.1"
+    statement = "If A is stochastically monotone and v falls with its index, A v falls with its index."
+    assumptions = ("stochastically monotone kernel",)
+    broken_by = UNORDERED_ROWS
+    computed = "largest rise of A v (0 if it falls)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest rise of A v from one index to the next."""
+        falling = np.sort(generator.standard_normal(N_POSITIONS))[::-1]
+        image = lemma_kernel(generator, broken=broken) @ falling
+        return max(0.0, float(np.diff(image).max()))

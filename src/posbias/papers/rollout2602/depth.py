@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Causal, PowerDecay
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.networks import Network, Run, Violation, run_network
-from posbias.papers.order import transition
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve, curves
+from posbias.papers.kernels import Network, Run, Violation, run_network, transition
 from posbias.papers.rollout2602.claims import PAPER
 from posbias.papers.wu2025.decay import decay_logits
 
@@ -78,13 +77,14 @@ class StatesStayBounded(Claim):
             computed="largest of state/bound and bound/attention weight over layers and instances (<= 1 if it holds)",
             value=max(*states, *weights),
             as_stated=max(*states, *weights) <= SLACK,
-            figure=Figure(
+            figure=curves(
                 "layer",
                 "smallest attention weight",
-                [
-                    curve("smallest admissible weight", layers, runs[0][1].kernels[:, causal].min(axis=1)),
-                    curve("bound", layers, np.full(DEPTH, bounds[0])),
-                ],
+                layers,
+                {
+                    "smallest admissible weight": runs[0][1].kernels[:, causal].min(axis=1),
+                    "bound": np.full(DEPTH, bounds[0]),
+                },
                 log_y=True,
             ),
             sharper="the bound is R = R_0 exp(sum m_l e_l), e_l the excess of a value map's norm over 1",
@@ -148,10 +148,11 @@ class NoCollapse(Claim):
             computed=f"prod (1 - m_l) over {DEPTH} layers (positive); least R_ii over it is {ratio:.3f} (at least 1)",
             value=float(products[-1]),
             as_stated=bool(ratio * SLACK >= 1 and products[-1] > LIMIT_REST),
-            figure=Figure(
+            figure=curves(
                 "layers",
                 "share that the last position keeps of itself",
-                [curve("R_ii", layers, worst.diagonal[:, -1]), curve("prod (1 - m_l)", layers, products)],
+                layers,
+                {"R_ii": worst.diagonal[:, -1], "prod (1 - m_l)": products},
                 log_x=True,
             ),
             sharper=(

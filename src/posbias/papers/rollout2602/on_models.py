@@ -11,10 +11,8 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.papers.claims import Figure, Finding, Premise, curve
-from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim
-from posbias.papers.model_kernels import ModelRun
-from posbias.papers.order import (
+from posbias.papers.claims import Finding, Premise, curves
+from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
     last_row,
@@ -24,6 +22,7 @@ from posbias.papers.order import (
     transition,
     violated_share,
 )
+from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim, ModelRun
 from posbias.papers.rollout2602.claims import with_diagonal
 
 OFFSET = 1.0
@@ -65,9 +64,7 @@ class OrderOfTheModel(ModelClaim):
             computed=self.computed,
             value=gap,
             as_stated=gap <= ROUNDING,
-            figure=Figure(
-                "position k", "prefix mass F_k", [curve(name, positions, prefix_mass(law)) for name, law in laws]
-            ),
+            figure=curves("position k", "prefix mass F_k", positions, {name: prefix_mass(law) for name, law in laws}),
             sharper=(
                 f"on single prompts it fails in {violated:.0%} of {len(single)}, by up to {max(single):.2g} of the mass"
             ),

@@ -5,8 +5,7 @@ Its theorems on where attention collapses, as claims; its in-context retrieval, 
 
 from typing import Any
 
-from posbias.papers.experiments import PAPERS
-from posbias.papers.reproduction import Reproduction
+from posbias.papers.reproduction import PAPERS, Reproduction
 from posbias.papers.wu2025 import decay, graphs, masks, on_models, rope  # noqa: F401 (their claims register themselves)
 
 

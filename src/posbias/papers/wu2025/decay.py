@@ -9,9 +9,8 @@ from jaxtyping import Float64, Int64
 from scipy.special import gammaln
 
 from posbias.architecture import Causal
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.networks import Network, Run, attention_only, run_network
-from posbias.papers.order import rollouts
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
+from posbias.papers.kernels import Network, Run, attention_only, rollouts, run_network
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES, WEIGHTS_GROW
 
 N_POSITIONS = 40
@@ -131,14 +130,15 @@ def _one_layer_figure(strength: float, run: Run) -> Figure:
     lower, _, upper = log_constants(strength, run)
     distance = np.arange(N_POSITIONS)
     fall = -strength * distance
-    return Figure(
+    return curves(
         "distance i - j",
         "attention of the last query, layer 0",
-        [
-            curve("attention", distance, run.kernels[0, -1, ::-1]),
-            curve("lower bound", distance, np.exp(lower + fall)),
-            curve("upper bound", distance, np.exp(upper + fall)),
-        ],
+        distance,
+        {
+            "attention": run.kernels[0, -1, ::-1],
+            "lower bound": np.exp(lower + fall),
+            "upper bound": np.exp(upper + fall),
+        },
         log_y=True,
     )
 
@@ -219,8 +219,9 @@ def negative_binomial_error(rate: float, layers_beyond: int) -> tuple[float, Fig
     exact = np.exp((layers_beyond + 1) * np.log1p(-rate) + log_paths(layers_beyond, distance) + distance * np.log(rate))
     near = distance < LONG // 2
     error = float(np.max(np.abs(profile[near] / exact[near] - 1)))
-    return error, Figure(
+    return error, curves(
         "distance i - j",
         f"rollout of {layers_beyond + 1} layers, decay {rate}",
-        [curve("rollout", distance[near], profile[near]), curve("negative binomial", distance[near], exact[near])],
+        distance[near],
+        {"rollout": profile[near], "negative binomial": exact[near]},
     )

@@ -13,9 +13,15 @@ from jaxtyping import Bool, Float64, Int64
 from posbias.architecture import Causal, Prefix, SlidingWindow
 from posbias.errors import UsageError
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, Verdict, claim_generator, curve
-from posbias.papers.mask_graphs import centre_nodes, closed_positions, reachable
-from posbias.papers.networks import Network, attention_only, run_network
-from posbias.papers.order import ROUNDING
+from posbias.papers.kernels import (
+    ROUNDING,
+    Network,
+    attention_only,
+    centre_nodes,
+    closed_positions,
+    reachable,
+    run_network,
+)
 from posbias.papers.wu2025.masks import BOUNDED, N_POSITIONS, PAPER, PREFIX, SEEDS, SETTINGS, VALUES, WINDOW
 
 LARGEST_MASK = 256

@@ -1,19 +1,59 @@
-"""In-context retrieval: what is kept of every trained member - gaps, accuracy by place, sinks, influence by place."""
+"""In-context retrieval: what is kept of every trained member - gaps, accuracy by place, sinks, influence by place.
+
+The sink score of a key is that of Gu et al. 2025 as used by Wu et al., arXiv 2502.01951, appendix K.4.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
 
+from posbias.errors import UsageError
 from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
-from posbias.papers.influence_profiles import KINDS, Profiled, influence_profiles, initial, mean_field_profiles
-from posbias.papers.outcomes import Outcome, Outcomes
+from posbias.papers.findings import Outcome, Outcomes
+from posbias.papers.influence_profiles import Profiled, initial, profiles_by_moment
 from posbias.tasks.synthetic import InContextRetrieval, stack_tasks
-from posbias.tasks.synthetic.attention_sinks import sink_scores
 from posbias.training import TrainedMember
 from posbias.training.trainer import group
+
+THRESHOLD = 0.2
+"""tau of the published figures: attention above it counts."""
+
+Maps = Float[Tensor, "layer member batch head query key"]
+
+
+def sink_scores(
+    maps: Maps, visible: Bool[np.ndarray, "mask_query mask_key"], *, threshold: float = THRESHOLD
+) -> Float64[np.ndarray, "member key"]:
+    """Share of the queries that see a key whose attention to it exceeds the threshold.
+
+    score_j = mean over layers, heads and sequences of (1 / sum_i M_ij) sum_i 1{A_ij > tau}.
+
+    Args:
+        maps: Attention of every member; rows sum to 1 over the visible keys.
+        visible: The mask M, query by key, as `Mask.visible` gives it; every key is seen by some query.
+        threshold: tau in [0, 1).
+
+    Returns:
+        In [0, 1]; NaN for a member whose attention is not finite.
+
+    Raises:
+        UsageError: the threshold is outside [0, 1), the mask has another size, or a key is seen by no query.
+    """
+    if not 0 <= threshold < 1:
+        raise UsageError(f"the sink threshold must lie in [0, 1), got {threshold}")
+    if visible.shape != tuple(maps.shape[-2:]):
+        raise UsageError(f"the mask is {visible.shape}, the attention maps {tuple(maps.shape[-2:])}; they must agree")
+    seen = visible.sum(0)
+    if not seen.all():
+        raise UsageError(f"no query sees key {int(np.argmin(seen))}, so it has no sink score")
+    share = (maps > threshold).double().mean(dim=(0, 2, 3)).sum(1).cpu().numpy() / seen
+    finite = maps.isfinite().all(0).flatten(1).all(1).cpu().numpy()
+    return np.where(finite[:, None], share, np.nan)
+
 
 SINK_SEQUENCES = 200
 """Sequences behind a sink score (10,000 in the source); each gives 17 rows of attention per layer."""
@@ -38,21 +78,13 @@ def icl_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
         seed: Of the sequences that influence is measured on.
     """
     finished = [each for each in members if each.parameters is not None]
-    at_end = [Profiled(each.member, each.parameters or {}) for each in finished]
-    moments = {
-        "initial": influence_profiles([initial(each.member) for each in finished], seed=seed),
-        "trained": influence_profiles(at_end, seed=seed),
-    }
-    fields = mean_field_profiles([each.member for each in finished], seed=seed)
-    sinks = member_sinks(at_end)
+    profiles = profiles_by_moment(finished, seed=seed)
+    sinks = member_sinks([Profiled(each.member, each.parameters or {}) for each in finished])
     sinks_before = member_sinks([initial(each.member) for each in finished])
-    found = {}
-    for index, each in enumerate(finished):
-        arrays = {f"{kind}/{moment}": by_place(rows[index][kind]) for moment, rows in moments.items() for kind in KINDS}
-        field = fields[index]
-        if field is not None:
-            arrays["mean_field/initial"] = by_place(field)
-        found[id(each)] = {**arrays, "sinks": sinks[index], "sinks/initial": sinks_before[index]}
+    found = {
+        id(each): {**{name: by_place(profile) for name, profile in own.items()}, "sinks": after, "sinks/initial": first}
+        for each, own, after, first in zip(finished, profiles, sinks, sinks_before, strict=True)
+    }
     return Outcomes([_outcome(each, found.get(id(each), {})) for each in members])
 
 
@@ -80,9 +112,9 @@ def _outcome(trained: TrainedMember, own: Mapping[str, np.ndarray]) -> Outcome:
     for name, quantity in EVALUATED.items():
         if quantity in trained.evaluations:
             arrays[name] = trained.evaluations[quantity][-1]
-    course = trained.evaluations.get("accuracy_by_place", np.empty(0))
-    if len(course) > 1:  # evaluated at the end alone, a member has none
-        arrays["course"] = course[1:].mean(axis=0)
+    accuracy = trained.evaluations.get("accuracy_by_place", np.empty(0))
+    if len(accuracy) > 1:  # evaluated at the end alone, a member has no other
+        arrays["course"] = accuracy[1:].mean(axis=0)
     return Outcome(factors, trained.member.seed, trained.status, arrays)
 
 

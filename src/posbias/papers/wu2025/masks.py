@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.networks import Network, Run, attention_only, run_network
-from posbias.papers.order import rollouts
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve, curves
+from posbias.papers.kernels import Network, Run, attention_only, rollouts, run_network
 
 PAPER = "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951"
 BOUNDED = "A1: bounded query and key weights"
@@ -71,13 +70,11 @@ class EntriesBoundedBelow(Claim):
             computed="smallest attention weight over exp(-2 C^2 R^2)/N, least over instances (at least 1 if it holds)",
             value=min(ratios),
             as_stated=bool(min(ratios) * SLACK >= 1),
-            figure=Figure(
+            figure=curves(
                 "layer",
                 "smallest attention weight",
-                [
-                    curve("smallest admissible weight", layers, lowest),
-                    curve("exp(-2 C^2 R^2)/N", layers, np.full(DEPTH, bounds[0])),
-                ],
+                layers,
+                {"smallest admissible weight": lowest, "exp(-2 C^2 R^2)/N": np.full(DEPTH, bounds[0])},
                 log_y=True,
             ),
             sharper="epsilon = exp(-2 C^2 R^2)/N with C the bound of A1 and R the largest state that A2 allows",
@@ -256,13 +253,11 @@ class WindowReachesEverything(Claim):
             computed=f"smallest entry of {hops} successive layers over eps^{hops}, least over instances (at least 1)",
             value=ratio,
             as_stated=ratio * SLACK >= 1,
-            figure=Figure(
+            figure=curves(
                 "first layer of the block",
                 f"smallest entry of {hops} layers",
-                [
-                    curve("smallest entry", starts, lowest[0]),
-                    curve("eps^M from A1, A2", starts, np.full(len(starts), bounds[0])),
-                ],
+                starts,
+                {"smallest entry": lowest[0], "eps^M from A1, A2": np.full(len(starts), bounds[0])},
                 log_y=True,
             ),
             sharper=(

@@ -10,17 +10,16 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Prefix, SlidingWindow
-from posbias.papers.claims import Figure, Finding, Premise, curve
-from posbias.papers.mask_graphs import centre_nodes
+from posbias.papers.claims import Figure, Finding, Premise, curves
+from posbias.papers.kernels import ROUNDING, centre_nodes, rollouts, transition
 from posbias.papers.model_claims import (
     MODEL_CLAIMS,
     ModelClaim,
+    ModelRun,
     attention_only,
     bounded_below,
     masked_as,
 )
-from posbias.papers.model_kernels import ModelRun
-from posbias.papers.order import ROUNDING, rollouts, transition
 from posbias.papers.wu2025.graphs import outside_trail
 
 SLACK = 1 + 1e-9
@@ -47,13 +46,11 @@ class EntriesOfTheModel(ModelClaim):
             computed="smallest admissible attention weight (mean over heads) over layers and prompts (positive)",
             value=epsilon,
             as_stated=epsilon > 0,
-            figure=Figure(
+            figure=curves(
                 "layer",
                 "smallest admissible attention weight",
-                [
-                    curve("smallest over prompts", layers, smallest.min(axis=0)),
-                    curve("equal weights", layers, np.full(len(layers), equal)),
-                ],
+                layers,
+                {"smallest over prompts": smallest.min(axis=0), "equal weights": np.full(len(layers), equal)},
                 log_y=True,
             ),
             sharper=(
@@ -302,5 +299,5 @@ def trail_figure(trails: Trails, label: str) -> Figure:
     """Mean, least and most over prompts of one number per depth."""
     values = np.stack(list(trails))
     depths = np.arange(values.shape[1])
-    bands = (("mean over prompts", values.mean(0)), ("least", values.min(0)), ("most", values.max(0)))
-    return Figure("layers", label, [curve(name, depths, line) for name, line in bands])
+    bands = {"mean over prompts": values.mean(0), "least": values.min(0), "most": values.max(0)}
+    return curves("layers", label, depths, bands)

@@ -6,14 +6,15 @@ n_min - n_max (d^2 alpha^2 + delta^2) theta^2 <= n cos(psi) <= n_max - n_min (2/
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 from scipy.optimize import brentq, minimize_scalar
 
 from posbias.architecture import Causal
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.papers.order import rollouts
+from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
+from posbias.papers.kernels import rollouts
 from posbias.papers.wu2025.decay import distances, log_paths
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES
 from posbias.theory.kernels import masked_softmax
@@ -30,6 +31,7 @@ BROKEN_TURNS = 6.0
 """How many times too fast the rotation is where the angle condition is violated."""
 ANGLES = "query-key angles within delta theta_1, and no rotation beyond pi over the context"
 TOO_FAST = "rotation six times beyond the angle condition: the farthest keys come round again"
+SHARE = "A3: every feature pair keeps a share beta of the norm"
 GROWTH_LENGTHS = (32, 64, 128, 256)
 STEADY = 0.1
 """Growth exponent in N below which a constant counts as independent of N."""
@@ -185,14 +187,15 @@ def _one_layer_figure(run: RopeRun) -> Figure:
     distance = np.arange(N_POSITIONS)
     lower, upper = log_constants(run)
     squared = run.fall * distance**2.0
-    return Figure(
+    return curves(
         "distance i - j",
         "attention of the last query, layer 0",
-        [
-            curve("attention", distance, run.kernels[0, -1, ::-1]),
-            curve("lower bound", distance, np.exp(lower - run.norms[1] * squared)),
-            curve("upper bound", distance, np.exp(upper - run.norms[0] / np.pi**2 * squared)),
-        ],
+        distance,
+        {
+            "attention": run.kernels[0, -1, ::-1],
+            "lower bound": np.exp(lower - run.norms[1] * squared),
+            "upper bound": np.exp(upper - run.norms[0] / np.pi**2 * squared),
+        },
         log_y=True,
     )
 
@@ -284,76 +287,64 @@ def _peak(pairs: int) -> tuple[int, float, Figure]:
     # Stationary point of L(x) = log C(t + x, x) - x^2 fall under Stirling's approximation, as in the paper.
     predicted = brentq(lambda x: np.log((DEPTH - 1 + x) / x) - 2 * fall * x, 1e-6, 1e6)
     envelope = np.exp(log_paths(DEPTH - 1, distance) - fall * distance**2.0)
-    figure = Figure(
+    figure = curves(
         "distance i - j",
         f"share, {DEPTH} layers",
-        [curve("rollout", distance, rollout), curve("envelope, normalised", distance, envelope / envelope.sum())],
+        distance,
+        {"rollout": rollout, "envelope, normalised": envelope / envelope.sum()},
         log_y=True,
     )
     return int(np.argmax(rollout)), float(predicted), figure
 
 
-@CLAIMS.register("wu2025/lemma-4.6")
-class RopeInOneLayer(Claim):
-    """Gaussian decay of RoPE attention with one frequency."""
+class RopeClaim(Claim):
+    """A statement on one layer or several, for one or two feature pairs (frequencies 1 and 2)."""
 
     paper = PAPER
+    broken_by = TOO_FAST
+    pairs: ClassVar[int] = 1
+    several: ClassVar[bool] = False
+    """Whether it speaks of several layers."""
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """On networks of twice as many features as pairs."""
+        return (many_layers if self.several else one_layer)(self.pairs, generator, broken=broken)
+
+
+@CLAIMS.register("wu2025/lemma-4.6")
+class RopeInOneLayer(RopeClaim):
+    """Gaussian decay of RoPE attention with one frequency."""
+
     source = "Lemma 4.6, section 4.3; constants from appendix F"
     statement = "RoPE, one frequency: C_min e^-c(i-j)^2 theta^2 <= A_ij <= C_max e^-c'(i-j)^2 theta^2."
     assumptions = (BOUNDED, VALUES, ANGLES)
-    broken_by = TOO_FAST
-
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Two features, one frequency."""
-        return one_layer(1, generator, broken=broken)
 
 
 @CLAIMS.register("wu2025/lemma-I.1")
-class RopeInOneLayerManyFrequencies(Claim):
+class RopeInOneLayerManyFrequencies(RopeClaim):
     """Gaussian decay of RoPE attention with several frequencies."""
 
-    paper = PAPER
+    pairs = 2
     source = "Lemma I.1, appendix I"
     statement = "RoPE, several frequencies: the bounds of lemma 4.6 with sum_l alpha_l^2 in the exponent."
-    assumptions = (BOUNDED, VALUES, ANGLES, "A3: every feature pair keeps a share beta of the norm")
-    broken_by = TOO_FAST
-
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Four features, frequencies 1 and 2."""
-        return one_layer(2, generator, broken=broken)
+    assumptions = (BOUNDED, VALUES, ANGLES, SHARE)
 
 
 @CLAIMS.register("wu2025/theorem-4.7")
-class RopeOverLayers(Claim):
+class RopeOverLayers(RopeClaim):
     """RoPE over layers with one frequency."""
 
-    paper = PAPER
+    several = True
     source = "Theorem 4.7, section 4.3; proof in appendix G"
     statement = "RoPE, t+1 layers: rollout is Theta(C(t+d,d) e^-c d^2 theta^2) with one c; its peak moves out with t."
     assumptions = (BOUNDED, VALUES, ANGLES, "attention only: no residual connections", "a fixed number of layers")
-    broken_by = TOO_FAST
-
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Two features, one frequency."""
-        return many_layers(1, generator, broken=broken)
 
 
 @CLAIMS.register("wu2025/theorem-I.2")
-class RopeOverLayersManyFrequencies(Claim):
+class RopeOverLayersManyFrequencies(RopeClaim):
     """RoPE over layers with several frequencies."""
 
-    paper = PAPER
+    pairs, several = 2, True
     source = "Theorem I.2, appendix I"
     statement = "RoPE, several frequencies, t+1 layers: Theta(C(t+d,d) e^-c d^2 sum_l alpha_l^2 theta^2) with one c."
-    assumptions = (
-        BOUNDED,
-        VALUES,
-        ANGLES,
-        "A3: every feature pair keeps a share beta of the norm",
-        "attention only: no residual connections",
-    )
-    broken_by = TOO_FAST
-
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Four features, frequencies 1 and 2."""
-        return many_layers(2, generator, broken=broken)
+    assumptions = (BOUNDED, VALUES, ANGLES, SHARE, "attention only: no residual connections")

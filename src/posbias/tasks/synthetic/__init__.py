@@ -4,7 +4,6 @@ A task is a frozen variant whose fields are its parameters; a stack draws the da
 same bits as if it were drawn alone. What the tasks mean is in each module; how draws are seeded in `draws`.
 """
 
-from posbias.tasks.synthetic.attention_sinks import sink_scores
 from posbias.tasks.synthetic.base import (
     IGNORED,
     SYNTHETIC_TASKS,
@@ -14,11 +13,9 @@ from posbias.tasks.synthetic.base import (
     cross_entropy,
     stack_tasks,
 )
-from posbias.tasks.synthetic.copying import PositionCopy
-from posbias.tasks.synthetic.copying_baselines import partial_information_losses
+from posbias.tasks.synthetic.copying import PositionCopy, partial_information_losses
 from posbias.tasks.synthetic.recall import FreeRecall, RecallAndSpan, RunningSpan
-from posbias.tasks.synthetic.retrieval import InContextRetrieval
-from posbias.tasks.synthetic.retrieval_evaluation import CONTRASTS, PAIRS
+from posbias.tasks.synthetic.retrieval import CONTRASTS, PAIRS, InContextRetrieval
 
 __all__ = [
     "CONTRASTS",
@@ -35,6 +32,5 @@ __all__ = [
     "TaskStack",
     "cross_entropy",
     "partial_information_losses",
-    "sink_scores",
     "stack_tasks",
 ]

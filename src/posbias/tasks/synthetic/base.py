@@ -59,14 +59,14 @@ class SyntheticTask(ABC):
         """Classes or tokens that an output tells apart."""
 
     @property
-    @abstractmethod
     def vocabulary_size(self) -> int | None:
         """Token numbers an input may hold; None where inputs are vectors."""
+        return None
 
     @property
-    @abstractmethod
     def width(self) -> int | None:
         """Features of an input vector; None where inputs are tokens."""
+        return None
 
     @property
     @abstractmethod
@@ -117,6 +117,10 @@ class TaskStack(ABC):
         Returns:
             Named scores; NaN for a member whose logits are not finite.
         """
+
+    def item_vectors(self) -> Float[Tensor, "member item feature"] | None:
+        """What an input may hold at a position, noise aside, where inputs are vectors; None where they are tokens."""
+        return None
 
 
 def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: torch.device | str = "cpu") -> TaskStack:

@@ -2,7 +2,8 @@
 
 A stream is (task name, seed, purpose, index). The purpose takes its own bits of the generator's seed, so training
 steps, evaluation sets and a member's fixed tables never share a stream; within a purpose, different indices below
-2^30 never do either. Everything after these draws is arithmetic on the whole stack.
+2^30 never do either. Everything after these draws is arithmetic on the whole stack, with small tables that differ from
+member to member looked up for all at once.
 """
 
 import hashlib
@@ -120,3 +121,15 @@ def _stream(base: int, purpose: Purpose, index: int) -> int:
         raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
     low = (base + index * STRIDE) & ((1 << INDEX_BITS) - 1)
     return (base >> 32 << 32) | (purpose << INDEX_BITS) | low
+
+
+def per_member(values: Sequence[float], device: torch.device) -> Float32[Tensor, "member one two"]:
+    """A number per member, to multiply [member, ., .] with."""
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+
+def rows_of(table: Tensor, index: Int64[Tensor, "member *batch"]) -> Tensor:
+    """table[member, index[member, ...]] for all members at once: [member, *batch, feature]."""
+    offsets = torch.arange(len(table), device=table.device) * table.shape[1]
+    flat = (index + offsets.view(-1, *[1] * (index.dim() - 1))).flatten()
+    return table.reshape(-1, table.shape[2]).index_select(0, flat).view(*index.shape, table.shape[2])

@@ -15,34 +15,57 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
 
 from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
-from posbias.tasks.synthetic.base import SYNTHETIC_TASKS, SyntheticTask, TaskStack
-from posbias.tasks.synthetic.draws import Draws
-from posbias.tasks.synthetic.recall_stack import RecallStack
+from posbias.tasks.synthetic.base import (
+    IGNORED,
+    SYNTHETIC_TASKS,
+    Batch,
+    Predict,
+    SyntheticTask,
+    TaskStack,
+    check_step,
+    cross_entropy,
+    evaluation_sizes,
+)
+from posbias.tasks.synthetic.draws import Draws, Purpose, ranks
 
 CUES = 3
 """Tokens beside the items: cue of free recall, cue of running span, filler after a finished span."""
 
+Tokens = Int64[Tensor, "member batch position"]
+Places = Int64[Tensor, "member batch row"]
+Scores = Float64[Tensor, "member place"]
 
+
+@dataclass(frozen=True)
 class RecallTask(SyntheticTask):
-    """Shapes that the three tasks share, so that they stack together and see the same lists for one seed."""
+    """What the three tasks share, so that they stack together and see the same lists for one seed."""
 
     needs_causal: ClassVar[bool] = True
-    items: int
-    vocabulary: int
+    items: int = 12
+    """Length of the list (>= 2)."""
+    vocabulary: int = 32
+    """Different items there are (>= items)."""
+
+    def __post_init__(self) -> None:
+        check_whole(f"{self.name}: items", self.items, least=2)
+        check_whole(f"{self.name}: vocabulary", self.vocabulary, least=2)
+        if self.vocabulary < self.items:
+            raise UsageError(
+                f"{self.name}: vocabulary must be at least items = {self.items}, as a list repeats none,"
+                f" got {self.vocabulary}"
+            )
 
     @property
-    def recall_span(self) -> int:
-        """Items asked for after the cue of running span (1 where that cue does not occur)."""
-        return 1
-
-    @property
-    def share_of_free_recall(self) -> float:
-        """Probability that a training sequence has the cue of free recall."""
-        return 1.0
+    def cues(self) -> tuple[int, float]:
+        """Items asked for after the cue of running span, and the share of lists with the cue of free recall."""
+        return 1, 1.0
 
     @property
     def n_positions(self) -> int:
@@ -60,11 +83,6 @@ class RecallTask(SyntheticTask):
         return self.vocabulary + CUES
 
     @property
-    def width(self) -> int | None:
-        """Inputs are tokens."""
-        return None
-
-    @property
     def rows(self) -> tuple[int, ...]:
         """The cue and the recalled items."""
         return tuple(range(self.items, 2 * self.items))
@@ -76,19 +94,14 @@ class RecallTask(SyntheticTask):
 
     def optimal_loss(self) -> float:
         """Least mean loss per scored row in nats: ln(n!) over the n rows of free recall, 0 over those of the span."""
-        free = self.share_of_free_recall
-        scored = free * self.items + (1 - free) * self.recall_span
+        span, free = self.cues
+        scored = free * self.items + (1 - free) * span
         return free * math.lgamma(self.items + 1) / scored
 
     def stack(self, tasks: Sequence["RecallTask"], seeds: Sequence[int], device: torch.device) -> TaskStack:
         """Members may differ in the task, the span and the share of free recall."""
-        return RecallStack(
-            items=self.items,
-            vocabulary=self.vocabulary,
-            spans=tuple(task.recall_span for task in tasks),
-            free_shares=tuple(task.share_of_free_recall for task in tasks),
-            draws=Draws.of("recall", seeds, device),
-        )
+        spans, free_shares = zip(*(task.cues for task in tasks), strict=True)
+        return RecallStack(self.items, self.vocabulary, spans, free_shares, Draws.of("recall", seeds, device))
 
 
 @checked
@@ -97,14 +110,6 @@ class RecallTask(SyntheticTask):
 class FreeRecall(RecallTask):
     """Name every item of the list, in any order."""
 
-    items: int = 12
-    """Length of the list (>= 2)."""
-    vocabulary: int = 32
-    """Different items there are (>= items)."""
-
-    def __post_init__(self) -> None:
-        _check_list(self)
-
 
 @checked
 @SYNTHETIC_TASKS.register("running_span")
@@ -112,72 +117,165 @@ class FreeRecall(RecallTask):
 class RunningSpan(RecallTask):
     """Name the last items of the list, in order."""
 
-    items: int = 12
-    """Length of the list (>= 2)."""
-    vocabulary: int = 32
-    """Different items there are (>= items)."""
     span: int = 4
-    """Items asked for (1 ... items)."""
+    """Items asked for after the cue of running span (1 ... items)."""
 
     def __post_init__(self) -> None:
-        _check_list(self)
-        _check_span(self, self.span)
+        super().__post_init__()
+        check_whole(f"{self.name}: span", self.span, least=1)
+        if self.span > self.items:
+            raise UsageError(f"{self.name}: span must lie in 1 ... items = {self.items}, got {self.span}")
 
     @property
-    def recall_span(self) -> int:
-        """The span."""
-        return self.span
-
-    @property
-    def share_of_free_recall(self) -> float:
-        """None."""
-        return 0.0
+    def cues(self) -> tuple[int, float]:
+        """The span, and no free recall."""
+        return self.span, 0.0
 
 
 @checked
 @SYNTHETIC_TASKS.register("recall_and_span")
 @dataclass(frozen=True)
-class RecallAndSpan(RecallTask):
+class RecallAndSpan(RunningSpan):
     """Free recall of some lists, running span of the others, as the cue says."""
 
-    items: int = 12
-    """Length of the list (>= 2)."""
-    vocabulary: int = 32
-    """Different items there are (>= items)."""
-    span: int = 4
-    """Items asked for after the cue of running span (1 ... items)."""
     free_share: float = 0.5
     """Share of the lists with free recall (strictly between 0 and 1)."""
 
     def __post_init__(self) -> None:
-        _check_list(self)
-        _check_span(self, self.span)
+        super().__post_init__()
         share = self.free_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
             raise UsageError(f"recall_and_span: free_share must lie strictly between 0 and 1, got {share!r}")
 
     @property
-    def recall_span(self) -> int:
-        """The span."""
-        return self.span
+    def cues(self) -> tuple[int, float]:
+        """The span and the share."""
+        return self.span, self.free_share
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Study lists with a cue each, and the places of the list in the order of recall."""
+
+    studied: Int64[Tensor, "member batch place"]
+    free: Bool[Tensor, "member batch"]
+    """Whether the cue is that of free recall."""
+    places: Places
+    """Place of the list asked for at each row."""
+    asked: Bool[Tensor, "member batch row"]
+    """Rows that ask for an item: all in free recall, the first `span` in running span."""
 
     @property
-    def share_of_free_recall(self) -> float:
-        """The share."""
-        return self.free_share
+    def targets(self) -> Int64[Tensor, "member batch row"]:
+        """The item at each row, or `IGNORED`."""
+        return torch.where(self.asked, self.studied.gather(2, self.places), IGNORED)
 
 
-def _check_list(task: RecallTask) -> None:
-    check_whole(f"{task.name}: items", task.items, least=2)
-    check_whole(f"{task.name}: vocabulary", task.vocabulary, least=2)
-    if task.vocabulary < task.items:
-        raise UsageError(
-            f"{task.name}: vocabulary must be at least items = {task.items}, as a list repeats none,"
-            f" got {task.vocabulary}"
+@dataclass(frozen=True)
+class RecallStack(TaskStack):
+    """Members that recall lists of one length over one vocabulary."""
+
+    items: int
+    vocabulary: int
+    spans: tuple[int, ...]
+    free_shares: tuple[float, ...]
+    draws: Draws
+
+    def batch(self, step: int, size: int) -> Batch:
+        """Lists with the members' own mixture of cues."""
+        check_step(step, size)
+        lists, _ = self._drawn(Purpose.TRAINING, step, size, self.free_shares)
+        return Batch(self._inputs(lists), lists.targets)
+
+    def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
+        """Scores by serial position after each cue, and the loss over the members' own mixture.
+
+        Returns:
+            Per member (axis 0): `loss` (nats per scored row); for free recall and for the span
+            `free_probability`, `span_probability` [place]: mean probability of the item of that place at the row where
+            it is asked for, the items before it given (teacher forcing; NaN for places the span never asks);
+            `free_first`, `span_first` [place]: mean probability of naming it first;
+            `free_recalled`, `span_recalled` [place]: share of lists in which it is named anywhere when the model's own
+            draws (temperature 1, seeded) are fed back; NaN after a cue that the member was not trained on; and
+            `recalled` [place]: the two, weighted as the member's training mixes them.
+        """
+        tally: dict[str, Tensor] = {}
+        for index, size in enumerate(evaluation_sizes(examples)):
+            for name, total in self._scores(predict, index, size).items():
+                tally[name] = tally.get(name, torch.zeros_like(total)) + total
+        scores = {name: (total / examples).cpu().numpy() for name, total in tally.items()}
+        shares = {"free": np.array(self.free_shares), "span": 1 - np.array(self.free_shares)}
+        scores["recalled"] = sum(
+            np.where(share > 0, share, 0)[:, None] * scores[f"{cue}_recalled"] for cue, share in shares.items()
         )
+        for cue, share in shares.items():
+            for measure in ("probability", "first", "recalled"):
+                scores[f"{cue}_{measure}"][share == 0] = np.nan
+        return scores
+
+    def _scores(self, predict: Predict, index: int, size: int) -> dict[str, Tensor]:
+        """Sums over one batch of lists of every score."""
+        mixed, _ = self._drawn(Purpose.EVALUATION, 3 * index, size, self.free_shares)
+        scores = {"loss": cross_entropy(predict(self._inputs(mixed)).double(), mixed.targets) * size}
+        for number, (cue, share) in enumerate((("free", 1.0), ("span", 0.0)), 1):
+            shares = (share,) * len(self.spans)
+            lists, raw = self._drawn(Purpose.EVALUATION, 3 * index + number, size, shares)
+            chances = predict(self._inputs(lists)).double().softmax(-1)
+            scores[f"{cue}_probability"] = _by_place(chances, lists)
+            scores[f"{cue}_first"] = chances[:, :, 0].gather(2, lists.studied).sum(1)
+            scores[f"{cue}_recalled"] = self._recalled(predict, lists, raw)
+        return scores
+
+    def _recalled(self, predict: Predict, lists: Lists, raw: Int64[Tensor, "member batch row"]) -> Scores:
+        """How often the item of each place is named when the model's own draws are fed back."""
+        inputs = self._inputs(lists)
+        inputs[..., self.items + 1 :] = self.vocabulary + 2
+        named = torch.zeros_like(lists.studied, dtype=torch.bool)
+        finite = torch.ones(lists.free.shape, dtype=torch.bool, device=inputs.device)
+        for row in range(self.items):
+            if not bool(lists.asked[..., row].any()):
+                break
+            chances = predict(inputs)[:, :, row].double().softmax(-1)
+            finite &= chances.isfinite().all(-1)
+            drawn = _inverse_draw(chances, raw[..., row])
+            named |= (lists.studied == drawn[..., None]) & lists.asked[..., row, None]
+            if row + 1 < self.items:
+                inputs[..., self.items + 1 + row] = drawn
+        return torch.where(finite[..., None], named.double(), torch.nan).sum(1)
+
+    def _drawn(
+        self, purpose: Purpose, index: int, size: int, free_shares: tuple[float, ...]
+    ) -> tuple[Lists, Int64[Tensor, "member batch row"]]:
+        """Lists, and raw draws left over for sampled answers."""
+        items, device = self.items, self.draws.device
+        raw = self.draws.integers(purpose, index, (size, self.vocabulary + 2 * items + 1))
+        studied = raw[..., : self.vocabulary].argsort(-1)[..., :items]
+        coin = raw[..., -1].double() / 2**63
+        free = coin < torch.tensor(free_shares, dtype=torch.float64, device=device)[:, None]
+        spans = torch.tensor(self.spans, device=device)[:, None, None]
+        rows = torch.arange(items, device=device)
+        order = ranks(raw[..., self.vocabulary : self.vocabulary + items])
+        places = torch.where(free[..., None], order, (items - spans + rows) % items)
+        asked = free[..., None] | (rows < spans)
+        return Lists(studied, free, places, asked), raw[..., -1 - items : -1]
+
+    def _inputs(self, lists: Lists) -> Tokens:
+        """List, cue, and what has been recalled before each later row."""
+        cue = torch.where(lists.free, self.vocabulary, self.vocabulary + 1)[..., None]
+        recalled = torch.where(lists.asked, lists.targets, self.vocabulary + 2)
+        return torch.cat((lists.studied, cue, recalled[..., :-1]), dim=-1)
 
 
-def _check_span(task: RecallTask, span: object) -> None:
-    check_whole(f"{task.name}: span", span, least=1)
-    if isinstance(span, int) and span > task.items:
-        raise UsageError(f"{task.name}: span must lie in 1 ... items = {task.items}, got {span}")
+def _by_place(chances: Float64[Tensor, "member batch row output"], lists: Lists) -> Scores:
+    """Probability of the target, filed under its place and summed over the batch; NaN for places never asked."""
+    given = chances.gather(3, lists.targets.clamp(min=0)[..., None])[..., 0]
+    empty = torch.full(lists.studied.shape, torch.nan, dtype=given.dtype, device=given.device)
+    return empty.scatter(2, lists.places, torch.where(lists.asked, given, torch.nan)).sum(1)
+
+
+def _inverse_draw(
+    chances: Float[Tensor, "member batch output"], raw: Int64[Tensor, "member batch"]
+) -> Int64[Tensor, "member batch"]:
+    """One output per sequence by its probability: the first whose cumulated probability exceeds the draw."""
+    below = (chances.cumsum(-1) <= (raw.double() / 2**63)[..., None]).sum(-1)
+    return below.clamp(max=chances.shape[-1] - 1)

@@ -17,8 +17,8 @@ from posbias.models.families import AttentionParts, Block, Family, MlpParts, Nor
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
-from posbias.models.reference.constants import shown
-from posbias.models.reference.layers import ACTIVATIONS
+from posbias.models.reference.forward import ACTIVATIONS
+from posbias.models.reference.parameters import shown
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.spec import (
     AttentionSpec,

@@ -13,9 +13,8 @@ from torch import Tensor
 from posbias.errors import RunError
 from posbias.models.families import Norm
 from posbias.models.reference import ReferenceShape
-from posbias.models.reference.attention import attention, branch, heads_of, map_of, shared, turned
-from posbias.models.reference.forward import entrance, of_constants
-from posbias.models.reference.layers import Weights, entered, normalise, of_layer, read_out, with_mlp
+from posbias.models.reference.attention import Weights, attention, branch, heads_of, map_of, shared, turned
+from posbias.models.reference.forward import entered, entrance, normalise, of_constants, of_layer, read_out, with_mlp
 
 Stream = Float[Tensor, "member batch position feature"]
 

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.reference import ReferenceShape
-from posbias.models.reference.attention import map_of
-from posbias.models.reference.layers import ACTIVATIONS, linear, normalise
+from posbias.models.reference.attention import linear, map_of
+from posbias.models.reference.forward import ACTIVATIONS, normalise
 from posbias.theory.power_rollout.local_maps import norm_pull
 from posbias.theory.power_rollout.reference_layers import StackLayer, StackTrace, norm_of
 from posbias.theory.power_rollout.walk import Power, Walk

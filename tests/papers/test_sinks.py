@@ -6,7 +6,7 @@ import torch
 
 from posbias.architecture.masks import Causal, SlidingWindow
 from posbias.errors import UsageError
-from posbias.tasks.synthetic import sink_scores
+from posbias.papers.wu2025.icl_outcomes import sink_scores
 
 
 @pytest.mark.parametrize("mask", [Causal(), SlidingWindow(3)])

@@ -1,4 +1,4 @@
-"""The networks of published experiments as configurations, for any architecture of one head."""
+"""The networks of published experiments as configurations, for any architecture of one head, to test on."""
 
 from posbias.architecture import Architecture
 from posbias.models.reference.config import ReferenceConfig

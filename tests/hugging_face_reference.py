@@ -15,7 +15,7 @@ from posbias.errors import UsageError
 from posbias.models.families import AttentionParts, Block, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
-from posbias.models.reference.layers import ACTIVATIONS
+from posbias.models.reference.forward import ACTIVATIONS
 from posbias.models.reference.network import ReferenceTransformer
 
 AGREEMENT = 1e-3
@@ -39,16 +39,25 @@ def reference_from_hugging_face(model: HuggingFaceModel) -> ReferenceTransformer
     Raises:
         UsageError: the model has a part that no reference layer has, or its type is not allowed.
     """
-    family, network = model.family, model.network
+    family = model.family
+    network: Any = model.network
     blocks = family.blocks(network)
     _check_family(model, blocks)
     attention = [family.attention_parts(block, model.config) for block in blocks]
     mlps = [family.mlp_parts(block, model.config) for block in blocks]
     norms = _norms(model, blocks)
     config = _config(model, attention[0], mlp=mlps[0], norm=norms["final"])
-    parameters: dict[str, Tensor] = {"embedding": _embedding(model), "unembedding": _unembedding(model)}
+    unembedding = network.get_output_embeddings()
+    if getattr(unembedding, "bias", None) is not None:
+        _refuse(model, ["a bias in its unembedding"])
+    parameters: dict[str, Tensor] = {
+        "embedding": network.get_input_embeddings().weight,
+        "unembedding": unembedding.weight,
+    }
     for name, norm in norms.items():
-        parameters |= _norm_weights(name, norm)
+        parameters[f"{name}_gain"] = norm.gain
+        if norm.kind != "rms":
+            parameters[f"{name}_shift"] = torch.zeros_like(norm.gain) if norm.bias is None else norm.bias
     if config.learned_positions is not None:
         parameters["positions"] = _position_table(model)
     for layer, (parts, mlp) in enumerate(zip(attention, mlps, strict=True)):
@@ -137,13 +146,6 @@ def _norms(model: HuggingFaceModel, blocks: list[Block]) -> dict[str, Norm]:
     return norms
 
 
-def _norm_weights(name: str, norm: Norm) -> dict[str, Tensor]:
-    if norm.kind == "rms":
-        return {f"{name}_gain": norm.gain}
-    shift = torch.zeros_like(norm.gain) if norm.bias is None else norm.bias
-    return {f"{name}_gain": norm.gain, f"{name}_shift": shift}
-
-
 def _attention_weights(config: ReferenceConfig, parts: AttentionParts) -> dict[str, Tensor]:
     """[out, in] maps as [head, in, feature]; a scale other than 1 / sqrt(head_dim) goes into the query."""
     rescale = parts.scale * parts.head_dim**0.5
@@ -180,21 +182,6 @@ def _mlp_weights(config: ReferenceConfig, parts: MlpParts) -> dict[str, Tensor]:
 
 def _or_zeros(bias: Float[Tensor, "out"] | None, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out"]:
     return torch.zeros_like(weight[:, 0]) if bias is None else bias
-
-
-def _embedding(model: HuggingFaceModel) -> Float[Tensor, "vocabulary feature"]:
-    network: Any = model.network
-    weight: Tensor = network.get_input_embeddings().weight
-    return weight
-
-
-def _unembedding(model: HuggingFaceModel) -> Float[Tensor, "vocabulary feature"]:
-    network: Any = model.network
-    unembedding = network.get_output_embeddings()
-    if getattr(unembedding, "bias", None) is not None:
-        _refuse(model, ["a bias in its unembedding"])
-    weight: Tensor = unembedding.weight
-    return weight
 
 
 def _position_table(model: HuggingFaceModel) -> Float[Tensor, "position feature"]:
