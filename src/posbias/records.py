@@ -45,6 +45,10 @@ QUOTED_PATH = re.compile(
 )
 """The same in quotation marks, between which spaces belong to it."""
 
+RENAMED = {"n_contents": "n_samples", "contents": "samples", "tie": "influence", "ties": "correlations"}
+"""What keys of older records, and the parts of their arrays' names, are called now."""
+RENAMED_VERBS = {"tie": "correlate"}
+
 Status = Literal["done", "failed"]
 UNWRITTEN = ("arrays", "sealed")
 """What of a record is not in its JSON document."""
@@ -138,8 +142,10 @@ def load_record(directory: str | Path) -> Record:
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
     try:
-        record = Record(**{**document, "arrays": arrays})
+        arrays = {_renamed_path(name): array for name, array in arrays.items()}
+        record = Record(**{**_renamed(document), "arrays": arrays})
         _check_types(record)
+        record.verb = RENAMED_VERBS.get(record.verb, record.verb)
         record.sealed = "sha256" in metadata
     except (TypeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
@@ -154,6 +160,17 @@ def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
         found.update(f"{name} {array.dtype} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).data if array.size else b"")
     return found.hexdigest()
+
+
+def _renamed(value: Any) -> Any:
+    """A document with the keys of today."""
+    if isinstance(value, dict):
+        return {RENAMED.get(name, name): _renamed(held) for name, held in value.items()}
+    return [_renamed(held) for held in value] if isinstance(value, list) else value
+
+
+def _renamed_path(name: str) -> str:
+    return "/".join(RENAMED.get(part, part) for part in name.split("/"))
 
 
 def _no_number(text: str) -> None:

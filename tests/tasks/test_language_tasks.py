@@ -61,11 +61,11 @@ def item_of(example: Example, tokenizer: Any) -> str:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_contents_are_paired_and_only_the_item_moves(spelling: str, tokenizer: Any) -> None:
+def test_samples_are_paired_and_only_the_item_moves(spelling: str, tokenizer: Any) -> None:
     task = LANGUAGE_TASKS.parse(spelling)
     groups = defaultdict(list)
     for example in asked(task, tokenizer):
-        groups[example.content].append(example)
+        groups[example.sample].append(example)
     assert len(groups) == 2
     for examples in groups.values():
         assert [example.gold_position for example in examples] == list(range(task.n_items))
@@ -200,8 +200,8 @@ def test_shuffled_distractors_are_the_same_at_all_positions() -> None:
 
 def test_needles_stand_at_their_depths_in_tokens(tokenizer: Any) -> None:
     task = Needle(tokens=4000, depths=5)
-    for content in range(2):
-        examples = asked(task, tokenizer, count=2)[5 * content : 5 * content + 5]
+    for sample in range(2):
+        examples = asked(task, tokenizer, count=2)[5 * sample : 5 * sample + 5]
         begins = [example.gold_token for example in examples]
         assert begins[0] is not None
         assert begins[-1] is not None

@@ -1,11 +1,12 @@
-"""The tie measured on one model: what weighs and what is used, on the very same prompts.
+"""Influence and behaviour of one model: what weighs and what is used, on the very same prompts.
 
 The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories are
 summed over the tokens of the item that holds the answer and of every other place. Kinds that score tokens score the
 first token of the right answer, where it is decided which item is used; the others look at the last position's output.
 
-Beside an evaluation's record: arrays `tie/SOURCE[/KIND]/WHAT` [n_contents n_positions], shares of a prompt's influence;
-scalars `tie`: {series: [{source, kind, what, means: [interval], ties: {measure: Tie.as_record}}], left_out: [text]}.
+Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
+influence; scalars `influence`: {series: [{source, kind, what, means: [interval], correlations: {measure:
+Correlations.as_record}}], left_out: [text]}.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,16 +22,17 @@ from posbias.evaluation import (
     EvaluateOptions,
     Evaluation,
     Pair,
+    correlate,
     evaluate,
     evaluation_record,
     finished_evaluation,
-    tie,
     write_outputs,
 )
+from posbias.evaluation.correlation import correct_for_number
+from posbias.evaluation.pooling import array_name
 from posbias.evaluation.record import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.statistics import Scores, position_means
-from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import Kind, resolve_kinds
 from posbias.models import Model
 from posbias.parts import PartStore, fingerprint, made_by
@@ -99,7 +101,7 @@ def audit_behaviour(
 
     Args:
         model: With a tokenizer that knows character offsets.
-        plan: Task, contents, kinds.
+        plan: Task, samples, kinds.
         out: Run directory; with it an interrupted run can be resumed.
         arguments: What the user passed, for the record.
         command: What repeats the run in a shell.
@@ -107,7 +109,7 @@ def audit_behaviour(
     Raises:
         UsageError: wrong input, a task whose items have no places, a tokenizer without offsets, or prompts that do not
             fit into memory.
-        RunError: the run failed; finished contents and prompts are kept.
+        RunError: the run failed; finished samples and prompts are kept.
     """
     given = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     kinds = resolve_kinds(list(plan.kinds))
@@ -130,7 +132,7 @@ def audit_behaviour(
         if directory is not None and directory.name == BEHAVIOUR:
             record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         record.scalars["cost_of_influence"] = dict(plan.cost or {})
-        _store_tie(record, evaluation, series, left_out)
+        _store_correlations(record, evaluation, series, left_out)
         if directory is not None:
             remove_record(directory)  # of an older run, which had other outputs
             write_outputs(evaluation, directory)
@@ -154,28 +156,28 @@ def _store(
     return PartStore(directory, settings, resume=True)
 
 
-def _store_tie(
+def _store_correlations(
     record: Record, evaluation: Evaluation, series: Mapping[tuple[Name, str], Scores], left_out: Sequence[str]
 ) -> None:
     entries = []
     for ((source, kind), what), table in series.items():
-        record.arrays["/".join(["tie", source, *([] if kind is None else [kind]), what])] = table
+        record.arrays[array_name(source, kind, what)] = table
         entries.append(
             {
                 "source": source,
                 "kind": kind,
                 "what": what,
                 "means": [mean.as_record() for mean in position_means(table)],
-                "ties": dict(_ties(evaluation, table)),
+                "correlations": dict(_correlations(evaluation, table)),
             }
         )
     correct_for_number(entries)
-    record.scalars["tie"] = {"series": entries, "left_out": list(left_out)}
+    record.scalars["influence"] = {"series": entries, "left_out": list(left_out)}
 
 
-def _ties(evaluation: Evaluation, table: Scores) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tie of one series to every measure that has contents in common with it."""
+def _correlations(evaluation: Evaluation, table: Scores) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The correlations of one series with every measure that has samples in common with it."""
     for measure, scores in evaluation.measures.items():
         pair = Pair(table, scores, evaluation.positions, evaluation.n_items)
-        if len(pair.complete[0]):
-            yield measure, tie(pair, seed=evaluation.options.seed).as_record()
+        if len(pair.complete):
+            yield measure, correlate(pair, seed=evaluation.options.seed).as_record()

@@ -5,7 +5,7 @@ from typing import Any
 
 from posbias.auditing.behaviour_spans import spans_of
 from posbias.evaluation.cost import SHORTER
-from posbias.evaluation.evaluation import EvaluateOptions, spread_positions
+from posbias.evaluation.samples import EvaluateOptions
 from posbias.measurement import Kind, PassOptions
 from posbias.measurement.cost import estimate_cost, in_bfloat16, tell_cost, without_passes
 from posbias.models import Model
@@ -23,9 +23,9 @@ def influence_cost(
     Raises:
         UsageError: it does not fit into memory; the message says what would.
     """
-    places = spread_positions(task) if options.positions is None else task.positions(list(options.positions))
-    contents = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
-    lengths = [content.examples[place].n_tokens or 0 for content in contents for place in places]
+    places = options.positions_of(task)
+    samples = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
+    lengths = [sample.examples[place].n_tokens or 0 for sample in samples for place in places]
     fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
     if not fitting:
         return {}

@@ -1,4 +1,4 @@
-"""Where every place of a content's items lies in the tokens of each of its prompts.
+"""Where every place of a sample's items lies in the tokens of each of its prompts.
 
 The items other than the answer's keep their order, so the places of one prompt are known from the answer's own place
 in the others: with the answer behind it, place p begins where the answer begins when it stands at p; with the answer
@@ -15,13 +15,13 @@ from jaxtyping import Int64
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.encoding import encode_requests
+from posbias.evaluation.responders.local import encode_requests
 from posbias.tasks.language import Example, LanguageTask
 
 
 @dataclass(frozen=True, eq=False)
-class ContentSpans:
-    """The prompts of one content, with the answer at each place and its neighbours."""
+class SampleSpans:
+    """The prompts of one sample, with the answer at each place and its neighbours."""
 
     examples: dict[int, Example]
     """By place of the answer; every one located in tokens."""
@@ -60,8 +60,8 @@ class ContentSpans:
 
 def spans_of(
     task: LanguageTask, tokenizer: Any, *, places: Sequence[int], count: int, seed: int
-) -> Iterator[ContentSpans]:
-    """Every content of a task, located.
+) -> Iterator[SampleSpans]:
+    """Every sample of a task, located.
 
     Raises:
         UsageError: a place cannot be located.
@@ -69,9 +69,9 @@ def spans_of(
     around = {place + step for place in places for step in (-1, 0, 1)}
     wanted = sorted(place for place in around if 0 <= place < task.n_items)
     drawn = task.examples(tokenizer, count=count, positions=wanted, seed=seed)
-    for _, group in itertools.groupby(drawn, key=lambda example: example.content):
+    for _, group in itertools.groupby(drawn, key=lambda example: example.sample):
         examples = list(group)
         if any(example.gold_position is None for example in examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
         by_place = dict(zip(wanted, examples, strict=True))
-        yield ContentSpans(by_place, tuple(places), task.n_items, tokenizer)
+        yield SampleSpans(by_place, tuple(places), task.n_items, tokenizer)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.auditing.behaviour_spans import ContentSpans, spans_of
+from posbias.auditing.behaviour_spans import SampleSpans, spans_of
 from posbias.auditing.theories import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
 from posbias.evaluation import Evaluation
 from posbias.evaluation.statistics import Scores
@@ -44,42 +44,40 @@ class Weighing:
     """Whether theories that read every prompt are computed too."""
 
     def series(self) -> tuple[dict[tuple[Name, str], Scores], list[str]]:
-        """Shares of influence by ((source, kind), GOLD or PLACE), one row per content, and what was left out.
+        """Shares of influence by ((source, kind), GOLD or PLACE), one row per sample, and what was left out.
 
-        A content that was too long at any position has NaN throughout.
+        A sample that was too long at any position has NaN throughout.
         """
         evaluation, places = self.evaluation, self.evaluation.positions
         count, seed = evaluation.options.count, evaluation.options.seed
-        contents = list(spans_of(evaluation.task, self.model.tokenizer, places=places, count=count, seed=seed))
+        samples = list(spans_of(evaluation.task, self.model.tokenizer, places=places, count=count, seed=seed))
         fits = evaluation.tables["too_long"].sum(axis=1) == 0
         tables: dict[tuple[Name, str], Scores] = {}
         left_out: dict[str, None] = {}
-        for row in track([row for row in range(len(contents)) if fits[row]], "influence"):
-            shares, reasons = self._content(contents[row], row)
+        for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
+            shares, reasons = self._sample(samples[row], row)
             left_out |= dict.fromkeys(reasons)
             for name, matrix in shares.items():
                 about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
                 if name[0] in ARCHITECTURE_THEORIES:  # these do not know what stands where
                     del about[GOLD]
                 for what, values in about.items():
-                    blank = np.full((len(contents), len(places)), np.nan)
+                    blank = np.full((len(samples), len(places)), np.nan)
                     tables.setdefault((name, what), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
 
-    def _content(
-        self, content: ContentSpans, row: int
-    ) -> tuple[dict[Name, Float64[np.ndarray, "gold place"]], list[str]]:
+    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[Name, Float64[np.ndarray, "gold place"]], list[str]]:
         """share[gold place, place] by source, from one measured prompt per place of the answer."""
         pieces: list[dict[str, np.ndarray]] = []
         reasons: list[str] = []
         for column, gold in enumerate(self.evaluation.positions):
-            token_ids, answer = content.prompt(gold)
+            token_ids, answer = sample.prompt(gold)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(self._measure, token_ids, answer, row * len(self.evaluation.positions) + column)
             piece = self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
             reasons += [name.removeprefix(LEFT_OUT) for name in piece if name.startswith(LEFT_OUT)]
             profiles = {name: values for name, values in piece.items() if not name.startswith(LEFT_OUT)}
-            spans = content.spans(gold)
+            spans = sample.spans(gold)
             pieces.append({name: summed(values, spans) for name, values in profiles.items()})
         shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
         return {_named(name): np.stack([piece[name] for piece in pieces]) for name in shared}, reasons

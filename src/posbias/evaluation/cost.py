@@ -1,4 +1,5 @@
-"""What asking a local model will take, from short runs of the same work; refused before it begins where it cannot fit.
+"""What requests will take of a local model, from short runs of the same work; refused before they begin where they
+cannot fit.
 
 One prompt after another runs through the live cache and is kept until a batch is full, which then goes on together:
 the memory of that is a polynomial of the length, as in `posbias.measurement.cost`.
@@ -13,16 +14,22 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.errors import RunError
-from posbias.evaluation.asking import Asking, Content
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, Responder
-from posbias.evaluation.responders.decoding import Ending, Started, decode_together
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.running import LiveCache, WholePrompts, trusted_runner
+from posbias.evaluation.responders.running import (
+    Ending,
+    LiveCache,
+    Started,
+    WholePrompts,
+    decode_together,
+    trusted_runner,
+)
+from posbias.evaluation.samples import EvaluateOptions, Sample
 from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.model import Model
 from posbias.prompts.tokens import tokenise
-from posbias.tasks.language import Example
+from posbias.tasks.language import Example, LanguageTask
 
 SHORTER = "prompts of at most {} tokens (fewer or shorter items)"
 """What would take less, for a message."""
@@ -31,7 +38,7 @@ PROBE = 64
 
 
 @dataclass(frozen=True)
-class AskingWork:
+class PromptWork:
     """The work on one prompt, given its token ids."""
 
     model: Model
@@ -78,66 +85,77 @@ class AskingWork:
 
 
 def preflight_answers(
-    contents: Sequence[Content], asking: Asking, responder: Responder, *, max_memory: int | None = None
+    samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
 ) -> dict[str, Any]:
-    """Say what asking will cost before it begins, and refuse what cannot fit.
+    """Say what the requests of some samples will cost before they begin, and refuse what cannot fit.
 
     Args:
-        contents: Those that are still to be asked.
-        asking: How.
+        samples: Those that are still to be requested.
+        task: Of the samples.
+        options: With the bytes that the process may hold.
         responder: A local model; of a server nothing is estimated.
-        max_memory: Bytes that the process may hold; None: what is free.
 
     Returns:
-        The estimate as plain values for a record; empty for a server, with nothing to ask, or where short runs fail,
-        which the run itself will report.
+        The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
+        fail, which the run itself will report.
 
     Raises:
         UsageError: it does not fit; the message says what would.
     """
     if not isinstance(responder, LocalResponder):
         return {}
-    examples = _asked([example for content in contents for example in content.examples], asking, responder)
-    if not examples:
+    generated = options.tokens_of(task)
+    known = [example for sample in samples for example in sample.examples if example.n_tokens is not None]
+    answers = [0] * len(known)
+    if options.score:
+        answers = [len(tokens) for tokens in tokenise([example.target for example in known], responder.tokenizer)]
+    limit = responder.max_positions
+    # What does not fit into the context with what follows it is skipped, and costs nothing.
+    fitting = [
+        (example, answer)
+        for example, answer in zip(known, answers, strict=True)
+        if limit is None or (example.n_tokens or 0) + max(answer, generated) <= limit
+    ]
+    if not fitting:
         return {}
-    options, model = responder.options, responder.model
+    examples = [example for example, _ in fitting]
+    answer = max(answer for _, answer in fitting)
+
+    def estimated(local: LocalOptions) -> CostEstimate | None:
+        return _estimate(examples, answer, generated, responder, local)
+
     longest = max(example.n_tokens or 0 for example in examples)
-    estimate = _estimate(examples, asking, responder, options) or without_passes(model, longest)
+    estimate = estimated(responder.options) or without_passes(responder.model, longest)
     estimate = replace(estimate, shorter=SHORTER)
-    remedies: dict[str, Remedy] = {}
-    if options.batch > 1:
-        remedies["--batch 1"] = lambda: _estimate(examples, asking, responder, replace(options, batch=1))
-    told = tell_cost(estimate, len(examples), max_memory=max_memory, remedies=remedies | in_bfloat16(model, estimate))
-    return {**told, "prompts": len(examples)} if told else {}
+    remedies: dict[str, Remedy] = dict(in_bfloat16(responder.model, estimate))
+    if responder.options.batch > 1:
+        remedies = {"--batch 1": lambda: estimated(replace(responder.options, batch=1)), **remedies}
+    cost = tell_cost(estimate, len(examples), max_memory=options.max_memory, remedies=remedies)
+    return {**cost, "prompts": len(examples)} if cost else {}
 
 
 def _estimate(
-    examples: Sequence[Example], asking: Asking, responder: LocalResponder, options: LocalOptions
+    examples: Sequence[Example], answer: int, generated: int, responder: LocalResponder, options: LocalOptions
 ) -> CostEstimate | None:
     """Of the longest prompt with its answer; seconds are the mean over prompts, shared beginnings run once."""
     model = responder.model
-    answer = max(_answer_lengths(examples, asking, responder))
     # The work itself adds the scored answer to a prompt; what is generated beyond its length counts as prompt.
-    generated = max(0, asking.max_tokens * asking.generate - answer)
-    longest = max(example.n_tokens or 0 for example in examples) + generated
+    longest = max(example.n_tokens or 0 for example in examples) + max(0, generated - answer)
     try:
         cached = isinstance(trusted_runner(model, _probe(model)), LiveCache)
-        work = AskingWork(model, cached, answer, asking.generate)
+        work = PromptWork(model, cached, answer, bool(generated))
         estimate = calibrate(model, longest, work.run, usual=work.run_one)
         if estimate is None:
             return None
-        if not asking.generate:
-            return replace(estimate, seconds=_share_run(examples, responder) * estimate.seconds)
-        if not cached:
-            return replace(estimate, seconds=(1 + asking.max_tokens) * estimate.seconds)
-        return _together(estimate, work, asking, _share_run(examples, responder), options)
+        if generated and not cached:
+            return replace(estimate, seconds=(1 + generated) * estimate.seconds)
+        estimate = replace(estimate, seconds=_share_run(examples, responder) * estimate.seconds)
+        return _with_batch(estimate, work, generated, options) if generated else estimate
     except RunError:
         return None
 
 
-def _together(
-    estimate: CostEstimate, work: AskingWork, asking: Asking, share: float, options: LocalOptions
-) -> CostEstimate:
+def _with_batch(estimate: CostEstimate, work: PromptWork, generated: int, options: LocalOptions) -> CostEstimate:
     """With the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
     kept = work.kept_bytes()
     room = max(1, min(options.batch, int(options.cache_bytes / (2 * kept * estimate.n_positions))))
@@ -146,30 +164,13 @@ def _together(
     return replace(
         estimate,
         coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * kept, *others),
-        seconds=share * estimate.seconds + asking.max_tokens * work.step_seconds(room),
+        seconds=estimate.seconds + generated * work.step_seconds(room),
     )
 
 
-def _asked(examples: Sequence[Example], asking: Asking, responder: LocalResponder) -> list[Example]:
-    """Those of known length that fit into the context with what follows them: others are skipped, and cost nothing."""
-    known = [example for example in examples if example.n_tokens is not None]
-    limit = responder.max_positions
-    if limit is None:
-        return known
-    following = [max(n, asking.max_tokens * asking.generate) for n in _answer_lengths(known, asking, responder)]
-    return [example for example, n in zip(known, following, strict=True) if (example.n_tokens or 0) + n <= limit]
-
-
-def _answer_lengths(examples: Sequence[Example], asking: Asking, responder: LocalResponder) -> list[int]:
-    """Tokens of each example's answer that is scored; 0 where none is."""
-    if not asking.score:
-        return [0] * len(examples)
-    return [len(tokens) for tokens in tokenise([example.target for example in examples], responder.tokenizer)]
-
-
 def _share_run(examples: Sequence[Example], responder: LocalResponder) -> float:
-    """Share of the prompts' tokens that are run: by the prompts of the first content."""
-    first = [example for example in examples if example.content == examples[0].content]
+    """Share of the prompts' tokens that are run: by the prompts of the first sample."""
+    first = [example for example in examples if example.sample == examples[0].sample]
     count = responder.count_tokens([Request(prompt=example.prompt) for example in first])
     return count.floor / count.plain if responder.options.reuse else 1.0
 

@@ -32,6 +32,10 @@ class Intervention(ABC):
     """What it changes: "causal mask", "residual strength", "encoding", "content" or "sinks"."""
     patterns_stay: ClassVar[bool] = False
     """Whether the attention weights of a layer are what they were, given the same input."""
+    undescribed: ClassVar[str] = ""
+    """Why the unchanged network's activations cannot be read with the change, where a subclass does not describe it."""
+    no_ingredient: ClassVar[str] = ""
+    """Why the change cannot be made in an architecture, where a subclass does not make it."""
 
     @abstractmethod
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
@@ -41,9 +45,8 @@ class Intervention(ABC):
             UsageError: on entry, the model does not allow it; the message says why.
         """
 
-    @abstractmethod
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """The model as theories of its weights and activations should read it.
+        """The model as theories of its weights and activations should read it: by default as it is.
 
         Args:
             model: As loaded.
@@ -53,14 +56,17 @@ class Intervention(ABC):
         Raises:
             UsageError: no description says what the change does; the message says why.
         """
+        if own:
+            return model
+        raise UsageError(self.undescribed)
 
-    @abstractmethod
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The architecture with the ingredient replaced.
 
         Raises:
             UsageError: an architecture has no such ingredient; the message says why.
         """
+        raise UsageError(self.no_ingredient)
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """What the change makes of every layer's mixing |a| / (|x| + |a|); nothing by default."""
@@ -134,6 +140,17 @@ def check_model(model: Any) -> HuggingFaceModel:
     return model
 
 
+def check_factor(name: str, factor: object) -> None:
+    """Refuse a factor that is not a finite number >= 0.
+
+    Raises:
+        UsageError: it is not.
+    """
+    number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not number or not np.isfinite(factor) or factor < 0:  # type: ignore[call-overload,operator]
+        raise UsageError(f"{name}: factor must be a finite number >= 0, got {factor!r}")
+
+
 def answering(family: Family, answers: Mapping[str, Callable[..., Any]]) -> Family:
     """A family like the given one that answers some questions differently: an instance precedes its class."""
     changed = copy.copy(family)
@@ -146,7 +163,4 @@ def with_attention(
 ) -> Callable[[Block, Any], AttentionParts]:
     """An answer in place of `attention_parts`: the family's own, changed."""
 
-    def parts(block: Block, config: Any) -> AttentionParts:
-        return change(family.attention_parts(block, config))
-
-    return parts
+    return lambda block, config: change(family.attention_parts(block, config))

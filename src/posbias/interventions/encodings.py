@@ -10,13 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, answering, check_factor, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
@@ -49,7 +48,7 @@ class RotaryScale(Intervention):
                 )
         with ExitStack() as hooks:
             for module in modules:
-                hooks.callback(module.register_forward_pre_hook(self._scale_positions, with_kwargs=True).remove)
+                hooks.enter_context(module.register_forward_pre_hook(self._scale_positions, with_kwargs=True))
             yield
 
     def _scale_positions(
@@ -90,38 +89,33 @@ class NoRope(RotaryScale):
 class ScaledRope(RotaryScale):
     """Every rotary angle is multiplied by a factor: 0.5 sets positions twice as near, 2 twice as far apart."""
 
+    undescribed: ClassVar[str] = "the angles come with the activations, so other angles need the changed network's own"
+    no_ingredient: ClassVar[str] = "the encoding rope of an architecture has no factor on its angles"
+
     factor: float
     """At least 0; 0 is `no_rope`, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        _check_factor("scaled_rope", self.factor)
+        check_factor("scaled_rope", self.factor)
 
     @property
     def scale(self) -> float:
         """The factor."""
         return float(self.factor)
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """As it is where the activations carry the angles.
-
-        Raises:
-            UsageError: the activations are the unchanged network's, which carry its own angles.
-        """
-        if own:
-            return model
-        raise UsageError("the angles come with the activations, so other angles need the changed network's own")
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Refused: `rope` has no factor on its angles."""
-        raise UsageError("the encoding rope of an architecture has no factor on its angles")
-
 
 @INTERVENTIONS.register("no_learned_positions")
 @dataclass(frozen=True)
 class NoLearnedPositions(Intervention):
-    """The table of learned positions adds zero to every token (GPT-2, OPT)."""
+    """The table of learned positions adds zero to every token (GPT-2, OPT): it changes the input, no map."""
 
     ingredient: ClassVar[str] = "encoding"
+    undescribed: ClassVar[str] = (
+        "learned positions are in the activations, so taking them out needs the changed network's own"
+    )
+    no_ingredient: ClassVar[str] = (
+        "learned positions add no logit without content, so an architecture has none to take out"
+    )
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -129,25 +123,8 @@ class NoLearnedPositions(Intervention):
         table = model.family.position_table
         if table is None:
             raise UsageError(f"{self}: {model.family.name} models have no table of learned positions")
-        handle = model.network.get_submodule(table).register_forward_hook(_zeroed)
-        try:
+        with model.network.get_submodule(table).register_forward_hook(_zeroed):
             yield
-        finally:
-            handle.remove()
-
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """As it is: the table changes the input, no map.
-
-        Raises:
-            UsageError: the activations are the unchanged network's, with its positions in them.
-        """
-        if own:
-            return model
-        raise UsageError("learned positions are in the activations, so taking them out needs the changed network's own")
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Refused: without content, learned positions add no logit."""
-        raise UsageError("learned positions add no logit without content, so an architecture has none to take out")
 
 
 @INTERVENTIONS.register("no_alibi")
@@ -171,7 +148,7 @@ class NoAlibi(Intervention):
 
         with ExitStack() as hooks:
             for block in family.blocks(model.network):
-                hooks.callback(block.attention.register_forward_pre_hook(without, with_kwargs=True).remove)
+                hooks.enter_context(block.attention.register_forward_pre_hook(without, with_kwargs=True))
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -236,9 +213,3 @@ def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
 
 def _zeroed(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
     return torch.zeros_like(output)
-
-
-def _check_factor(name: str, factor: object) -> None:
-    number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not number or not np.isfinite(factor) or factor < 0:  # type: ignore[call-overload,operator]
-        raise UsageError(f"{name}: factor must be a finite number >= 0, got {factor!r}")

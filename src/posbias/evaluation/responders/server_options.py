@@ -1,4 +1,4 @@
-"""How a server is asked: its kind, pace, patience, prices, and the name of the variable that holds the key."""
+"""How requests go to a server: its kind, pace, patience, prices, and the name of the variable that holds the key."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from posbias.checks import check_whole
 from posbias.errors import UsageError
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
-"""Kinds of server, and where below the base address they are asked."""
+"""Kinds of server, and where below the base address requests go."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ServerOptions:
     cache: Path | None = None
     """Directory of answers, of any models and servers; None: in memory only."""
     reuse: bool = True
-    """Whether answers that lay in the cache before are taken; False: every request is asked once more."""
+    """Whether answers that lay in the cache before are taken; False: every request is made once more."""
     price_in: float | None = None
     """Per million tokens of prompts, any currency."""
     price_out: float | None = None

@@ -41,7 +41,7 @@ def rendered(
     """The text that a model reads, and the special tokens that open it (a template writes its own out).
 
     Args:
-        prompt: Text, or the messages of a conversation.
+        prompt: Text, or the messages of a conversation, rendered up to the opening of the assistant's answer.
         tokenizer: A Hugging Face tokenizer.
         index: Number of the conversation, for messages.
 
@@ -55,15 +55,7 @@ def rendered(
 
 
 def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encoded:
-    """The token ids of a prompt, with their places in its text.
-
-    Args:
-        prompt: Text, or the messages of a conversation, rendered up to the opening of the assistant's answer.
-        tokenizer: A Hugging Face tokenizer.
-
-    Raises:
-        UsageError: a conversation for a tokenizer without chat template.
-    """
+    """The token ids of a prompt, with their places in its text. Errors as `rendered`."""
     text, before = rendered(prompt, tokenizer)
     fast = bool(getattr(tokenizer, "is_fast", False))
     found = tokenizer(

@@ -43,7 +43,7 @@ def check_path(owner: str, parameter: str, value: object) -> None:
 
 
 def file_sha256(task: object) -> str | None:
-    """Hash of the file that a task's contents are read from; None where it makes its own, or the file is no plain one.
+    """Hash of the file that a task's samples are read from; None where it makes its own, or the file is no plain one.
 
     Raises:
         UsageError: the file cannot be read.
