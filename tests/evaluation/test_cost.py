@@ -125,15 +125,3 @@ def test_a_servers_tokenizer_counts_lengths_and_finds_places(long_llama):
 def test_no_tokenizer_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="has no readable tokenizer"):
         load_tokenizer(tmp_path)
-
-
-def test_confidence_reaches_the_loss_in_the_middle():
-    from posbias.evaluation.curve import CurveOptions, position_curve
-
-    scores = np.random.default_rng(0).random((30, 5))
-    widths = []
-    for confidence in (0.8, 0.99):
-        curve = position_curve(scores, positions=range(5), options=CurveOptions(confidence=confidence))
-        widths.append(curve.middle_loss.value.high - curve.middle_loss.value.low)
-    assert widths[1] > 1.5 * widths[0]
-    assert curve.middle_loss.detectable > position_curve(scores, positions=range(5)).middle_loss.detectable

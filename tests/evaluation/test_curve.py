@@ -8,7 +8,6 @@ from scipy import stats
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
-    CurveOptions,
     PositionCurve,
     contrast_of,
     end_weights,
@@ -157,7 +156,7 @@ def test_record_is_plain_json_and_repeats(curve: PositionCurve) -> None:
     assert record["positions"] == [0, 4, 9, 14, 19, 24, 29]
     assert record["shape"]["label"] == "u"
     scores = np.random.default_rng(9).normal(size=(20, 4))
-    same = [position_curve(scores, positions=range(4), options=CurveOptions(seed=seed)) for seed in (1, 1, 2)]
+    same = [position_curve(scores, positions=range(4), seed=seed) for seed in (1, 1, 2)]
     assert same[0] == same[1] != same[2]
 
 
@@ -199,8 +198,6 @@ def test_wrong_requests_are_refused() -> None:
         position_curve(scores * np.inf, positions=range(3))
     with pytest.raises(UsageError, match="alpha must lie in"):
         shape_of(scores, alpha=0.0)
-    with pytest.raises(UsageError, match="confidence in"):
-        CurveOptions(confidence=1.5)
     with pytest.raises(UsageError, match="a middle needs 3 positions"):
         middle_loss(np.ones((10, 2)))
     with pytest.raises(UsageError, match="positions must ascend"):

@@ -61,9 +61,9 @@ def test_runs_of_one_model_and_task_with_other_seeds_are_more_samples_of_one_gro
     (group,) = group_runs([read_run(saved(seed=seed)) for seed in (0, 1, 2)])
     assert len(group.samples) == 24
     np.testing.assert_array_equal(group.tables["correct"][8:16], saved(seed=1).arrays["scores/correct"])
-    (found,) = pool([group])
-    assert found.pooled["logprob"].n_samples == 24
-    assert not found.alone
+    (found,), alone = pool([group])
+    assert found["correlations"]["logprob"]["n_samples"] == 24
+    assert not alone
     apart = group_runs([read_run(saved()), read_run(saved(task="key_value(pairs=5)")), read_run(saved(model="other"))])
     assert len(apart) == 3
 

@@ -42,7 +42,7 @@ Draws = Float64[np.ndarray, "draws"]
 Fixed = Float64[np.ndarray, "n_fixed n_positions"]
 Rows = Float64[np.ndarray, "_ _"]
 """A table whose shape is checked with a message of our own, or is one of several groups'."""
-Weights = Float64[np.ndarray, "_ _"]
+Weights = Rows
 """One row per draw, one column per sample, each row summing to 1."""
 Names = tuple[str, ...]
 

@@ -8,6 +8,7 @@ the memory of that is a polynomial of the length, as in `posbias.measurement.cos
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,15 @@ from posbias.evaluation.responders.running import (
     LiveCache,
     Started,
     WholePrompts,
+    count_tokens,
     decode_together,
     trusted_runner,
 )
-from posbias.evaluation.samples import EvaluateOptions, Sample
+from posbias.evaluation.samples import EvaluateOptions, Sample, requests_of
 from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.model import Model
-from posbias.prompts.tokens import tokenise
-from posbias.tasks.language import Example, LanguageTask
+from posbias.tasks.language import LanguageTask
 
 SHORTER = "prompts of at most {} tokens (fewer or shorter items)"
 """What would take less, for a message."""
@@ -42,11 +43,44 @@ class PromptWork:
     """The work on one prompt, given its token ids."""
 
     model: Model
-    cached: bool
-    """Whether the model's cache can be trusted; without, every prompt runs whole for every token of its answer."""
     answer: int
     """Tokens of the longest answer that is scored; 0 where none is."""
-    generate: bool
+    generated: int
+    """Tokens that are generated at most; 0 where none are."""
+    share: float
+    """Of the prompts' tokens that is run, shared beginnings once."""
+
+    @cached_property
+    def cached(self) -> bool:
+        """Whether the model's cache can be trusted; without, every prompt runs whole for every token of its answer."""
+        return isinstance(trusted_runner(self.model, _probe(self.model)), LiveCache)
+
+    def estimate(self, longest: int, options: LocalOptions) -> CostEstimate | None:
+        """Of the longest prompt (tokens) with its answer; seconds are the mean over prompts. None: short runs fail."""
+        # The work itself adds the scored answer to a prompt; what is generated beyond its length counts as prompt.
+        try:
+            cached = self.cached  # tried before anything is measured
+            found = calibrate(self.model, longest + max(0, self.generated - self.answer), self.run, usual=self.run_one)
+            if found is None:
+                return None
+            if self.generated and not cached:
+                return replace(found, seconds=(1 + self.generated) * found.seconds)
+            found = replace(found, seconds=self.share * found.seconds)
+            return self._with_batch(found, options) if self.generated else found
+        except RunError:
+            return None
+
+    def _with_batch(self, estimate: CostEstimate, options: LocalOptions) -> CostEstimate:
+        """With the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
+        kept = self._kept_bytes()
+        room = max(1, min(options.batch, int(options.cache_bytes / (2 * kept * estimate.n_positions))))
+        constant, slope, *others = (*estimate.coefficients, 0.0)
+        # Each further prompt lies there twice, as kept and joined to one batch; one was kept in the short runs.
+        return replace(
+            estimate,
+            coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * kept, *others),
+            seconds=estimate.seconds + self.generated * self._step_seconds(room),
+        )
 
     def run(self, token_ids: Int64[np.ndarray, "_"]) -> None:
         """The prompt with the answer that is scored, after one whose beginning it shares, and a step of decoding."""
@@ -58,7 +92,7 @@ class PromptWork:
         logits = runner.run(np.concatenate([token_ids, answer[:-1]]), rows=max(1, self.answer))
         if self.answer:
             score_answer(logits, answer)
-        if self.generate and isinstance(runner, LiveCache):
+        if self.generated and isinstance(runner, LiveCache):
             started = Started(0, Request(prompt="-", max_tokens=2), token_ids, logits[0], runner.keep(len(token_ids)))
             decode_together(runner, [started], Ending(self.model.tokenizer, ()))
         del before  # alive until here, as the prompts are that wait for their batch
@@ -68,13 +102,13 @@ class PromptWork:
         answer = np.zeros(max(0, self.answer - 1), dtype=np.int64)
         WholePrompts(self.model).run(np.concatenate([token_ids, answer]), rows=1)
 
-    def kept_bytes(self) -> float:
+    def _kept_bytes(self) -> float:
         """Keys and values of one position."""
         runner = LiveCache(self.model)
         runner.run(_probe(self.model), rows=1)
         return runner.keep(PROBE).bytes / PROBE
 
-    def step_seconds(self, room: int) -> float:
+    def _step_seconds(self, room: int) -> float:
         """Decoding one token of one prompt, so many together."""
         runner = LiveCache(self.model)
         logits = runner.run(_probe(self.model), rows=1)[0]
@@ -104,75 +138,28 @@ def preflight_answers(
     """
     if not isinstance(responder, LocalResponder):
         return {}
-    generated = options.tokens_of(task)
-    known = [example for sample in samples for example in sample.examples if example.n_tokens is not None]
-    answers = [0] * len(known)
-    if options.score:
-        answers = [len(tokens) for tokens in tokenise([example.target for example in known], responder.tokenizer)]
-    limit = responder.max_positions
-    # What does not fit into the context with what follows it is skipped, and costs nothing.
-    fitting = [
-        (example, answer)
-        for example, answer in zip(known, answers, strict=True)
-        if limit is None or (example.n_tokens or 0) + max(answer, generated) <= limit
-    ]
+    requests = requests_of(samples, task, options)
+    encoded, skipped = responder.prepared(requests, generate=options.generate)
+    fitting = [index for index in range(len(requests)) if index not in skipped]
     if not fitting:
         return {}
-    examples = [example for example, _ in fitting]
-    answer = max(answer for _, answer in fitting)
-
-    def estimated(local: LocalOptions) -> CostEstimate | None:
-        return _estimate(examples, answer, generated, responder, local)
-
-    longest = max(example.n_tokens or 0 for example in examples)
-    estimate = estimated(responder.options) or without_passes(responder.model, longest)
-    estimate = replace(estimate, shorter=SHORTER)
-    remedies: dict[str, Remedy] = dict(in_bfloat16(responder.model, estimate))
-    if responder.options.batch > 1:
-        remedies = {"--batch 1": lambda: estimated(replace(responder.options, batch=1)), **remedies}
-    cost = tell_cost(estimate, len(examples), max_memory=options.max_memory, remedies=remedies)
-    return {**cost, "prompts": len(examples)} if cost else {}
-
-
-def _estimate(
-    examples: Sequence[Example], answer: int, generated: int, responder: LocalResponder, options: LocalOptions
-) -> CostEstimate | None:
-    """Of the longest prompt with its answer; seconds are the mean over prompts, shared beginnings run once."""
-    model = responder.model
-    # The work itself adds the scored answer to a prompt; what is generated beyond its length counts as prompt.
-    longest = max(example.n_tokens or 0 for example in examples) + max(0, generated - answer)
-    try:
-        cached = isinstance(trusted_runner(model, _probe(model)), LiveCache)
-        work = PromptWork(model, cached, answer, bool(generated))
-        estimate = calibrate(model, longest, work.run, usual=work.run_one)
-        if estimate is None:
-            return None
-        if generated and not cached:
-            return replace(estimate, seconds=(1 + generated) * estimate.seconds)
-        estimate = replace(estimate, seconds=_share_run(examples, responder) * estimate.seconds)
-        return _with_batch(estimate, work, generated, options) if generated else estimate
-    except RunError:
-        return None
-
-
-def _with_batch(estimate: CostEstimate, work: PromptWork, generated: int, options: LocalOptions) -> CostEstimate:
-    """With the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
-    kept = work.kept_bytes()
-    room = max(1, min(options.batch, int(options.cache_bytes / (2 * kept * estimate.n_positions))))
-    constant, slope, *others = (*estimate.coefficients, 0.0)
-    # Each further prompt lies there twice, as kept and joined to one batch; one was kept in the short runs.
-    return replace(
-        estimate,
-        coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * kept, *others),
-        seconds=estimate.seconds + generated * work.step_seconds(room),
+    first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]
+    count = count_tokens(first)
+    work = PromptWork(
+        responder.model,
+        answer=max(len(encoded[index].answer) for index in fitting),
+        generated=options.tokens_of(task),
+        share=count.floor / count.plain if responder.options.reuse else 1.0,
     )
-
-
-def _share_run(examples: Sequence[Example], responder: LocalResponder) -> float:
-    """Share of the prompts' tokens that are run: by the prompts of the first sample."""
-    first = [example for example in examples if example.sample == examples[0].sample]
-    count = responder.count_tokens([Request(prompt=example.prompt) for example in first])
-    return count.floor / count.plain if responder.options.reuse else 1.0
+    longest = max(len(encoded[index].prompt) for index in fitting)
+    estimate = work.estimate(longest, responder.options) or without_passes(responder.model, longest)
+    estimate = replace(estimate, shorter=SHORTER)
+    remedies: dict[str, Remedy] = {}
+    if responder.options.batch > 1:
+        remedies["--batch 1"] = lambda: work.estimate(longest, replace(responder.options, batch=1))
+    remedies |= in_bfloat16(responder.model, estimate)
+    cost = tell_cost(estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
+    return {**cost, "prompts": len(fitting)} if cost else {}
 
 
 def _probe(model: Model) -> Int64[np.ndarray, "_"]:

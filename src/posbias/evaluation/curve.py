@@ -6,7 +6,7 @@ own; a monotone curve cannot satisfy both, whatever its form.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,20 +86,6 @@ class MiddleLoss:
 
 
 @dataclass(frozen=True)
-class CurveOptions:
-    """How intervals and tests are made."""
-
-    confidence: float = CONFIDENCE
-    """Coverage of intervals in (0, 1); tests are at 1 minus it."""
-    seed: int = 0
-    """Of the folds, >= 0."""
-
-    def __post_init__(self) -> None:
-        if self.seed < 0 or not 0 < self.confidence < 1:
-            raise UsageError(f"a curve needs confidence in (0, 1) and seed >= 0, got {self.confidence} and {self.seed}")
-
-
-@dataclass(frozen=True)
 class PositionCurve:
     """Scores by position of the moved item."""
 
@@ -112,7 +98,8 @@ class PositionCurve:
     n_samples: int
     n_complete: int
     """Samples scored at every position; comparisons rest on these."""
-    options: CurveOptions
+    seed: int
+    """Of the folds."""
     comparison: Comparison | None = None
     """Every position against the best; None below 2 positions or 6 complete samples."""
     shape: Shape | None = None
@@ -123,12 +110,38 @@ class PositionCurve:
     """Smallest true difference between two positions that is found with 80 % power after correction over all pairs."""
     gold_tokens: tuple[float, ...] | None = None
     """Mean token index of the item at each position, where the tokenizer is known."""
-    findings: tuple[str, ...] = ()
-    """What is established, and what is not, one line each."""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is established, and what is not, one line each, every number with its interval or p-value."""
+        found = []
+        if self.shape is None:
+            found.append(
+                f"{self.n_complete} samples scored at every one of {len(self.positions)} positions: too few for a "
+                f"claim, which needs {SAMPLES_FOR_CLAIM} samples and 2 positions"
+            )
+        else:
+            tested = f"p against flat {self.shape.p_flat:.2g}, against no U {self.shape.p_u:.2g}"
+            found.append(f"{SHAPES[self.shape.label]} ({tested})")
+        if self.middle_loss is not None:
+            loss = self.middle_loss
+            power = f"{loss.detectable:.3f} would be found with 80 % power"
+            found.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {power})")
+        if self.comparison is not None:
+            worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
+            best = self.positions[self.comparison.best]
+            found.append(
+                f"position {self.positions[worst.position]} against the best, {best}: {worst.interval} jointly over "
+                f"all pairs, {worst.cross_fitted:.3f} with the best chosen on other samples; {self.detectable:.3f} "
+                "would be found with 80 % power"
+            )
+        return tuple(found)
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record; None where a number is infinite or undefined."""
-        found: dict[str, Any] = plain(asdict(self))
+        fields = asdict(self)
+        options = {"confidence": CONFIDENCE, "seed": fields.pop("seed")}
+        found: dict[str, Any] = plain({**fields, "options": options, "findings": self.findings})
         return found
 
 
@@ -137,7 +150,7 @@ def position_curve(
     *,
     positions: Sequence[int],
     gold_tokens: Sequence[float] | None = None,
-    options: CurveOptions | None = None,
+    seed: int = 0,
 ) -> PositionCurve:
     """Everything that paired scores say about positions.
 
@@ -145,13 +158,12 @@ def position_curve(
         scores: score[sample, position], NaN where an example was skipped.
         positions: Of each column, ascending.
         gold_tokens: Mean token index of the item in each column.
-        options: Confidence and seed.
+        seed: Of the folds, >= 0.
 
     Raises:
         UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
     """
-    options = options or CurveOptions()
-    columns, confidence = tuple(positions), options.confidence
+    columns = tuple(positions)
     if len(columns) != scores.shape[1] or any(later <= earlier for earlier, later in itertools.pairwise(columns)):
         raise UsageError(f"positions must ascend, one for each of the {scores.shape[1]} columns, got {list(columns)}")
     if gold_tokens is not None and len(gold_tokens) != len(columns):
@@ -159,24 +171,22 @@ def position_curve(
     complete = complete_samples(scores)
     comparison = shape = loss = smallest = None
     if len(complete) >= SAMPLES_FOR_CLAIM and len(columns) >= 2:
-        shape = shape_of(complete, positions=np.array(columns, dtype=np.float64), alpha=1 - confidence)
-        comparison = compare_to_best(complete, generator=np.random.default_rng(options.seed), confidence=confidence)
-        smallest = detectable_difference(complete, alpha=1 - confidence)
-        if len(columns) > 2:
-            loss = middle_loss(complete, confidence=confidence)
+        shape = shape_of(complete, positions=np.array(columns, dtype=np.float64))
+        comparison = compare_to_best(complete, generator=np.random.default_rng(seed))
+        smallest = detectable_difference(complete)
+        loss = middle_loss(complete) if len(columns) > 2 else None
     return PositionCurve(
         positions=columns,
-        means=position_means(scores, confidence=confidence),
+        means=position_means(scores),
         counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
         n_samples=len(scores),
         n_complete=len(complete),
-        options=options,
+        seed=seed,
         comparison=comparison,
         shape=shape,
         middle_loss=loss,
         detectable=smallest,
         gold_tokens=None if gold_tokens is None else tuple(map(float, gold_tokens)),
-        findings=tuple(_findings(columns, len(complete), comparison, shape, loss, smallest)),
     )
 
 
@@ -226,15 +236,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None, alpha: float =
 
 
 def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss:
-    """Mean of the two ends minus mean of the middle, on samples that have a score at every position.
-
-    Args:
-        scores: One row per sample, NaN where skipped.
-        confidence: Coverage of the interval, in (0, 1).
-
-    Raises:
-        UsageError: fewer than 3 positions or 6 complete samples, or an infinite score.
-    """
+    """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
     complete = enough_samples(scores, "a middle", n_positions=3)
     n_samples, n_positions = complete.shape
     weights = end_weights(n_positions).mean(axis=0)
@@ -279,30 +281,3 @@ def end_weights(n_positions: int) -> Float64[np.ndarray, "two n_positions"]:
     first[:size] = 1 / size
     last[-size:] = 1 / size
     return np.stack([first, last])
-
-
-def _findings(
-    positions: tuple[int, ...],
-    n_complete: int,
-    comparison: Comparison | None,
-    shape: Shape | None,
-    loss: MiddleLoss | None,
-    smallest: float | None,
-) -> Iterator[str]:
-    """What is established, in words, every number with its interval or p-value."""
-    if shape is None:
-        yield (
-            f"{n_complete} samples scored at every one of {len(positions)} positions: too few for a claim, which "
-            f"needs {SAMPLES_FOR_CLAIM} samples and 2 positions"
-        )
-    else:
-        yield f"{SHAPES[shape.label]} (p against flat {shape.p_flat:.2g}, against no U {shape.p_u:.2g})"
-    if loss is not None:
-        yield f"ends minus middle {loss.value} (p {loss.p:.2g}; {loss.detectable:.3f} would be found with 80 % power)"
-    if comparison is not None and smallest is not None:
-        worst = min(comparison.differences, key=lambda difference: difference.interval.value)
-        yield (
-            f"position {positions[worst.position]} against the best, {positions[comparison.best]}: {worst.interval} "
-            f"jointly over all pairs, {worst.cross_fitted:.3f} with the best chosen on other samples; "
-            f"{smallest:.3f} would be found with 80 % power"
-        )

@@ -15,7 +15,7 @@ import numpy as np
 from posbias.checks import checked
 from posbias.errors import RunError
 from posbias.evaluation.cost import preflight_answers
-from posbias.evaluation.curve import CurveOptions, PositionCurve, position_curve
+from posbias.evaluation.curve import PositionCurve, position_curve
 from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.samples import (
     TEXTS,
@@ -85,9 +85,8 @@ class Evaluation:
         """A curve with its statistics for every measure: accuracy, log-probability per token, 1 / rank."""
         tokens = self.tables["gold_token"]
         gold = tokens.mean(axis=0).tolist() if not np.isnan(tokens).any() else None
-        options = CurveOptions(seed=self.options.seed)
         return {
-            name: position_curve(table, positions=self.positions, gold_tokens=gold, options=options)
+            name: position_curve(table, positions=self.positions, gold_tokens=gold, seed=self.options.seed)
             for name, table in self.measures.items()
         }
 

@@ -74,7 +74,6 @@ _SCORED = """metric_list:
 class Exported:
     """What was written."""
 
-    directory: Path
     names: tuple[str, ...]
     """Tasks as the harness knows them: generated answers, and the log-probability of the right one."""
     examples: int
@@ -117,7 +116,7 @@ def export_lm_eval(
             write_atomically(directory / name, text.encode())
     except OSError as error:
         raise RunError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
-    return Exported(directory, (stem, f"{stem}_logprob"), len(rows))
+    return Exported((stem, f"{stem}_logprob"), len(rows))
 
 
 def _row(example: Example) -> dict[str, object]:

@@ -57,7 +57,6 @@ class MeasuredUse:
     n_items: int
     """Items in each context, >= 1."""
     measure: str = "accuracy"
-    """What the scores are."""
 
     def __post_init__(self) -> None:
         ascending = list(self.positions) == sorted(set(self.positions))
@@ -74,7 +73,7 @@ class Gain:
     """The chosen order against a usual one."""
 
     over: str
-    """Name of the usual order."""
+    """The usual order: a key of `REFERENCES`."""
     gain: Interval
     """Of the chosen order; exactly 0, without an interval, where both orders are the same."""
     held_out: bool
@@ -83,7 +82,6 @@ class Gain:
     order: tuple[int, ...]
     """The usual order itself: indices of the passages, first slot to last."""
     n_samples: int
-    """Complete samples behind the gain."""
 
     @property
     def raises(self) -> bool:
@@ -151,9 +149,6 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
         relevance: One value per passage, finite, >= 0, not all zero; passages equally relevant keep their order.
         use: The measured curve.
         seed: Of resamples and halves, >= 0.
-
-    Returns:
-        The order; gains over the usual ones, judged on samples that had no part in the choice.
 
     Raises:
         UsageError: no relevance, a negative or infinite one, fewer than 6 complete samples, or a single position.
@@ -300,9 +295,9 @@ def held_out_gain(
 
     Args:
         scores: No NaN; at least 2 samples.
-        spread: Carries a curve over positions to slots.
+        spread: As of `slot_weights`.
         relevance: Falling.
-        against: Slots of the usual order.
+        against: The usual order.
         seed: Of halves and resamples.
     """
     n_samples = len(scores)

@@ -20,7 +20,7 @@ import numpy as np
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation.correlation import Correlations, Pair, Rows, correct_for_number, correlate
+from posbias.evaluation.correlation import Pair, Rows, correct_for_number, correlate
 from posbias.evaluation.evaluation import measures_of
 from posbias.evaluation.record import load_behaviour
 from posbias.evaluation.statistics import Scores, position_means
@@ -69,19 +69,6 @@ class Group:
         return pair if len(pair.complete) else None
 
 
-@dataclass(frozen=True, eq=False)
-class Pooled:
-    """One series of influence correlated with the measures, over all groups that have it."""
-
-    name: Name
-    pooled: Mapping[str, Correlations]
-    """By measure."""
-    groups: Mapping[str, tuple[str, ...]]
-    """Titles of the groups that went into it, by measure."""
-    alone: Mapping[str, Mapping[str, Correlations]]
-    """By title of the group, then measure; empty with a single group."""
-
-
 @checked
 def correlate_runs(
     runs: Sequence[Record | str | Path],
@@ -102,7 +89,7 @@ def correlate_runs(
         UsageError: no runs, other sorts of run, or samples that come twice.
     """
     groups = group_runs([read_run(run) for run in runs])
-    pooled = pool(groups, seed=seed)
+    pooled, alone = pool(groups, seed=seed)
     many = f"{len(groups)} measurements of influence and behaviour"
     record = Record(
         verb="correlate",
@@ -114,28 +101,9 @@ def correlate_runs(
         },
         seeds={"bootstrap": seed, "permutations": seed},
     )
-    record.scalars = {
-        "groups": [_group_scalars(group) for group in groups],
-        "pooled": [
-            {
-                **_named(entry.name),
-                "groups": {measure: list(titles) for measure, titles in entry.groups.items()},
-                "correlations": {measure: found.as_record() for measure, found in entry.pooled.items()},
-            }
-            for entry in pooled
-        ],
-        "alone": [
-            {
-                **_named(entry.name),
-                "group": title,
-                "correlations": {measure: found.as_record() for measure, found in by_measure.items()},
-            }
-            for entry in pooled
-            for title, by_measure in entry.alone.items()
-        ],
-    }
-    for family in ("pooled", "alone"):
-        correct_for_number(record.scalars[family])
+    for family in (pooled, alone):
+        correct_for_number(family)
+    record.scalars = {"groups": [_group_scalars(group) for group in groups], "pooled": pooled, "alone": alone}
     for number, group in enumerate(groups):
         record.arrays |= {f"groups/{number}/{SCORES}{name}": table for name, table in group.tables.items()}
         record.arrays |= {f"groups/{number}/{array_name(*name)}": table for name, table in group.series.items()}
@@ -186,11 +154,7 @@ def read_run(run: Record | str | Path) -> Group:
 
 
 def group_runs(runs: Sequence[Group]) -> list[Group]:
-    """Runs of one model, task, length and positions joined to one; titles that would be equal are numbered.
-
-    Raises:
-        UsageError: none, or samples that come twice.
-    """
+    """Runs of one model, task, length and positions joined to one; titles that would be equal are numbered."""
     if not runs:
         raise UsageError("no run to correlate; give at least 1")
     groups: dict[tuple[str, ...], Group] = {}
@@ -205,28 +169,29 @@ def group_runs(runs: Sequence[Group]) -> list[Group]:
     ]
 
 
-def pool(groups: Sequence[Group], *, seed: int = 0) -> list[Pooled]:
+def pool(groups: Sequence[Group], *, seed: int = 0) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Every series of influence correlated with every measure, over all groups that have both, and in each group alone.
 
-    Args:
-        groups: As `group_runs` makes them.
-        seed: Of resamples and permutations, >= 0.
+    Returns:
+        `pooled` and `alone` of the record, p-values not yet corrected for their number.
     """
-    found = []
-    measures = list(dict.fromkeys(measure for group in groups for measure in group.measures))
+    pooled, alone = [], []
     for name in dict.fromkeys(name for group in groups for name in group.series):
-        pairs = {
-            measure: {group.title: pair for group in groups if (pair := group.pair(name, measure)) is not None}
-            for measure in measures
-        }
-        pairs = {measure: by_group for measure, by_group in pairs.items() if by_group}
-        alone: dict[str, dict[str, Correlations]] = {}
-        for measure, by_group in pairs.items() if len(groups) > 1 else ():
-            for title, pair in by_group.items():
-                alone.setdefault(title, {})[measure] = correlate(pair, seed=seed)
-        pooled = {measure: correlate(list(by_group.values()), seed=seed) for measure, by_group in pairs.items()}
-        found.append(Pooled(name, pooled, {measure: tuple(by_group) for measure, by_group in pairs.items()}, alone))
-    return [entry for entry in found if entry.pooled]
+        titles: dict[str, list[str]] = {}
+        together: dict[str, Any] = {}
+        each: dict[str, dict[str, Any]] = {}
+        for measure in dict.fromkeys(measure for group in groups for measure in group.measures):
+            pairs = {group.title: pair for group in groups if (pair := group.pair(name, measure)) is not None}
+            if not pairs:
+                continue
+            titles[measure] = list(pairs)
+            together[measure] = correlate(list(pairs.values()), seed=seed).as_record()
+            for title, pair in pairs.items() if len(groups) > 1 else ():
+                each.setdefault(title, {})[measure] = correlate(pair, seed=seed).as_record()
+        if together:
+            pooled.append({**_named(name), "groups": titles, "correlations": together})
+            alone += [{**_named(name), "group": title, "correlations": own} for title, own in each.items()]
+    return pooled, alone
 
 
 def _joined(first: Group, second: Group) -> Group:

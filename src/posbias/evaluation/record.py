@@ -73,21 +73,17 @@ def finished_evaluation(
 ) -> Record | None:
     """The record of just this evaluation where `options` name a directory that holds it finished, and resume it.
 
-    Args are those of `evaluate`, and what else the record depends on.
+    Arguments as of `evaluate`; `beside`: what else the record depends on.
     """
-
-    def settings() -> dict[str, Any]:
-        return {"evaluation": evaluation_fingerprint(task, responder, options), **beside}
-
-    return finished_run(options.directory, settings, resume=options.resume)
+    return finished_run(
+        options.directory,
+        lambda: {"evaluation": evaluation_fingerprint(task, responder, options), **beside},
+        resume=options.resume,
+    )
 
 
 def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
-    """The generated texts with their samples, positions and accepted answers, one JSON object per line.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """The generated texts with their samples, positions and accepted answers, one JSON object per line."""
     path = directory / OUTPUTS_FILE
     lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
     try:
@@ -98,11 +94,7 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
 
 
 def load_behaviour(run: str | Path) -> Record:
-    """The record of an evaluation from its directory, or from that of the audit above it.
-
-    Raises:
-        UsageError: no run there.
-    """
+    """The record of an evaluation from its directory, or from that of the audit above it."""
     below = Path(run) / BEHAVIOUR
     return load_record(below if below.is_dir() else run)
 

@@ -7,7 +7,7 @@ from and resampled. What does not fit into the model's context is NaN with its r
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import numpy as np
 
 from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
-from posbias.evaluation.responders.base import Reply, Request, Responder
-from posbias.tasks.language import SCORERS, Example, LanguageTask, fit, share_found
+from posbias.evaluation.responders.base import Reply, Request, Responder, Response
+from posbias.tasks.language import SCORERS, Example, LanguageTask, share_found
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
@@ -64,11 +64,7 @@ class EvaluateOptions:
             raise UsageError("nothing to do: neither answers are generated nor the right one scored; allow one of both")
 
     def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
-        """Positions of the moved item, ascending.
-
-        Raises:
-            UsageError: one that the task does not have.
-        """
+        """Positions of the moved item, ascending; all of them must be the task's."""
         return spread_positions(task) if self.positions is None else task.positions(list(self.positions))
 
     def tokens_of(self, task: LanguageTask) -> int:
@@ -77,11 +73,7 @@ class EvaluateOptions:
 
 
 def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[int, ...]:
-    """At most so many positions, evenly spread, the first and the last among them.
-
-    Raises:
-        UsageError: fewer than 1.
-    """
+    """At most so many positions (>= 1), evenly spread, the first and the last among them."""
     check_whole("positions: spread", most, least=1)
     positions = np.linspace(0, task.n_items - 1, min(most, task.n_items))
     return tuple(sorted({int(position) for position in np.rint(positions)}))
@@ -112,6 +104,21 @@ def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> 
         yield Sample(name, examples)
 
 
+def requests_of(samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> list[Request]:
+    """One request for each example of each sample, in order."""
+    return [
+        Request(
+            prompt=example.prompt,
+            answer=example.target if options.score else None,
+            max_tokens=options.max_tokens or task.max_tokens,
+            group=example.sample,
+            stop=task.stop,
+        )
+        for sample in samples
+        for example in sample.examples
+    ]
+
+
 def request_samples(
     samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
 ) -> list[Pieces]:
@@ -121,22 +128,9 @@ def request_samples(
         UsageError: a request that the model cannot take, such as a conversation without a chat template.
         RunError: the model fails, or its server cannot be reached.
     """
-    examples = [example for sample in samples for example in sample.examples]
-    if responder.tokenizer:
-        examples = list(fit(examples, responder.max_positions, reserve=options.tokens_of(task)).examples)
-    requests = [
-        Request(
-            prompt=example.prompt,
-            answer=example.target if options.score else None,
-            max_tokens=options.max_tokens or task.max_tokens,
-            group=example.sample,
-            stop=task.stop,
-        )
-        for example in examples
-    ]
-    replies = responder.respond(requests, generate=options.generate, score=options.score)
-    by_example = {id(example): reply for example, reply in zip(examples, replies, strict=True)}
-    return [_piece(task, [(example, by_example.get(id(example))) for example in sample.examples]) for sample in samples]
+    requests = requests_of(samples, task, options)
+    replies = iter(responder.respond(requests, generate=options.generate, score=options.score))
+    return [_piece(task, [(example, next(replies)) for example in sample.examples]) for sample in samples]
 
 
 def as_bytes(document: Any) -> np.ndarray:
@@ -149,24 +143,22 @@ def read_json(piece: Pieces, name: str) -> Any:
     return json.loads(piece[name].tobytes().decode())
 
 
-def _piece(task: LanguageTask, replies: Sequence[tuple[Example, Reply | None]]) -> Pieces:
+def _piece(task: LanguageTask, replies: Sequence[tuple[Example, Reply]]) -> Pieces:
     """What came of one sample, a column for each position."""
     rows = [_row(task, example, reply) for example, reply in replies]
-    tables = {name: _numbers(row[name] for row in rows) for name in rows[0]}
-    return {**tables, TEXTS: as_bytes([_output(example, reply) for example, reply in replies])}
+    tables = {
+        name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
+        for name in rows[0]
+    }
+    return {**tables, TEXTS: as_bytes([_output(example, reply.response) for example, reply in replies])}
 
 
-def _numbers(values: Iterable[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else float(value) for value in values])
-
-
-def _row(task: LanguageTask, example: Example, reply: Reply | None) -> dict[str, float | None]:
+def _row(task: LanguageTask, example: Example, reply: Reply) -> dict[str, float | None]:
     """The numbers of one example by table; None where there is none."""
-    response, score = (None, None) if reply is None else (reply.response, reply.score)
-    skipped = reply is None or (response is not None and response.skipped is not None)
+    response, score = reply.response, reply.score
+    skipped = response is not None and response.skipped is not None
     text = None if response is None or skipped else response.text
-    values = [example.answers[0], *example.companions]
-    tokens = example.n_tokens
+    values, tokens = [example.answers[0], *example.companions], example.n_tokens
     return {
         "correct": None if text is None else SCORERS[task.scoring](text, example.answers),
         # Only where a prompt asks for several.
@@ -177,19 +169,18 @@ def _row(task: LanguageTask, example: Example, reply: Reply | None) -> dict[str,
         "greedy": None if score is None else score.greedy,
         "gold_token": example.gold_token,
         "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
-        "too_long": float(skipped),
+        "too_long": skipped,
     }
 
 
-def _output(example: Example, reply: Reply | None) -> dict[str, Any]:
-    response = None if reply is None else reply.response
-    skipped = "longer than the model's context" if reply is None else None if response is None else response.skipped
+def _output(example: Example, response: Response | None) -> dict[str, Any]:
+    skipped = None if response is None else response.skipped
     return {
         "sample": example.sample,
         "position": example.gold_position,
         "condition": example.condition,
         "answers": list(example.answers),
-        "text": None if response is None or response.skipped else response.text,
-        "finish": "skipped" if skipped else None if response is None else response.finish,
+        "text": None if response is None or skipped else response.text,
+        "finish": None if response is None else response.finish,
         "skipped": skipped,
     }

@@ -85,11 +85,7 @@ class Comparison:
 
 
 def complete_samples(scores: Scores) -> Float64[np.ndarray, "n_complete n_positions"]:
-    """The samples that have a score at every position.
-
-    Raises:
-        UsageError: an infinite score, or no positions.
-    """
+    """The samples that have a score at every position; refused are infinite scores, and no positions."""
     if scores.shape[1] < 1:
         raise UsageError("scores need at least 1 position, got none")
     if np.isinf(scores).any():
@@ -101,11 +97,7 @@ def complete_samples(scores: Scores) -> Float64[np.ndarray, "n_complete n_positi
 def enough_samples(
     scores: Scores, purpose: str, *, n_positions: int = 2
 ) -> Float64[np.ndarray, "n_complete n_positions"]:
-    """The complete samples, where they and the positions suffice for a claim.
-
-    Raises:
-        UsageError: fewer positions or complete samples, or an infinite score.
-    """
+    """The complete samples, refused where they or the positions do not suffice for a claim."""
     complete = complete_samples(scores)
     if complete.shape[1] < n_positions or len(complete) < SAMPLES_FOR_CLAIM:
         raise UsageError(
@@ -123,14 +115,8 @@ def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
 def position_means(scores: Scores, *, confidence: float = CONFIDENCE) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
-    Wilson's interval where all scores are 0 or 1, which stays honest at 0 % and 100 %.
-
-    Args:
-        scores: One row per sample; NaN where skipped.
-        confidence: Coverage in (0, 1).
-
-    Returns:
-        One per position; NaN within (-inf, inf) where nothing was scored.
+    Wilson's interval where all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) where
+    nothing was scored.
     """
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
@@ -181,10 +167,7 @@ def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE)
     Scores of 0 and 1: the error is at least that of one sample which differs at one position, since never having seen
     a difference does not exclude one.
 
-    Args:
-        scores: At least 2 samples, no NaN.
-        weights: One per position, summing to 0.
-        alpha: 1 - coverage of the interval.
+    At least 2 samples, no NaN; the weights sum to 0; the interval covers 1 - alpha.
     """
     found = _mean_contrast(scores, weights)
     values = scores @ weights

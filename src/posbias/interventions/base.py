@@ -107,11 +107,7 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
 
 
 def resolve_interventions(interventions: Sequence[Intervention | str] | Intervention | str) -> tuple[Intervention, ...]:
-    """Interventions from literal spellings, from objects, or both.
-
-    Raises:
-        UsageError: none, an unknown one, a parameter out of range, or the same one twice.
-    """
+    """Interventions from literal spellings, from objects, or both; at least one, none twice."""
     given = [interventions] if isinstance(interventions, str | Intervention) else list(interventions)
     resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in given)
     for item in resolved:
@@ -127,11 +123,7 @@ def resolve_interventions(interventions: Sequence[Intervention | str] | Interven
 
 
 def check_model(model: Any) -> HuggingFaceModel:
-    """A Hugging Face model of a described family.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """The same, if it is a Hugging Face model of a described family."""
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(
             f"interventions need a Hugging Face model (what load_model returns), got {type(model).__name__}"
@@ -141,20 +133,16 @@ def check_model(model: Any) -> HuggingFaceModel:
 
 
 def check_factor(name: str, factor: object) -> None:
-    """Refuse a factor that is not a finite number >= 0.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Refuse a factor that is not a finite number >= 0."""
     number = isinstance(factor, int | float) and not isinstance(factor, bool)
     if not number or not np.isfinite(factor) or factor < 0:  # type: ignore[call-overload,operator]
         raise UsageError(f"{name}: factor must be a finite number >= 0, got {factor!r}")
 
 
 def answering(family: Family, answers: Mapping[str, Callable[..., Any]]) -> Family:
-    """A family like the given one that answers some questions differently: an instance precedes its class."""
+    """A family like the given one that answers some questions differently."""
     changed = copy.copy(family)
-    vars(changed).update(answers)
+    vars(changed).update(answers)  # an instance precedes its class
     return changed
 
 

@@ -4,9 +4,8 @@ Rotary angles are changed inside the rotary module alone. Changing the network's
 equal ids are taken for packed sequences, and attention becomes diagonal.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,53 +23,43 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 """RoPE variants whose frequencies depend on the largest position they are asked for."""
 
 
-class RotaryScale(Intervention):
-    """A factor on every rotary angle."""
+@contextmanager
+def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: float) -> Iterator[None]:
+    """Meanwhile the positions that the rotary module sees, and so every angle, are multiplied by a factor."""
 
-    ingredient: ClassVar[str] = "encoding"
-
-    @property
-    @abstractmethod
-    def scale(self) -> float:
-        """What every angle is multiplied by."""
-
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Multiply the positions that the rotary module sees."""
-        modules = _rotary_modules(model, self)
-        for module in modules:
-            kinds = getattr(module, "rope_type", "default")
-            kinds = set(kinds.values()) if isinstance(kinds, Mapping) else {kinds}
-            if kinds & set(LENGTH_DEPENDENT):
-                raise UsageError(
-                    f"{self}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's length; "
-                    "default, linear, yarn and llama3 are allowed"
-                )
-        with ExitStack() as hooks:
-            for module in modules:
-                hooks.enter_context(module.register_forward_pre_hook(self._scale_positions, with_kwargs=True))
-            yield
-
-    def _scale_positions(
-        self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def scaled(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if "position_ids" in named:
-            return given, {**named, "position_ids": named["position_ids"].float() * self.scale}
-        return (given[0], given[1].float() * self.scale, *given[2:]), named
+            return given, {**named, "position_ids": named["position_ids"].float() * scale}
+        return (given[0], given[1].float() * scale, *given[2:]), named
+
+    modules = _rotary_modules(model, intervention)
+    for module in modules:
+        kinds = getattr(module, "rope_type", "default")
+        kinds = set(kinds.values()) if isinstance(kinds, Mapping) else {kinds}
+        if kinds & set(LENGTH_DEPENDENT):
+            raise UsageError(
+                f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
+                "length; default, linear, yarn and llama3 are allowed"
+            )
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(scaled, with_kwargs=True))
+        yield
 
 
 @INTERVENTIONS.register("no_rope")
 @dataclass(frozen=True)
-class NoRope(RotaryScale):
+class NoRope(Intervention):
     """Every rotary angle is 0: cosines 1, sines 0, queries and keys as projected.
 
     A factor that a RoPE variant puts on cosines and sines (YaRN) stays where the network runs.
     """
 
-    @property
-    def scale(self) -> float:
-        """Zero."""
-        return 0.0
+    ingredient: ClassVar[str] = "encoding"
+
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
+        """Factor 0."""
+        return rotary_scaled(model, self, 0.0)
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """As it is where the activations carry the angles; no layer that rotates otherwise."""
@@ -86,9 +75,10 @@ class NoRope(RotaryScale):
 
 @INTERVENTIONS.register("scaled_rope")
 @dataclass(frozen=True)
-class ScaledRope(RotaryScale):
+class ScaledRope(Intervention):
     """Every rotary angle is multiplied by a factor: 0.5 sets positions twice as near, 2 twice as far apart."""
 
+    ingredient: ClassVar[str] = "encoding"
     undescribed: ClassVar[str] = "the angles come with the activations, so other angles need the changed network's own"
     no_ingredient: ClassVar[str] = "the encoding rope of an architecture has no factor on its angles"
 
@@ -98,10 +88,9 @@ class ScaledRope(RotaryScale):
     def __post_init__(self) -> None:
         check_factor("scaled_rope", self.factor)
 
-    @property
-    def scale(self) -> float:
-        """The factor."""
-        return float(self.factor)
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
+        """That factor."""
+        return rotary_scaled(model, self, float(self.factor))
 
 
 @INTERVENTIONS.register("no_learned_positions")
@@ -166,11 +155,7 @@ class NoAlibi(Intervention):
 
 
 def _without(encoding: Any, taken: type[Encoding], intervention: Intervention) -> Any:
-    """An encoding, its spelling, or lists of them, with one sort replaced by none.
-
-    Raises:
-        UsageError: there is none of that sort.
-    """
+    """An encoding, its spelling, or lists of them, with one sort, which must be there, replaced by none."""
     found = False
 
     def replaced(item: Any) -> Any:
@@ -193,11 +178,7 @@ def _without(encoding: Any, taken: type[Encoding], intervention: Intervention) -
 
 
 def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list[nn.Module]:
-    """Modules that turn positions into cosines and sines.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Modules that turn positions into cosines and sines; at least one."""
     family = model.family
     modules = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     if not modules or not any(family.rotates(block.attention, model.config) for block in family.blocks(model.network)):

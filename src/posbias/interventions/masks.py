@@ -40,11 +40,7 @@ class Visibility(Intervention):
 
     @abstractmethod
     def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
-        """What a layer with the mask `own` shows under the change.
-
-        Raises:
-            UsageError: the prompt is too short for it.
-        """
+        """What a layer with the mask `own` shows under the change; refused where the prompt is too short for it."""
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -128,11 +124,7 @@ class Window(Visibility):
         return replace(architecture, mask=self._narrowed(architecture.mask))
 
     def _narrowed(self, mask: Any) -> Any:
-        """A mask, its spelling, or lists of them, cut to the window.
-
-        Raises:
-            UsageError: a mask that looks forwards.
-        """
+        """A mask that does not look forwards, its spelling, or lists of them, cut to the window."""
         if isinstance(mask, list | tuple):
             return [self._narrowed(item) for item in mask]
         own = MASKS.parse(mask) if isinstance(mask, str) else mask

@@ -58,28 +58,6 @@ class StoppedError(Exception):
     """Another request has failed for good, so this one is not tried further."""
 
 
-class Pace:
-    """When the next attempt may begin: evenly spaced, and not before a wait that the server has asked for."""
-
-    def __init__(self, requests_per_minute: float | None) -> None:
-        self._spacing = 0.0 if requests_per_minute is None else 60.0 / requests_per_minute
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def reserve(self) -> float:
-        """Seconds to wait before the attempt that takes this turn."""
-        with self._lock:
-            now = time.monotonic()
-            turn = max(now, self._next)
-            self._next = turn + self._spacing
-            return turn - now
-
-    def hold(self, seconds: float) -> None:
-        """No attempt begins sooner than this."""
-        with self._lock:
-            self._next = max(self._next, time.monotonic() + seconds)
-
-
 class Client:
     """A client of one server, for several threads at once."""
 
@@ -93,7 +71,10 @@ class Client:
         self._key = options.key()
         self.mask = Mask(self._key)
         """Takes the key out of texts."""
-        self._pace = Pace(options.requests_per_minute)
+        per_minute = options.requests_per_minute
+        self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
+        self._next = 0.0
+        """When the next attempt may begin: evenly spaced, and not before a wait that the server has asked for."""
         self._jitter = random.Random(options.jitter_seed)
         self._lock = threading.Lock()
 
@@ -142,7 +123,7 @@ class Client:
         """
         reason = ""
         for attempt in range(self._options.retries + 1):
-            self._wait(self._pace.reserve())
+            self._wait(self._turn())
             try:
                 return self._attempt(f"{self.address}/{path}", body, kind)
             except FailedError as error:
@@ -222,6 +203,14 @@ class Client:
             raise MalformedError("its gzip breaks off")
         return content
 
+    def _turn(self) -> float:
+        """Seconds to wait before the attempt that takes this turn."""
+        with self._lock:
+            now = time.monotonic()
+            turn = max(now, self._next)
+            self._next = turn + self._spacing
+            return turn - now
+
     def _delay(self, attempt: int, wanted: float | None) -> float:
         """Seconds before an attempt (1 = the first retry): exponential with jitter, or what the server asks for."""
         with self._lock:
@@ -230,7 +219,8 @@ class Client:
         doubled = self._options.first_delay * 2.0 ** min(attempt - 1, DOUBLINGS)
         delay = min(self._options.longest_delay, doubled) * shortened
         if wanted is not None:
-            self._pace.hold(wanted)
+            with self._lock:
+                self._next = max(self._next, time.monotonic() + wanted)
             delay = max(delay, wanted)
         return delay
 

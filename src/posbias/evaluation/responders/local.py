@@ -139,14 +139,7 @@ class LocalResponder(Responder):
             UsageError: a conversation for a model without a chat template, or a prompt without tokens.
             RunError: the network fails, or its logits are not finite.
         """
-        encoded = encode_requests(self.tokenizer, requests)
-        responses: dict[int, Response] = {}
-        for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
-            following = max(request.max_tokens if generate else 0, len(tokens.answer))
-            length = len(tokens.prompt)
-            if self.max_positions is not None and length + following > self.max_positions:
-                reason = f"{length} tokens and {following} of the answer; the model takes {self.max_positions}"
-                responses[index] = Response("", "skipped", prompt_tokens=length, tokens=0, skipped=reason)
+        encoded, responses = self.prepared(requests, generate=generate)
         scores: dict[int, AnswerScore] = {}
         waiting: list[Started] = []
         order = [index for index in visiting_order([tokens.prompt for tokens in encoded]) if index not in responses]
@@ -168,6 +161,19 @@ class LocalResponder(Responder):
                     waiting.clear()
         responses.update(self._continue(waiting))
         return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
+
+    def prepared(
+        self, requests: Sequence[Request], *, generate: bool
+    ) -> tuple[list[EncodedRequest], dict[int, Response]]:
+        """Requests in tokens, and by number the responses to those that do not fit into the context."""
+        encoded = encode_requests(self.tokenizer, requests)
+        skipped = {}
+        for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
+            length, following = len(tokens.prompt), max(request.max_tokens if generate else 0, len(tokens.answer))
+            if self.max_positions is not None and length + following > self.max_positions:
+                reason = f"{length} tokens and {following} of the answer; the model takes {self.max_positions}"
+                skipped[index] = Response("", "skipped", prompt_tokens=length, tokens=0, skipped=reason)
+        return encoded, skipped
 
     def count_tokens(self, requests: Sequence[Request]) -> TokenCount:
         """Tokens of the prompts, run plainly and as few as can be; nothing is run."""
@@ -234,11 +240,7 @@ def _end_tokens(model: Model) -> frozenset[int]:
 
 
 def _as_ids(value: Any) -> list[int]:
-    """Token ids as a configuration of generation gives them; whoever wrote the file, nothing else has checked it.
-
-    Raises:
-        UsageError: neither a whole number nor a list of them.
-    """
+    """Token ids as a configuration of generation gives them; whoever wrote the file, nothing else has checked it."""
     ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
     for token in ids:
         check_whole("eos_token_id of the model", token, least=0, below=2**63)

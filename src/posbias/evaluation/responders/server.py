@@ -80,7 +80,8 @@ class ServerResponder(Responder):
         self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse, hide=self._client.mask.answer)
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
-        self._scores: bool | None = None if self.options.kind == "text" else False
+        self.scores: bool | None = None if self.options.kind == "text" else False
+        """Whether this server scores answers; None before the first such request."""
         self._no_scores = None if self.options.kind == "text" else "a chat server does not repeat prompts"
 
     @property
@@ -91,11 +92,6 @@ class ServerResponder(Responder):
             return None
         usage = self.usage
         return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
-
-    @property
-    def scores(self) -> bool | None:
-        """Whether this server scores answers; None before the first such request."""
-        return self._scores
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """Generated texts and, where the server can, scores; several requests at once.
@@ -137,7 +133,7 @@ class ServerResponder(Responder):
 
     def learnt(self) -> dict[str, Any]:
         """Whether the server scores answers."""
-        return {"scores": self._scores, "no_scores_because": self._no_scores}
+        return {"scores": self.scores, "no_scores_because": self._no_scores}
 
     def counts(self) -> dict[str, float]:
         """Requests, tokens, retries and, with prices, what they cost."""
@@ -189,7 +185,7 @@ class ServerResponder(Responder):
         return Response(found.text, found.finish, prompt_tokens=found.prompt_tokens, tokens=found.tokens)
 
     def _scored(self, request: Request) -> AnswerScore | None:
-        if self._scores is False or request.answer is None or not isinstance(request.prompt, str):
+        if self.scores is False or request.answer is None or not isinstance(request.prompt, str):
             return None
         text = request.prompt + request.answer
         # One token more than nothing: not every server accepts 0.
@@ -210,8 +206,8 @@ class ServerResponder(Responder):
     def _note_scores(self, reason: str | None) -> None:
         """Whether scoring works (no reason against it); once it has, a single refusal does not end it."""
         with self._lock:
-            if reason is None or not self._scores:
-                self._scores, self._no_scores = reason is None, reason
+            if reason is None or not self.scores:
+                self.scores, self._no_scores = reason is None, reason
 
     def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
         """The answer to a body, from the cache or the server."""

@@ -236,11 +236,7 @@ class AnswerCache:
         return kept.answer if kept.key == key else None
 
     def keep(self, key: str, answer: ServerAnswer) -> None:
-        """Store an answer, whole or not at all.
-
-        Raises:
-            RunError: it cannot be written (a full disk).
-        """
+        """Store an answer, whole or not at all (RunError: the disk is full)."""
         if self._directory is None:
             self._memory[key] = answer
             return

@@ -1,7 +1,7 @@
 """Tasks in language, with the answer at a chosen position of the context."""
 
 from posbias.tasks.language.answers import SCORERS, share_found
-from posbias.tasks.language.base import LANGUAGE_TASKS, Example, Fitted, LanguageTask, Message, fit
+from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, Message
 from posbias.tasks.language.documents import Documents
 from posbias.tasks.language.encoding import encode, rendered
 from posbias.tasks.language.key_value import KeyValue
@@ -15,7 +15,6 @@ __all__ = [
     "Documents",
     "Example",
     "ExampleOrder",
-    "Fitted",
     "KeyValue",
     "LanguageTask",
     "Message",
@@ -23,7 +22,6 @@ __all__ = [
     "TokenCopy",
     "encode",
     "file_sha256",
-    "fit",
     "rendered",
     "share_found",
 ]

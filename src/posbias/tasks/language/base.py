@@ -1,12 +1,11 @@
-"""What every task in language shares: the example, the paired design, the registry, and the limit on length.
+"""What every task in language shares: the example, the paired design, and the registry.
 
 One sample (the same items, the same question) is requested once per position; only the moved item changes its place, so
 that positions are compared on equal terms. Variants are frozen dataclasses, spelled as literal calls.
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -50,8 +49,6 @@ class Example:
     """Tokens of the prompt as the model reads it, special ones included; None without a tokenizer."""
     companions: tuple[str, ...] = ()
     """What else the prompt asks for: the values of the needles that stay in place."""
-    choices: tuple[str, ...] = ()
-    """All labels among which the answer is chosen; empty where the answer is free."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,6 @@ class Draft:
     gold: tuple[int, int] | None
     """Begin and end of the moved item in `text`, in characters; None where there is none."""
     companions: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
 
 
 def listed(entries: Sequence[str], position: int, *, head: str, between: str, tail: str) -> tuple[str, tuple[int, int]]:
@@ -106,21 +102,14 @@ class LanguageTask(ABC):
 
     @abstractmethod
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Any]:
-        """What `draft` makes the prompts of each sample from, in order; lazily, but files are read and checked at once.
-
-        Args are those of `examples`, checked.
-        """
+        """What `draft` makes the prompts of each sample from, in order, lazily; files are read and checked at once."""
 
     @abstractmethod
     def draft(self, drawn: Any, position: int) -> Draft:
         """The prompt of a drawn sample with the moved item at a position."""
 
     def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The given positions in ascending order, or all of them.
-
-        Raises:
-            UsageError: none, one twice, or one outside 0 ... n_items - 1.
-        """
+        """The given positions (each once, in 0 ... n_items - 1) in ascending order, or all of them."""
         ITEMS.check(f"{self.name}: a prompt", self.n_items)
         if positions is None:
             return tuple(range(self.n_items))
@@ -164,7 +153,7 @@ class LanguageTask(ABC):
 
     def _example(self, tokenizer: Any, draft: Draft, position: int, sample: str) -> Example:
         prompt = self.wrapped(draft.text)
-        located = locate(prompt, draft.gold, tokenizer)
+        first, end, n_tokens = locate(prompt, draft.gold, tokenizer)
         return Example(
             prompt=prompt,
             answers=draft.answers,
@@ -173,60 +162,17 @@ class LanguageTask(ABC):
             n_items=self.n_items,
             sample=sample,
             condition=self.condition,
-            gold_token=located.first,
-            gold_end=located.end,
-            n_tokens=located.n_tokens,
+            gold_token=first,
+            gold_end=end,
+            n_tokens=n_tokens,
             companions=draft.companions,
-            choices=draft.choices,
         )
 
     def __str__(self) -> str:
         return LANGUAGE_TASKS.spell(self)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Examples that a model can read whole, and how many it cannot."""
-
-    examples: tuple[Example, ...]
-    """In the order given; every one with its answer within the limit."""
-    skipped: int
-    """Examples left out because they are too long."""
-    skipped_at: Mapping[int | None, int]
-    """The same by gold position, only positions that lost some."""
-
-
-def fit(examples: Iterable[Example], limit: int | None, *, reserve: int = 0) -> Fitted:
-    """Leave out, and count, the examples that do not fit; nothing is ever truncated.
-
-    Args:
-        examples: With their lengths (`n_tokens`), that is, made with a tokenizer.
-        limit: Longest input of the model in tokens, >= 1; None where unbounded.
-        reserve: Tokens kept free for the answer, >= 0.
-
-    Raises:
-        UsageError: a limit or reserve out of range, or an example whose length is not known.
-    """
-    if limit is not None:
-        check_whole("fit: limit", limit, least=1)
-    check_whole("fit: reserve", reserve, least=0)
-    kept: list[Example] = []
-    skipped: Counter[int | None] = Counter()
-    for example in examples:
-        if limit is not None and example.n_tokens is None:
-            raise UsageError(f"length of example {example.sample!r} is not known; make it with the model's tokenizer")
-        if limit is not None and example.n_tokens is not None and example.n_tokens + reserve > limit:
-            skipped[example.gold_position] += 1
-        else:
-            kept.append(example)
-    return Fitted(tuple(kept), skipped.total(), dict(skipped))
-
-
 def check_choice(owner: str, parameter: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a variant's parameter that is not one of the allowed words.
-
-    Raises:
-        UsageError: it is not; the message lists them.
-    """
+    """Refuse a variant's parameter that is not one of the allowed words, which the message lists."""
     if value not in allowed:
         raise UsageError(f"{owner}: {parameter} must be one of {', '.join(allowed)}, got {value!r}")

@@ -7,7 +7,7 @@ person, and no two documents of a set share an answer. The wording of the prompt
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from posbias.checks import check_size
@@ -100,13 +100,14 @@ class Documents(LanguageTask):
         """The setting."""
         return self.setting
 
-    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[DocumentSet, list[Document]]]:
-        """A question with its documents, and the distractors in the order in which they stand around the gold one."""
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[DocumentSet]:
+        """A question with its documents, the distractors in the order in which they stand around the gold one."""
+        sets: Iterator[DocumentSet]
         if self.file is None:
             sets = (drawn_documents(self.documents, seed, index) for index in range(count))
         else:
             sets = iter([self._set_of(record, where) for where, record in published_lines(self.file, count)])
-        return ((found, self._ordered(found.distractors, seed, index)) for index, found in enumerate(sets))
+        return (self._ordered(found, random.Random(f"order {seed} {index}")) for index, found in enumerate(sets))
 
     def _set_of(self, record: dict[str, Any], where: str) -> DocumentSet:
         """The question and documents of a published line."""
@@ -132,19 +133,18 @@ class Documents(LanguageTask):
             raise UsageError(f"{where} has {len(others) + 1} documents; {self.n_items} were asked")
         return DocumentSet(question, tuple(answers), gold[0], tuple(others[: self.n_items - 1]))
 
-    def _ordered(self, distractors: tuple[Document, ...], seed: int, index: int) -> list[Document]:
-        ordered = list(distractors) if self.setting == "gold" else []
+    def _ordered(self, found: DocumentSet, source: random.Random) -> DocumentSet:
+        ordered = list(found.distractors) if self.setting == "gold" else []
         if self.order == "shuffled":
-            random.Random(f"order {seed} {index}").shuffle(ordered)
-        return ordered
+            source.shuffle(ordered)
+        return replace(found, distractors=tuple(ordered))
 
-    def draft(self, drawn: tuple[DocumentSet, list[Document]], position: int) -> Draft:
+    def draft(self, drawn: DocumentSet, position: int) -> Draft:
         """The published wording."""
-        found, distractors = drawn
-        asked = f"Question: {found.question}\n"
+        asked = f"Question: {drawn.question}\n"
         if self.setting == "closed_book":
-            return Draft(f"{asked}Answer:", found.answers, None)
-        documents = [*distractors[:position], found.gold, *distractors[position:]]
+            return Draft(f"{asked}Answer:", drawn.answers, None)
+        documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
         entries = [
             f"Document [{number}](Title: {document.title}) {document.text}"
             for number, document in enumerate(documents, start=1)
@@ -153,7 +153,7 @@ class Documents(LanguageTask):
         head += f"{asked}\n" if self.query != "after" else ""
         tail = "\n\n" + (asked if self.query != "before" else "") + "Answer:"
         text, span = listed(entries, position, head=head, between="\n", tail=tail)
-        return Draft(text, found.answers, span)
+        return Draft(text, drawn.answers, span)
 
 
 def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:

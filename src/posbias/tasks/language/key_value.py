@@ -88,10 +88,7 @@ def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
     source = random.Random(f"key_value {seed} {index}")
     drawn: dict[str, str] = {}
     while len(drawn) < pairs:
-        drawn[_uuid(source)] = _uuid(source)
+        value, key = (str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2))
+        drawn[key] = value
     gold, *others = drawn.items()
     return gold, others
-
-
-def _uuid(source: random.Random) -> str:
-    return str(uuid.UUID(int=source.getrandbits(128), version=4))

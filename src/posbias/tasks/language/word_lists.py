@@ -20,16 +20,8 @@ ASKED = ("category", "same")
 CUES = ("counted", "numbered", "repeated")
 
 
-@dataclass(frozen=True)
-class Demonstrations:
-    """One informative demonstration, the others in order, and the word that is asked for."""
-
-    gold: tuple[str, str]
-    """Word and label."""
-    others: tuple[tuple[str, str], ...]
-    asked: str
-    labels: tuple[str, ...]
-    """All of them, in alphabetical order."""
+Shot = tuple[str, str]
+"""Word and label."""
 
 
 @LANGUAGE_TASKS.register("example_order")
@@ -64,11 +56,11 @@ class ExampleOrder(LanguageTask):
         """One position per demonstration."""
         return self.shots
 
-    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Demonstrations]:
-        """A set of demonstrations with a question."""
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Shot, list[Shot], str]]:
+        """The informative demonstration, the others in order, and the word that is asked for."""
         return (self._demonstrations(random.Random(f"example_order {seed} {index}")) for index in range(count))
 
-    def _demonstrations(self, source: random.Random) -> Demonstrations:
+    def _demonstrations(self, source: random.Random) -> tuple[Shot, list[Shot], str]:
         categories = source.sample(sorted(CATEGORIES), self.classes)
         labels = source.sample(LABELS, self.classes)
         gold_word, other_word = source.sample(CATEGORIES[categories[0]], 2)
@@ -76,15 +68,15 @@ class ExampleOrder(LanguageTask):
         kinds = [1 + number % (self.classes - 1) for number in range(self.shots - 1)]
         others = [(decks[kind].pop(), labels[kind]) for kind in kinds]
         source.shuffle(others)
-        asked = gold_word if self.ask == "same" else other_word
-        return Demonstrations((gold_word, labels[0]), tuple(others), asked, tuple(sorted(labels)))
+        return (gold_word, labels[0]), others, gold_word if self.ask == "same" else other_word
 
-    def draft(self, drawn: Demonstrations, position: int) -> Draft:
+    def draft(self, drawn: tuple[Shot, list[Shot], str], position: int) -> Draft:
         """Demonstrations, then the word without its label."""
-        pairs = [*drawn.others[:position], drawn.gold, *drawn.others[position:]]
+        gold, others, asked = drawn
+        pairs = [*others[:position], gold, *others[position:]]
         entries = [f"Word: {word}\nLabel: {label}" for word, label in pairs]
-        text, span = listed(entries, position, head="", between="\n\n", tail=f"\n\nWord: {drawn.asked}\nLabel:")
-        return Draft(text, (drawn.gold[1],), span, choices=drawn.labels)
+        text, span = listed(entries, position, head="", between="\n\n", tail=f"\n\nWord: {asked}\nLabel:")
+        return Draft(text, (gold[1],), span)
 
 
 @LANGUAGE_TASKS.register("token_copy")
@@ -118,11 +110,7 @@ class TokenCopy(LanguageTask):
         return self.length
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[list[str]]:
-        """The asked word, then the others of the list.
-
-        Raises:
-            UsageError: the tokenizer has fewer of the words as single tokens than the list needs.
-        """
+        """The asked word, then the others of the list."""
         known = COMMON if tokenizer is None else single_tokens(COMMON, tokenizer)
         if len(known) < self.length:
             raise UsageError(
