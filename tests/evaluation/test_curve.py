@@ -196,8 +196,6 @@ def test_wrong_requests_are_refused() -> None:
         position_curve(scores, positions=range(3), gold_tokens=[1, 2])
     with pytest.raises(UsageError, match="infinite"):
         position_curve(scores * np.inf, positions=range(3))
-    with pytest.raises(UsageError, match="alpha must lie in"):
-        shape_of(scores, alpha=0.0)
     with pytest.raises(UsageError, match="a middle needs 3 positions"):
         middle_loss(np.ones((10, 2)))
     with pytest.raises(UsageError, match="positions must ascend"):

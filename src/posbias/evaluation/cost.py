@@ -72,14 +72,20 @@ class PromptWork:
 
     def _with_batch(self, estimate: CostEstimate, options: LocalOptions) -> CostEstimate:
         """With the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
-        kept = self._kept_bytes()
-        room = max(1, min(options.batch, int(options.cache_bytes / (2 * kept * estimate.n_positions))))
+        runner, probe = LiveCache(self.model), _probe(self.model)
+        logits, kept = runner.run(probe, rows=1)[0], runner.keep(PROBE)
+        per_position = kept.bytes / PROBE
+        room = max(1, min(options.batch, int(options.cache_bytes / (2 * per_position * estimate.n_positions))))
+        started = Started(0, Request(prompt="-", max_tokens=2), probe, logits, kept)
+        begin = time.perf_counter()
+        decode_together(runner, [started] * room, Ending(self.model.tokenizer, ()))
+        step = (time.perf_counter() - begin) / room
         constant, slope, *others = (*estimate.coefficients, 0.0)
         # Each further prompt lies there twice, as kept and joined to one batch; one was kept in the short runs.
         return replace(
             estimate,
-            coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * kept, *others),
-            seconds=estimate.seconds + self.generated * self._step_seconds(room),
+            coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * per_position, *others),
+            seconds=estimate.seconds + self.generated * step,
         )
 
     def run(self, token_ids: Int64[np.ndarray, "_"]) -> None:
@@ -101,21 +107,6 @@ class PromptWork:
         """The prompt alone with the answer that is scored, from its first token."""
         answer = np.zeros(max(0, self.answer - 1), dtype=np.int64)
         WholePrompts(self.model).run(np.concatenate([token_ids, answer]), rows=1)
-
-    def _kept_bytes(self) -> float:
-        """Keys and values of one position."""
-        runner = LiveCache(self.model)
-        runner.run(_probe(self.model), rows=1)
-        return runner.keep(PROBE).bytes / PROBE
-
-    def _step_seconds(self, room: int) -> float:
-        """Decoding one token of one prompt, so many together."""
-        runner = LiveCache(self.model)
-        logits = runner.run(_probe(self.model), rows=1)[0]
-        started = Started(0, Request(prompt="-", max_tokens=2), _probe(self.model), logits, runner.keep(PROBE))
-        begin = time.perf_counter()
-        decode_together(runner, [started] * room, Ending(self.model.tokenizer, ()))
-        return (time.perf_counter() - begin) / room
 
 
 def preflight_answers(

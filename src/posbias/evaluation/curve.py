@@ -190,7 +190,7 @@ def position_curve(
     )
 
 
-def shape_of(scores: Scores, *, positions: Weights | None = None, alpha: float = 1 - CONFIDENCE) -> Shape:
+def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     """Decide between U, inverted U, rising, falling and flat.
 
     1. Flat unless the Holm-corrected p-value of the linear or of the quadratic contrast is at most alpha: of flat
@@ -202,13 +202,11 @@ def shape_of(scores: Scores, *, positions: Weights | None = None, alpha: float =
     Args:
         scores: One row per sample, NaN where skipped; at least 2 positions and 6 complete samples.
         positions: Of the columns, ascending; None: 0, 1, 2 ...
-        alpha: Level, in (0, 1).
 
     Raises:
-        UsageError: fewer positions or samples, positions that do not ascend, an infinite score, alpha out of range.
+        UsageError: fewer positions or samples, positions that do not ascend, or an infinite score.
     """
-    if not 0 < alpha < 1:
-        raise UsageError(f"alpha must lie in (0, 1), got {alpha}")
+    alpha = 1 - CONFIDENCE
     complete = enough_samples(scores, "a shape")
     n_samples, n_positions = complete.shape
     weights = polynomial_weights(np.arange(n_positions, dtype=np.float64) if positions is None else positions)

@@ -112,7 +112,7 @@ def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
-def position_means(scores: Scores, *, confidence: float = CONFIDENCE) -> tuple[Interval, ...]:
+def position_means(scores: Scores) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
     Wilson's interval where all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) where
@@ -121,12 +121,10 @@ def position_means(scores: Scores, *, confidence: float = CONFIDENCE) -> tuple[I
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
     if is_binary(scores):
-        return tuple(wilson(column, confidence) for column in columns)
+        return tuple(wilson(column) for column in columns)
     least, most = _limits(scores, np.ones(1))
     unscored = Interval(np.nan, -np.inf, np.inf)
-    return tuple(
-        mean_of(column).interval(confidence, least=least, most=most) if len(column) else unscored for column in columns
-    )
+    return tuple(mean_of(column).interval(least=least, most=most) if len(column) else unscored for column in columns)
 
 
 def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidence: float = CONFIDENCE) -> Comparison:
@@ -183,19 +181,16 @@ def spread_of(scores: Scores, weights: Weights) -> float:
     return float(_mean_contrast(scores, weights).error * np.sqrt(len(scores)))
 
 
-def detectable_difference(scores: Scores, *, alpha: float = 1 - CONFIDENCE) -> float:
+def detectable_difference(scores: Scores) -> float:
     """Smallest true difference between two positions found with 80 % power after Bonferroni's correction over pairs.
 
-    Rests on the most variable pair; where scores are 0 and 1, at least one sample is taken to differ between them.
-
-    Args:
-        scores: At least 2 positions; samples that have a score at each count.
-        alpha: Joint level over all pairs, in (0, 1).
+    Rests on the most variable pair of at least 2 positions, and on the samples that have a score at each; where scores
+    are 0 and 1, at least one sample is taken to differ between them.
     """
     complete = complete_samples(scores)
     pairs = list(combinations(range(complete.shape[1]), 2))
     spread = max(spread_of(complete, _pair_weights(complete.shape[1], *pair)) for pair in pairs)
-    return detectable(spread, len(complete), alpha=alpha / len(pairs))
+    return detectable(spread, len(complete), alpha=(1 - CONFIDENCE) / len(pairs))
 
 
 def _pair_weights(n_positions: int, first: int, second: int) -> Weights:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.errors import UsageError
@@ -112,7 +112,8 @@ class NoLearnedPositions(Intervention):
         table = model.family.position_table
         if table is None:
             raise UsageError(f"{self}: {model.family.name} models have no table of learned positions")
-        with model.network.get_submodule(table).register_forward_hook(_zeroed):
+        module = model.network.get_submodule(table)
+        with module.register_forward_hook(lambda _, given, output: torch.zeros_like(output)):
             yield
 
 
@@ -190,7 +191,3 @@ def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
     """Refuse a model without ALiBi, or one that hands it down in another way."""
     if model.family.name not in ALIBI_ARGUMENTS:
         raise UsageError(f"{intervention} is made for {', '.join(ALIBI_ARGUMENTS)}, got a {model.family.name} model")
-
-
-def _zeroed(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
-    return torch.zeros_like(output)
