@@ -1,4 +1,4 @@
-"""Intervals and tests of everything that was measured on independent units: prompts, samples, seeds; never positions.
+"""Intervals and tests of everything that was measured on independent units: prompts, contents, seeds; never positions.
 
 Smooth statistics: `estimates`. Statistics that jump: `resampling`. Right or wrong: `proportions`. Measured coverage:
 docs/intervals.md.

@@ -19,19 +19,19 @@ def holm(p_values: Float64[np.ndarray, "n_tests"]) -> Float64[np.ndarray, "n_tes
     return adjusted
 
 
-def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE, power: float = POWER) -> float:
+def detectable(spread: float, n_contents: int, *, alpha: float = 1 - CONFIDENCE, power: float = POWER) -> float:
     """Smallest true mean of a paired quantity that a two-sided t-test finds with the given power.
 
     (t[1 - alpha/2] + t[power]) spread / sqrt(n), quantiles of Student's t with n - 1 degrees of freedom.
 
     Args:
-        spread: Standard deviation of the quantity over samples, >= 0.
-        n_samples: At least 2.
+        spread: Standard deviation of the quantity over contents, >= 0.
+        n_contents: At least 2.
         alpha: Level of the test in (0, 1); divide it by the number of comparisons where there are several.
         power: In [0.5, 1).
 
     Returns:
-        In units of the score; infinite below 2 samples.
+        In units of the score; infinite below 2 contents.
 
     Raises:
         UsageError: an argument out of range.
@@ -42,7 +42,7 @@ def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE, 
         raise UsageError(
             f"detectable needs alpha in (0, 1), power in [0.5, 1) and spread >= 0, got {alpha}, {power} and {spread}"
         )
-    if n_samples < 2:
+    if n_contents < 2:
         return float("inf")
-    quantiles = stdtrit(n_samples - 1, 1 - alpha / 2) + stdtrit(n_samples - 1, power)
-    return float(quantiles * spread / np.sqrt(n_samples))
+    quantiles = stdtrit(n_contents - 1, 1 - alpha / 2) + stdtrit(n_contents - 1, power)
+    return float(quantiles * spread / np.sqrt(n_contents))
