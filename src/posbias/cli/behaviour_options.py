@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 SPREAD = "spread"
 
-AskedModel = Annotated[
+EvaluatedModel = Annotated[
     str | None, typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False)
 ]
 Task = Annotated[str, typer.Option("--task", help="What is requested, as a literal call.")]

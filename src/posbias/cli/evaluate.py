@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from posbias.cli import behaviour_options as asked
+from posbias.cli import behaviour_options as behaviour
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments, was_given
 from posbias.errors import UsageError
@@ -36,24 +36,24 @@ OF_A_SERVER = ("served_model", "server_options")
 
 def evaluate(
     context: typer.Context,
-    model: asked.AskedModel = None,
-    task: asked.Task = "key_value(pairs=10)",
-    positions: asked.Positions = asked.SPREAD,
-    count: asked.Samples = 50,
-    max_tokens: asked.MaxTokens = None,
-    generate: asked.Generate = True,
-    score: asked.Score = True,
-    batch: asked.Batch = 8,
-    server: asked.Server = None,
-    served_model: asked.ServedModel = None,
-    server_options: asked.ServerSettings = "",
-    tokenizer: asked.Tokenizer = None,
-    lm_eval: asked.LmEval = None,
+    model: behaviour.EvaluatedModel = None,
+    task: behaviour.Task = "key_value(pairs=10)",
+    positions: behaviour.Positions = behaviour.SPREAD,
+    count: behaviour.Samples = 50,
+    max_tokens: behaviour.MaxTokens = None,
+    generate: behaviour.Generate = True,
+    score: behaviour.Score = True,
+    batch: behaviour.Batch = 8,
+    server: behaviour.Server = None,
+    served_model: behaviour.ServedModel = None,
+    server_options: behaviour.ServerSettings = "",
+    tokenizer: behaviour.Tokenizer = None,
+    lm_eval: behaviour.LmEval = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
-    resume: asked.Resume = False,
+    resume: behaviour.Resume = False,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
@@ -66,7 +66,7 @@ def evaluate(
     wanted = LANGUAGE_TASKS.parse(task)
     settings = EvaluateOptions(
         count=count,
-        positions=asked.positions_of(positions, wanted),
+        positions=behaviour.positions_of(positions, wanted),
         seed=seed,
         generate=generate,
         score=score,

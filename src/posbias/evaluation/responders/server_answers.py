@@ -191,7 +191,7 @@ def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
 
 
 def _rank(value: float, others: dict[str, float | None] | None, n_listed: int) -> int | None:
-    """1 + the listed tokens that are more probable; None where all that were asked for are."""
+    """1 + the listed tokens that are more probable; None where all that were requested are."""
     if others is None:
         return None
     better = sum(other is not None and other > value for other in others.values())
@@ -256,5 +256,5 @@ class AnswerCache:
 
 
 def answer_key(address: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of the address that is asked and the body of a request, which names the model."""
+    """SHA-256 of the address and the body of a request, which names the model."""
     return hashlib.sha256(json.dumps({"address": address, "body": body}, sort_keys=True).encode()).hexdigest()
