@@ -468,7 +468,7 @@ def tie() -> list[Panel]:
     }
     panels = []
     figures = {figure.slug: figure for figure in figures_of_ties(pb.load_record(TIED))}
-    for slug, title in (("tie-0", "Five key-value pairs"), ("tie-2", "Eight demonstrations")):
+    for slug, title in (("correlation-0", "Five key-value pairs"), ("correlation-2", "Eight demonstrations")):
         curves = [curve for curve in figures[slug].curves if curve.name in shown]
         named = tuple(replace(curve, name=shown[curve.name]) for curve in curves)
         panels.append(Panel(replace(figures[slug], title=title, curves=named, log_range=None, linear_range=None)))

@@ -28,11 +28,11 @@ Outcome = list[tuple[float | None, str | None]]
 """Log-probability and generated text of every request."""
 
 
-def requests_of(model: Any, pairs: int, contents: int, places: int, tokens: int) -> list[Request]:
-    """All places of several contents."""
-    positions = sorted({round(index * (pairs - 1) / max(1, places - 1)) for index in range(places)})
-    examples = KeyValue(pairs=pairs).examples(model.tokenizer, count=contents, positions=positions, seed=0)
-    return [Request(item.prompt, answer=item.target, max_tokens=tokens, group=item.content) for item in examples]
+def requests_of(model: Any, pairs: int, samples: int, positions: int, tokens: int) -> list[Request]:
+    """All positions of several samples."""
+    spread = sorted({round(index * (pairs - 1) / max(1, positions - 1)) for index in range(positions)})
+    examples = KeyValue(pairs=pairs).examples(model.tokenizer, count=samples, positions=spread, seed=0)
+    return [Request(item.prompt, answer=item.target, max_tokens=tokens, group=item.sample) for item in examples]
 
 
 def ours(model: Any, requests: Sequence[Request], options: LocalOptions, *, generate: bool) -> Outcome:
@@ -91,8 +91,8 @@ def timed(methods: dict[str, Callable[[], Outcome]], repeats: int) -> tuple[dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--contents", type=int, default=2)
-    parser.add_argument("--places", type=int, default=10, help="evenly spaced places of the gold pair")
+    parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--positions", type=int, default=10, help="of the gold pair, evenly spaced")
     parser.add_argument("--tokens", type=int, default=0, help="generated per answer; 0: scoring alone")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true", help="without lm-eval")
@@ -100,7 +100,7 @@ def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = load_model("demo")
     generate = arguments.tokens > 0
-    requests = requests_of(model, arguments.pairs, arguments.contents, arguments.places, max(1, arguments.tokens))
+    requests = requests_of(model, arguments.pairs, arguments.samples, arguments.positions, max(1, arguments.tokens))
     count = LocalResponder(model).count_tokens(requests)
     methods: dict[str, Callable[[], Outcome]] = {
         "shared beginnings": lambda: ours(model, requests, LocalOptions(), generate=generate),

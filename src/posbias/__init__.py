@@ -15,7 +15,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
         same.
     Decomposition: A model's profile with its ingredients replaced one at a time.
     DecompositionOptions: What is measured, and where finished pieces are kept.
-    EvaluateOptions: What is asked, and where finished contents are kept.
+    EvaluateOptions: What is requested, and where finished samples are kept.
     Evaluation: What a model did with one task.
     FreeRecall: Name every item of the list, in any order.
     InContextRetrieval: Name the label of the query's class, which stands beside the items of that class in the
@@ -61,9 +61,12 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
     compare: Every registered distance of a prediction to a measurement, beside the flat line's.
+    correlate: Rank correlations over positions of one model, or pooled over several models and lengths.
+    correlate_runs: What weighs and what is used over several saved runs of `audit_behaviour`: over positions,
+        lengths and models.
     counterfactuals: Replace one ingredient at a time, in the model and in the theories, and keep every prompt's
         profile.
-    evaluate: Ask one model every content at every position, and judge its answers.
+    evaluate: Put every sample at every position to one model, and judge its answers.
     ingredients: Predict with the diagonal power rollout as it is, and without each of its ingredients.
     intervened: Within the context, the model with one ingredient replaced; measure it like any other.
     load_model: Load a causal language model, frozen and in evaluation mode.
@@ -86,9 +89,6 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
         the others, and energies.
     sign_randomised_rollout: The unbiased reference for incoherence: energies of back-propagation with random
         signs on its path terms.
-    tie: Rank correlations over positions of one model, or pooled over several models and lengths.
-    tie_runs: What weighs and what is used over several saved runs of `audit_behaviour`: over positions, lengths
-        and models.
     train: Train all members.
     uniform_profile: The flat baseline: every position weighs 1/N.
     value_path_share: Compare the exact Jacobian with the one that holds attention weights constant.
@@ -121,11 +121,11 @@ if TYPE_CHECKING:
         Evaluation,
         MeasuredUse,
         Placement,
+        correlate,
+        correlate_runs,
         evaluate,
         measured_use,
         place,
-        tie,
-        tie_runs,
     )
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.interventions import intervened
@@ -177,7 +177,8 @@ _HOMES = {
         "comparison": "Comparison compare",
         "decomposition": "Decomposition DecompositionOptions counterfactuals",
         "errors": "RunError UsageError",
-        "evaluation": "EvaluateOptions Evaluation MeasuredUse Placement evaluate measured_use place tie tie_runs",
+        "evaluation": "EvaluateOptions Evaluation MeasuredUse Placement correlate correlate_runs evaluate measured_use "
+        "place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "interventions": "intervened",
         "measurement": "AttentionOptions AttentionStatistics MeasureOptions Measurement PassOptions RunOptions "
@@ -246,6 +247,8 @@ __all__ = [
     "chat_prompts",
     "closed_form",
     "compare",
+    "correlate",
+    "correlate_runs",
     "counterfactuals",
     "evaluate",
     "ingredients",
@@ -266,8 +269,6 @@ __all__ = [
     "run_study",
     "shared_direction_rollout",
     "sign_randomised_rollout",
-    "tie",
-    "tie_runs",
     "train",
     "uniform_profile",
     "value_path_share",

@@ -62,7 +62,7 @@ MASK_BYTES = Limit("POSBIAS_MAX_MASK_BYTES", 1_000_000, "bytes")
 ITEMS = Limit("POSBIAS_MAX_ITEMS", 100_000, "items")
 """In one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
 EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")
-"""Of a task: contents times positions."""
+"""Of a task: samples times positions."""
 REPEATS = Limit("POSBIAS_MAX_REPEATS", 100_000, "repeats")
 """Probes, draws, re-initialisations and steps of a path."""
 HEADS = Limit("POSBIAS_MAX_HEADS", 30_000, "heads")

@@ -45,8 +45,16 @@ QUOTED_PATH = re.compile(
 )
 """The same in quotation marks, between which spaces belong to it."""
 
-RENAMED = {"births": "initialisations", "per_birth": "per_initialisation"}
-"""What keys of older records, and the last parts of their arrays' names, are called now."""
+RENAMED = {
+    "births": "initialisations",
+    "per_birth": "per_initialisation",
+    "n_contents": "n_samples",
+    "contents": "samples",
+    "tie": "influence",
+    "ties": "correlations",
+}
+"""What keys of older records, and the parts of their arrays' names, are called now."""
+RENAMED_VERBS = {"tie": "correlate"}
 
 Status = Literal["done", "failed"]
 UNWRITTEN = ("arrays", "sealed")
@@ -144,6 +152,7 @@ def load_record(directory: str | Path) -> Record:
         arrays = {_renamed_path(name): array for name, array in arrays.items()}
         record = Record(**{**_renamed(document), "arrays": arrays})
         _check_types(record)
+        record.verb = RENAMED_VERBS.get(record.verb, record.verb)
         record.sealed = "sha256" in metadata
     except (TypeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
@@ -168,8 +177,7 @@ def _renamed(value: Any) -> Any:
 
 
 def _renamed_path(name: str) -> str:
-    *stem, last = name.split("/")
-    return "/".join([*stem, RENAMED.get(last, last)])
+    return "/".join(RENAMED.get(part, part) for part in name.split("/"))
 
 
 def _no_number(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The tie on the same prompts: places are found in tokens, shares are sums of the measured influence, runs resume."""
+"""Influence and answers on the same prompts: places are found in tokens, shares are sums of influence, runs resume."""
 
 import itertools
 
@@ -9,7 +9,7 @@ import torch
 import posbias as pb
 from posbias.auditing.behaviour import elsewhere, spans_of
 from posbias.errors import UsageError
-from posbias.evaluation.ties import correct_for_number
+from posbias.evaluation.correlation import correct_for_number
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
 from posbias.report.behaviour import statements_of, tables_of
 from posbias.report.page import page_of
@@ -40,15 +40,15 @@ def record(model, plan):
 def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
     task = LANGUAGE_TASKS.parse(spelled)
     places = tuple(range(task.n_items))
-    (content,) = spans_of(task, model.tokenizer, places=places, count=1, seed=3)
+    (sample,) = spans_of(task, model.tokenizer, places=places, count=1, seed=3)
     texts = {}
     for gold in places:
-        token_ids, answer = content.prompt(gold)
-        spans = content.spans(gold)
+        token_ids, answer = sample.prompt(gold)
+        spans = sample.spans(gold)
         assert all(begin < end for begin, end in spans)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
         texts[gold] = [model.tokenizer.decode(token_ids[begin:end]).strip(" ,\n") for begin, end in spans]
-        assert model.tokenizer.decode([answer]) == content.examples[gold].target[:1]
+        assert model.tokenizer.decode([answer]) == sample.examples[gold].target[:1]
     moved = texts[0][0]
     others = texts[0][1:]
     if spelled.startswith("documents"):  # their numbers stay in place while the documents move
@@ -59,16 +59,17 @@ def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
 
 def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, record):
     task = LANGUAGE_TASKS.parse(TASK)
-    content = list(spans_of(task, model.tokenizer, places=PLACES, count=2, seed=0))[1]
+    sample = list(spans_of(task, model.tokenizer, places=PLACES, count=2, seed=0))[1]
     matrix = []
     for gold in PLACES:
-        token_ids, answer = content.prompt(gold)
+        token_ids, answer = sample.prompt(gold)
         options = PassOptions(output=f"target(tokens=[{answer}])")
         norms = measure_prompt(model, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=options)
         profile = norms.norms["logprob"] / norms.norms["logprob"].sum()
-        matrix.append([profile[begin:end].sum() for begin, end in content.spans(gold)])
-    np.testing.assert_allclose(record.arrays["tie/measured/logprob/gold"][1], np.diag(matrix), rtol=1e-5)
-    np.testing.assert_allclose(record.arrays["tie/measured/logprob/place"][1], elsewhere(np.array(matrix)), rtol=1e-5)
+        matrix.append([profile[begin:end].sum() for begin, end in sample.spans(gold)])
+    np.testing.assert_allclose(record.arrays["influence/measured/logprob/gold"][1], np.diag(matrix), rtol=1e-5)
+    expected = elsewhere(np.array(matrix))
+    np.testing.assert_allclose(record.arrays["influence/measured/logprob/place"][1], expected, rtol=1e-5)
 
 
 def test_elsewhere_is_the_mean_over_the_other_prompts():
@@ -76,16 +77,16 @@ def test_elsewhere_is_the_mean_over_the_other_prompts():
     assert np.isnan(elsewhere(np.ones((1, 1)))).all()
 
 
-def test_every_series_is_tied_to_every_measure(record):
-    series = record.scalars["tie"]["series"]
+def test_every_series_is_correlated_with_every_measure(record):
+    series = record.scalars["influence"]["series"]
     names = {(entry["source"], entry["kind"], entry["what"]) for entry in series}
     assert {("measured", "jacobian", "gold"), ("measured", "logprob", "place"), ("rollout", None, "place")} <= names
     assert ("rollout", None, "gold") not in names
     for entry in series:
-        assert set(entry["ties"]) == set(record.scalars["measures"])
+        assert set(entry["correlations"]) == set(record.scalars["measures"])
         assert len(entry["means"]) == len(PLACES)
-        for found in entry["ties"].values():
-            assert found["n_contents"] == 2
+        for found in entry["correlations"].values():
+            assert found["n_samples"] == 2
             assert not any(correlation["established"] for correlation in found["correlations"])
 
 
@@ -96,7 +97,7 @@ def test_the_page_shows_what_weighs_beside_what_is_used(record):
     )
     assert any("rank correlation" in text for text in statements_of(record))
     page = page_of(record)
-    assert "behaviour-tie" in page
+    assert "behaviour-influence" in page
     assert "answer&#x27;s item" in page or "answer's item" in page or "answer&#39;s item" in page
 
 
@@ -136,7 +137,7 @@ def test_of_many_ties_none_is_established_by_luck_alone():
     correlations = [{"controlled": "nothing", "p": 0.01, "established": True} for _ in range(6)]
     correlations.append({"controlled": "nothing", "p": 0.001, "established": True})
     correlations.append({"controlled": "ends", "p": None, "established": False})
-    correct_for_number([{"ties": {"accuracy": {"correlations": [entry]}}} for entry in correlations])
+    correct_for_number([{"correlations": {"accuracy": {"correlations": [entry]}}} for entry in correlations])
     assert [entry["established"] for entry in correlations] == [False] * 6 + [True, False]
     assert correlations[6]["adjusted_p"] == pytest.approx(0.007)
     assert correlations[0]["adjusted_p"] == pytest.approx(0.06)

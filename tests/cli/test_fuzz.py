@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 import typer
 
+from behaviour_runs import saved
 from fuzz_files import FILES, HUGE, NO_FILES, SUFFIXES, TEMPLATE, bytes_changed, record_changed, value_changed
 from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
 from posbias.cli import main
@@ -38,7 +39,6 @@ from posbias.memory import peak_bytes, reset_peak, resident_bytes
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.theory import THEORIES
-from tied_runs import saved
 
 INPUTS = 1000
 SECONDS = 10
@@ -91,7 +91,7 @@ COMMANDS = (
     *(f"report {{{run}}} --out {{new}}" for run in RUNS),
     "compare {predicted} {measured}",
     "compare {measured} {measured} --kind probability",
-    "tie {tied}",
+    "correlate {tied}",
     "list masks",
     "models get other",
     "reproduce birth-2603.10123 --size tiny --length 20 --initialisations 2 --probes 1",

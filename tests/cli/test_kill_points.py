@@ -59,7 +59,7 @@ CASES = {
     BEHAVIOUR: Case(
         f"audit LONG {SHORT} --threads 1 --initialisations 0 --behaviour {ASKED} --behaviour-count 2 "
         "--behaviour-positions 0,3 --behaviour-kinds probability --no-behaviour-theories --behaviour-tokens 1",
-        (*COMPARED, "report OUT/behaviour", "place --run OUT --scores 0.9,0.4", "tie OUT OUT"),
+        (*COMPARED, "report OUT/behaviour", "place --run OUT --scores 0.9,0.4", "correlate OUT OUT"),
     ),
     "decompose": Case(f"decompose TINY {SHORT} --interventions no_rope"),
     "evaluate": Case(f"evaluate LONG --task {ASKED} --count 6 --positions 0,3 --max-tokens 1", PLACED),
@@ -75,7 +75,7 @@ CASES = {
     "verify": Case("verify wu2025/theorem-4.1 --report", resumes=False),
     "place": Case("place --run WHOLE/evaluate --scores 0.9,0.4,0.1", resumes=False, needs=("evaluate",)),
     "compare": Case("compare WHOLE/measure WHOLE/audit", resumes=False, needs=("measure", "audit")),
-    "tie": Case(f"tie WHOLE/{BEHAVIOUR}", ("report OUT",), resumes=False, needs=(BEHAVIOUR,)),
+    "correlate": Case(f"correlate WHOLE/{BEHAVIOUR}", ("report OUT",), resumes=False, needs=(BEHAVIOUR,)),
     "report": Case("report WHOLE/measure WHOLE/audit", (), resumes=False, needs=("measure", "audit")),
     "reproduce": Case("reproduce icl-2502.01951 --size smoke --study depth --threads 1"),
 }

@@ -1,4 +1,4 @@
-"""What asking will take is told before it begins: near what it takes, and refused in one line where it cannot fit."""
+"""What requests will take is said before they begin: near what they take, and refused where it cannot fit."""
 
 from dataclasses import replace
 
@@ -8,14 +8,15 @@ import pytest
 import posbias as pb
 from posbias.errors import UsageError
 from posbias.evaluation import cost as cost_module
-from posbias.evaluation.asking import Asking, ask, contents_of
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
+from posbias.evaluation.samples import EvaluateOptions, request_samples, samples_of
 from posbias.measurement.cost import peak_tensor_bytes
 from posbias.models import load_tokenizer
 from posbias.tasks.language import LANGUAGE_TASKS
 
-TASK = "example_order(shots=12)"
+TASK = LANGUAGE_TASKS.parse("example_order(shots=12)")
+OPTIONS = EvaluateOptions(count=4, positions=(0, 5, 11), max_tokens=4)
 
 
 @pytest.fixture(autouse=True)
@@ -26,20 +27,15 @@ def tensors_alone(monkeypatch, long_model):
 
 
 @pytest.fixture(scope="module")
-def asking():
-    return Asking(LANGUAGE_TASKS.parse(TASK), (0, 5, 11), max_tokens=4, generate=True, score=True)
-
-
-@pytest.fixture(scope="module")
-def contents(long_model, asking):
-    return list(contents_of(asking, long_model.tokenizer, count=4, seed=0))
+def samples(long_model):
+    return list(samples_of(TASK, long_model.tokenizer, OPTIONS))
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_the_estimate_is_near_what_asking_takes(long_model, asking, contents, batch):
+def test_the_estimate_is_near_what_requests_take(long_model, samples, batch):
     responder = LocalResponder(long_model, LocalOptions(batch=batch))
-    cost = preflight_answers(contents, asking, responder)
-    taken = peak_tensor_bytes(lambda: ask(contents, asking, responder), long_model.device)
+    cost = preflight_answers(samples, TASK, OPTIONS, responder)
+    taken = peak_tensor_bytes(lambda: request_samples(samples, TASK, OPTIONS, responder), long_model.device)
     expected = (cost["peak_bytes"] - cost["weights_bytes"]) / 1.2
     assert 0.5 * taken < expected < 3 * taken
     assert cost["prompts"] == 12
@@ -47,7 +43,7 @@ def test_the_estimate_is_near_what_asking_takes(long_model, asking, contents, ba
 
 
 @pytest.mark.parametrize("max_tokens", [1, 40])
-def test_the_answer_counts_once(long_model, contents, asking, monkeypatch, max_tokens):
+def test_the_answer_counts_once(long_model, samples, monkeypatch, max_tokens):
     lengths, passed = [], []
     calibrate, run = cost_module.calibrate, cost_module.LiveCache.run
 
@@ -63,8 +59,8 @@ def test_the_answer_counts_once(long_model, contents, asking, monkeypatch, max_t
         return run(runner, token_ids, rows=rows)
 
     monkeypatch.setattr(cost_module, "calibrate", calibrating)
-    preflight_answers(contents, replace(asking, max_tokens=max_tokens), LocalResponder(long_model))
-    examples = [example for content in contents for example in content.examples]
+    preflight_answers(samples, TASK, replace(OPTIONS, max_tokens=max_tokens), LocalResponder(long_model))
+    examples = [example for sample in samples for example in sample.examples]
     answer = max(len(long_model.tokenizer(example.target)["input_ids"]) for example in examples)
     longest = max(example.n_tokens for example in examples)
     assert 1 < answer < 40
@@ -73,53 +69,53 @@ def test_the_answer_counts_once(long_model, contents, asking, monkeypatch, max_t
     assert max(passed) == longest + max(answer, max_tokens) - 1
 
 
-def test_prompts_that_will_be_skipped_decide_nothing(long_model, contents, asking):
-    longer = Asking(LANGUAGE_TASKS.parse("example_order(shots=16)"), (0, 5, 15), 4, generate=True, score=True)
-    added = list(contents_of(longer, long_model.tokenizer, count=1, seed=0))
-    alone = preflight_answers(contents, asking, LocalResponder(long_model))
+def test_prompts_that_will_be_skipped_decide_nothing(long_model, samples):
+    longer = LANGUAGE_TASKS.parse("example_order(shots=16)")
+    added = list(samples_of(longer, long_model.tokenizer, EvaluateOptions(count=1, positions=(0, 5, 15))))
+    alone = preflight_answers(samples, TASK, OPTIONS, LocalResponder(long_model))
     responder = LocalResponder(long_model)
     # Room for the longer prompts, and for all but the last token of what follows them.
     shortest = min(added[0].examples, key=lambda example: example.n_tokens)
     answer = len(long_model.tokenizer(shortest.target)["input_ids"])
     responder.max_positions = shortest.n_tokens + max(4, answer) - 1
-    both = preflight_answers([*contents, *added], asking, responder)
+    both = preflight_answers([*samples, *added], TASK, OPTIONS, responder)
     assert both["peak_bytes"] == alone["peak_bytes"]
-    found = ask([*contents, *added], asking, responder)
+    found = request_samples([*samples, *added], TASK, OPTIONS, responder)
     assert both["prompts"] == sum(int((piece["too_long"] == 0).sum()) for piece in found) == 12
     responder.max_positions += 1
-    assert preflight_answers([*contents, *added], asking, responder)["prompts"] > 12
+    assert preflight_answers([*samples, *added], TASK, OPTIONS, responder)["prompts"] > 12
     responder.max_positions = 10
-    assert preflight_answers(contents, asking, responder) == {}
+    assert preflight_answers(samples, TASK, OPTIONS, responder) == {}
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_asked(long_model, contents, asking, tmp_path):
+def test_what_cannot_fit_is_refused_before_anything_is_asked(long_model, samples, tmp_path):
     responder = LocalResponder(long_model)
-    needed = preflight_answers(contents, asking, responder)["peak_bytes"]
+    needed = preflight_answers(samples, TASK, OPTIONS, responder)["peak_bytes"]
     with pytest.raises(UsageError, match=r"are allowed; try prompts of at most \d+ tokens .*or --batch 1") as caught:
-        preflight_answers(contents, asking, responder, max_memory=needed * 9 // 10)
+        preflight_answers(samples, TASK, replace(OPTIONS, max_memory=needed * 9 // 10), responder)
     assert "\n" not in str(caught.value)
-    options = pb.EvaluateOptions(count=2, max_tokens=4, max_memory=1000)
+    options = EvaluateOptions(count=2, max_tokens=4, max_memory=1000)
     with pytest.raises(UsageError, match="are allowed; try"):
         pb.evaluate(TASK, responder, options=options)
     assert responder.processed == 0
 
 
-def test_the_record_tells_the_estimate_and_a_resumed_run_has_nothing_to_estimate(long_model, asking):
-    found = pb.evaluate("example_order(shots=4)", LocalResponder(long_model), options=pb.EvaluateOptions(count=1))
+def test_the_record_tells_the_estimate_and_a_resumed_run_has_nothing_to_estimate(long_model):
+    found = pb.evaluate("example_order(shots=4)", LocalResponder(long_model), options=EvaluateOptions(count=1))
     assert found.cost["seconds"] > 0
-    assert preflight_answers([], asking, LocalResponder(long_model)) == {}
+    assert preflight_answers([], TASK, OPTIONS, LocalResponder(long_model)) == {}
 
 
 def test_a_servers_tokenizer_counts_lengths_and_finds_places(long_llama):
     tokenizer = load_tokenizer(long_llama)
     server = ServerResponder("http://localhost:9/v1", "none", tokenizer=tokenizer)
     task = LANGUAGE_TASKS.parse("needle(tokens=600, depths=2)")
-    asking = Asking(task, (0, 1), max_tokens=2, generate=True, score=False)
-    (content,) = contents_of(asking, server.tokenizer, count=1, seed=0)
-    lengths = [len(tokenizer(str(example.prompt))["input_ids"]) for example in content.examples]
-    assert [example.n_tokens for example in content.examples] == lengths
+    options = EvaluateOptions(count=1, max_tokens=2, score=False)
+    (sample,) = samples_of(task, server.tokenizer, options)
+    lengths = [len(tokenizer(str(example.prompt))["input_ids"]) for example in sample.examples]
+    assert [example.n_tokens for example in sample.examples] == lengths
     assert all(540 <= length <= 600 for length in lengths)
-    assert preflight_answers([content], asking, server) == {}
+    assert preflight_answers([sample], task, options, server) == {}
     told = server.describe()["tokenizer"]
     assert told != ServerResponder("http://localhost:9/v1", "none").describe()["tokenizer"]
     assert len(told) == 64
@@ -129,15 +125,3 @@ def test_a_servers_tokenizer_counts_lengths_and_finds_places(long_llama):
 def test_no_tokenizer_is_one_line(tmp_path):
     with pytest.raises(UsageError, match="has no readable tokenizer"):
         load_tokenizer(tmp_path)
-
-
-def test_confidence_reaches_the_loss_in_the_middle():
-    from posbias.evaluation.curve import CurveOptions, position_curve
-
-    scores = np.random.default_rng(0).random((30, 5))
-    widths = []
-    for confidence in (0.8, 0.99):
-        curve = position_curve(scores, positions=range(5), options=CurveOptions(confidence=confidence))
-        widths.append(curve.middle_loss.value.high - curve.middle_loss.value.low)
-    assert widths[1] > 1.5 * widths[0]
-    assert curve.middle_loss.detectable > position_curve(scores, positions=range(5)).middle_loss.detectable

@@ -1,4 +1,4 @@
-"""`evaluate`: every content at every position, judged by the task's rule; what is finished is never asked again."""
+"""`evaluate`: every sample at every position, judged by the task's rule; what is finished is never asked again."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ import pytest
 import posbias as pb
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, write_outputs
-from posbias.evaluation.evaluation import spread_positions
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response
+from posbias.evaluation.samples import spread_positions
 from posbias.report.behaviour import statements_of, tables_of
 from posbias.report.page import page_of
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -109,7 +109,7 @@ def test_the_first_estimate_stays_whatever_interrupts(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "changed", [{"seed": 1}, {"max_tokens": 9}, {"positions": (0, 1, 2, 3)}, {"score": False}], ids=str
 )
-def test_other_settings_never_take_over_finished_contents(changed, tmp_path):
+def test_other_settings_never_take_over_finished_samples(changed, tmp_path):
     evaluate(TASK, Oracle(), options=EvaluateOptions(count=3, directory=tmp_path))
     options = EvaluateOptions(**{"count": 3, "directory": tmp_path, "resume": True, **changed})
     again = Oracle(scores=options.score)
@@ -158,7 +158,7 @@ def test_the_report_says_what_the_curves_say():
     assert "1.000 [0.676, 1.000]" in page
 
 
-def test_a_single_position_and_few_contents_claim_nothing():
+def test_a_single_position_and_few_samples_claim_nothing():
     found = evaluate(TASK, Oracle(known=(2,)), options=EvaluateOptions(count=1, positions=(2,)))
     assert found.curves["accuracy"].shape is None
     record = evaluation_record(found, {})

@@ -9,8 +9,8 @@ import yaml
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.export import DATA_FILE, SCORING_FILE, export_lm_eval
-from posbias.evaluation.scoring import SCORERS
 from posbias.tasks.language import LANGUAGE_TASKS
+from posbias.tasks.language.answers import SCORERS
 
 TASKS = ["key_value(pairs=4)", "documents(documents=4)", "example_order(shots=4)", "key_value(pairs=3, chat=True)"]
 

@@ -1,4 +1,4 @@
-"""Placing: sorting is optimal, noise is not mistaken for a curve, and a gain is only claimed on held-out contents."""
+"""Placing: sorting is optimal, noise is not mistaken for a curve, and a gain is only claimed on held-out samples."""
 
 import itertools
 
@@ -8,16 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from posbias.errors import UsageError
-from posbias.evaluation.placement import MeasuredUse, place
-from posbias.evaluation.placement_gain import CONTENTS_TO_CONFIRM
-from posbias.evaluation.placement_orders import REFERENCES, order_by_curve, shrink_to_flat, slot_weights
+from posbias.evaluation.placement import (
+    REFERENCES,
+    SAMPLES_TO_CONFIRM,
+    MeasuredUse,
+    order_by_curve,
+    place,
+    shrink_to_flat,
+    slot_weights,
+)
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
 RELEVANCE = [0.1, 0.5, 0.05, 0.3, 0.05]
 
 
 def drawn(curve, count, seed=0):
-    """Right and wrong answers of `count` contents with a difficulty of their own."""
+    """Right and wrong answers of `count` samples with a difficulty of their own."""
     generator = np.random.default_rng(seed)
     ease = generator.normal(0, 0.1, (count, 1))
     return (generator.random((count, len(curve))) < curve + ease).astype(np.float64)
@@ -76,7 +82,7 @@ def test_flat_curves_are_called_flat_in_about_95_of_100_cases():
     assert 0.02 < np.mean(np.array(kept) > 0) < 0.09
 
 
-def test_contents_that_all_agree_need_no_shrinking_and_constant_scores_are_flat():
+def test_samples_that_all_agree_need_no_shrinking_and_constant_scores_are_flat():
     agreed = np.tile([1.0, 0.0, 1.0], (7, 1))
     assert shrink_to_flat(agreed, np.ones((1, 7))).kept[0] == 1
     for value in (0.0, 1.0, 0.1):
@@ -116,7 +122,7 @@ def test_noise_leaves_best_first_and_claims_nothing():
 
 
 def true_gain(found, curve, over):
-    """Of the order that was printed, on the curve that the contents were drawn from."""
+    """Of the order that was printed, on the curve that the samples were drawn from."""
     relevance = np.array(RELEVANCE)
     usual = next(gain.order for gain in found.gains if gain.over == over)
     return float((relevance[list(found.order)] - relevance[list(usual)]) @ curve)
@@ -168,8 +174,8 @@ def test_other_numbers_of_passages_are_placed_by_interpolation_and_say_so():
     assert not place(RELEVANCE, use(U_SHAPE, 50)).interpolated
 
 
-def test_few_contents_never_raise():
-    scores = np.tile([0.0, 0.0, 1.0], (CONTENTS_TO_CONFIRM - 1, 1))
+def test_few_samples_never_raise():
+    scores = np.tile([0.0, 0.0, 1.0], (SAMPLES_TO_CONFIRM - 1, 1))
     found = place([3, 2, 1], MeasuredUse(scores, (0, 1, 2), 3))
     assert found.order == (1, 2, 0)
     assert not any(gain.raises for gain in found.gains)

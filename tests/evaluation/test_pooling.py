@@ -1,4 +1,4 @@
-"""The tie over several runs: ranks within each, permutations within each, contents of other seeds join their group."""
+"""Correlations over several runs: ranks and permutations within each, samples of other seeds join their group."""
 
 import hashlib
 import json
@@ -7,51 +7,74 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from behaviour_runs import GOLD, PLACES, saved
 from posbias.errors import UsageError
-from posbias.evaluation.pooling import group_runs, pool_ties, read_run
+from posbias.evaluation.correlation import Pair, correlate
+from posbias.evaluation.pooling import group_runs, pool, read_run
 from posbias.evaluation.record import evaluation_record
 from posbias.evaluation.responders import LocalResponder
-from posbias.evaluation.ties import Pair, tie
 from posbias.report.page import page_of, write_run_report
 from posbias.report.ties import reasons_of_ties, statements_of_ties, tables_of_ties
-from tied_runs import GOLD, PLACES, saved
 
 
-def test_pooling_is_the_tie_of_the_runs_tables_ranked_each_by_itself():
+def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself():
     records = [saved(), saved(model="other", level=7.0)]
-    record = pb.tie_runs(records, seed=3)
+    record = pb.correlate_runs(records, seed=3)
     (entry,) = record.scalars["pooled"]
     names = tuple(f"example_order(shots=5) 0 {index}" for index in range(8))
     pairs = [Pair(run.arrays[GOLD], run.arrays["scores/logprob"], PLACES, len(PLACES), names) for run in records]
-    expected = tie(pairs, seed=3).as_record()
-    for ours, theirs in zip(entry["ties"]["logprob"]["correlations"], expected["correlations"], strict=True):
+    expected = correlate(pairs, seed=3).as_record()
+    for ours, theirs in zip(entry["correlations"]["logprob"]["correlations"], expected["correlations"], strict=True):
         assert {name: ours[name] for name in ("value", "low", "high", "p")} == {
             name: theirs[name] for name in ("value", "low", "high", "p")
         }
-    assert entry["ties"]["logprob"]["correlations"][0]["value"] == pytest.approx(1)
+    assert entry["correlations"]["logprob"]["correlations"][0]["value"] == pytest.approx(1)
     assert [alone["group"] for alone in record.scalars["alone"]] == [
         group["title"] for group in record.scalars["groups"]
     ]
 
 
-def test_runs_of_one_model_and_task_with_other_seeds_are_more_contents_of_one_group():
+def test_records_of_earlier_versions_have_the_names_of_today_once_loaded(tmp_path):
+    older = saved()
+    series = [
+        {name: value for name, value in older.scalars["influence"]["series"][0].items() if name != "correlations"}
+    ]
+    older.scalars = {"n_items": len(PLACES), "tie": {"series": [{**series[0], "ties": {}}], "left_out": []}}
+    older.arrays[GOLD.replace("influence", "tie")] = older.arrays.pop(GOLD)
+    older.seeds = {"contents": 0}
+    older.save(tmp_path)
+    given, expected = (
+        pb.correlate_runs([tmp_path, saved(model="other")]),
+        pb.correlate_runs([saved(), saved(model="other")]),
+    )
+    assert given.scalars["pooled"] == expected.scalars["pooled"]
+    found = {"pooled": [{"ties": {"accuracy": {"n_contents": 8}}}]}
+    pb.Record(verb="tie", arguments={}, scalars=found).save(tmp_path)
+    loaded = pb.load_record(tmp_path)
+    assert (loaded.verb, loaded.scalars) == (
+        "correlate",
+        {"pooled": [{"correlations": {"accuracy": {"n_samples": 8}}}]},
+    )
+
+
+def test_runs_of_one_model_and_task_with_other_seeds_are_more_samples_of_one_group():
     (group,) = group_runs([read_run(saved(seed=seed)) for seed in (0, 1, 2)])
-    assert len(group.contents) == 24
+    assert len(group.samples) == 24
     np.testing.assert_array_equal(group.tables["correct"][8:16], saved(seed=1).arrays["scores/correct"])
-    (found,) = pool_ties([group])
-    assert found.pooled["logprob"].n_contents == 24
-    assert not found.alone
+    (found,), alone = pool([group])
+    assert found["correlations"]["logprob"]["n_samples"] == 24
+    assert not alone
     apart = group_runs([read_run(saved()), read_run(saved(task="key_value(pairs=5)")), read_run(saved(model="other"))])
     assert len(apart) == 3
 
 
-def test_the_same_contents_do_not_count_twice():
+def test_the_same_samples_do_not_count_twice():
     with pytest.raises(UsageError, match="different seeds"):
-        pb.tie_runs([saved(), saved()])
+        pb.correlate_runs([saved(), saved()])
     # Lines of a file are the same whatever the seed.
     lines = "key_value(pairs=5, file='pairs.jsonl')"
     with pytest.raises(UsageError, match="whatever the seed, so give one of these runs"):
-        pb.tie_runs([saved(task=lines), saved(task=lines, seed=1)])
+        pb.correlate_runs([saved(task=lines), saved(task=lines, seed=1)])
 
 
 def read_from(data, **given):
@@ -61,20 +84,20 @@ def read_from(data, **given):
     return read_run(record)
 
 
-def test_other_files_of_the_same_name_are_other_tasks_and_share_no_contents():
+def test_other_files_of_the_same_name_are_other_tasks_and_share_no_samples():
     assert len(group_runs([read_from("a"), read_from("b")])) == 2
     with pytest.raises(UsageError, match="whatever the seed"):
         group_runs([read_from("a"), read_from("a", seed=1)])
-    # Another model that read the same file was asked the same contents, and the first lines of it are the first.
+    # Another model that read the same file was asked the same samples, and the first lines of it are the first.
     first, fewer, other = read_from("a"), read_from("a", model="other", count=5), read_from("b", model="other")
-    assert first.contents[:5] == fewer.contents
-    assert not set(first.contents) & set(other.contents)
+    assert first.samples[:5] == fewer.samples
+    assert not set(first.samples) & set(other.samples)
     # A text that needles lie in is a file too, though seeds choose from it.
     needles = [saved(task="needle(depths=5, corpus='text.txt')", seed=seed) for seed in (0, 1)]
     for record in needles:
         record.resolved["file_sha256"] = "a"
     (group,) = group_runs([read_run(record) for record in needles])
-    assert len(set(group.contents)) == 16
+    assert len(set(group.samples)) == 16
 
 
 def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):
@@ -94,44 +117,47 @@ def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):
     assert drawn.file_sha256 is None
 
 
-def test_what_is_not_a_tied_run_is_refused(tmp_path):
+def test_what_is_not_such_a_run_is_refused(tmp_path):
     plain = saved()
-    del plain.scalars["tie"]
+    del plain.scalars["influence"]
     with pytest.raises(UsageError, match="without influence"):
-        pb.tie_runs([plain])
+        pb.correlate_runs([plain])
     with pytest.raises(UsageError, match="got a run of 'measure'"):
-        pb.tie_runs([pb.Record(verb="measure", arguments={})])
+        pb.correlate_runs([pb.Record(verb="measure", arguments={})])
     failed = saved()
     failed.status = "failed"
     with pytest.raises(UsageError, match="a run that failed"):
-        pb.tie_runs([failed])
+        pb.correlate_runs([failed])
     with pytest.raises(UsageError, match="at least 1"):
-        pb.tie_runs([])
+        pb.correlate_runs([])
     with pytest.raises(UsageError, match="holds no posbias run"):
-        pb.tie_runs([tmp_path])
+        pb.correlate_runs([tmp_path])
 
 
-def test_a_single_content_beside_others_gives_no_interval_and_no_claim():
-    record = pb.tie_runs([saved(count=1), saved(model="other")])
+def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
+    record = pb.correlate_runs([saved(count=1), saved(model="other")])
     (entry,) = record.scalars["pooled"]
     assert all("no interval, for demo: example_order(shots=5) has a single" in text for text in reasons_of_ties(record))
-    assert len(reasons_of_ties(record)) == len(entry["ties"])
-    assert not reasons_of_ties(pb.tie_runs([saved(), saved(model="other")]))
-    for found in entry["ties"].values():
-        assert found["n_contents"] == 1
+    assert len(reasons_of_ties(record)) == len(entry["correlations"])
+    assert not reasons_of_ties(pb.correlate_runs([saved(), saved(model="other")]))
+    for found in entry["correlations"].values():
+        assert found["n_samples"] == 1
         assert all(correlation["low"] is None for correlation in found["correlations"])
         assert not any(correlation["established"] for correlation in found["correlations"])
 
 
 def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
-    record = pb.tie_runs([saved(), saved(model="other")])
+    record = pb.correlate_runs([saved(), saved(model="other")])
     assert any("of 2 measurements" in text for text in statements_of_ties(record))
     titles = [table.title for table in tables_of_ties(record)]
-    assert titles[0] == "What is tied"
+    assert titles[0] == "What is correlated"
     assert any(title.startswith("other: example_order(shots=5) alone") for title in titles)
     page = page_of(record)
     assert "both held fixed" in page
-    assert "tie-correlations" in page
+    assert "correlations" in page
     write_run_report(record, tmp_path)
     pictures = {path.name for path in tmp_path.glob("*.png")}
-    assert pictures == {"tie-correlations.png", "tie-ranks-0.png", "tie-0.png", "tie-1.png"}
+    assert pictures == {
+        *("correlations.png", "correlation-ranks-0.png"),
+        *("correlation-0.png", "correlation-1.png"),
+    }

@@ -13,8 +13,14 @@ from transformers import PreTrainedTokenizerFast
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.prefixes import count_tokens, shared_length, visiting_order
-from posbias.evaluation.responders.running import LiveCache, WholePrompts, trusted_runner
+from posbias.evaluation.responders.running import (
+    LiveCache,
+    WholePrompts,
+    count_tokens,
+    shared_length,
+    trusted_runner,
+    visiting_order,
+)
 from tiny_families import CONFIGS, VOCABULARY, shaken_model
 
 ITEMS = [f"t{3 + index} t{20 + index} t{33 + index}" for index in range(6)]

@@ -3,7 +3,7 @@
 import pytest
 
 from posbias.errors import UsageError
-from posbias.evaluation.scoring import SCORERS, best_subspan_em, normalise_answer, share_found, substring_match
+from posbias.tasks.language.answers import SCORERS, best_subspan_em, normalise_answer, share_found, substring_match
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from evaluation.hostile import HOSTILE, LARGE_ANSWERS, LATE, Hostile, answer, ho
 from evaluation.serving import chat, stand_in
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
-from posbias.evaluation.responders.asking import Asker, StoppedError, _Failure
+from posbias.evaluation.responders.client import Client, StoppedError
 
 OPTIONS = ServerOptions(retries=0, first_delay=0.01, timeout=30.0, concurrency=1)
 SHORT = 0.3
@@ -182,11 +182,11 @@ def test_a_proxy_that_is_none_is_one_line(proxy: str, monkeypatch: pytest.Monkey
 
 
 def test_delays_stay_numbers_however_many_retries() -> None:
-    asker = Asker("http://h", replace(OPTIONS, retries=10**6, longest_delay=60.0))
-    assert 30.0 <= asker._delay(10**6, _Failure("no answer")) <= 60.0
-    asker.stop.set()
+    client = Client("http://h", replace(OPTIONS, retries=10**6, longest_delay=60.0))
+    assert 30.0 <= client._delay(10**6, None) <= 60.0
+    client.stop.set()
     with pytest.raises(StoppedError):
-        asker._wait(1e300)
+        client._wait(1e300)
 
 
 @pytest.mark.slow

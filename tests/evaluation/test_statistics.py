@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from posbias.errors import UsageError
-from posbias.evaluation.shape import middle_loss
+from posbias.evaluation.curve import middle_loss
 from posbias.evaluation.statistics import compare_to_best, detectable_difference, position_means
 from posbias.statistics import detectable, holm, paired_shares, tango, wilson
 
@@ -15,19 +15,19 @@ SLACK = 3 * np.sqrt(0.05 * 0.95 / RUNS)
 NORMAL = float(stats.norm.ppf(0.975))
 
 
-def answers(generator: np.random.Generator, chances: list[float], n_contents: int, spread: float = 0.2) -> np.ndarray:
-    """Right or wrong, contents of different difficulty: a content's chances all shift together."""
-    shifts = generator.uniform(-spread, spread, size=(n_contents, 1))
-    return (generator.random((n_contents, len(chances))) < np.array(chances) + shifts).astype(np.float64)
+def answers(generator: np.random.Generator, chances: list[float], n_samples: int, spread: float = 0.2) -> np.ndarray:
+    """Right or wrong, samples of different difficulty: a content's chances all shift together."""
+    shifts = generator.uniform(-spread, spread, size=(n_samples, 1))
+    return (generator.random((n_samples, len(chances))) < np.array(chances) + shifts).astype(np.float64)
 
 
-def test_contents_that_all_agree_have_no_spread_but_rounding() -> None:
+def test_samples_that_all_agree_have_no_spread_but_rounding() -> None:
     scores = np.tile(1 / (1 + np.arange(5.0)), (6, 1))
     found = compare_to_best(scores, generator=np.random.default_rng(0))
     for difference in found.differences:
         assert difference.interval.value == pytest.approx(1 / (1 + difference.position) - 1)
         assert difference.interval.low < difference.interval.value < difference.interval.high
-        assert difference.p == 2.0**-5, "what six contents can show at most"
+        assert difference.p == 2.0**-5, "what six samples can show at most"
 
 
 def test_holm_by_hand() -> None:
@@ -73,7 +73,7 @@ def test_tango_inverts_the_score_test_at_its_restricted_likelihood() -> None:
         assert score == pytest.approx(sign * NORMAL, abs=1e-3)
 
 
-def test_tango_without_discordant_contents_has_its_closed_form() -> None:
+def test_tango_without_discordant_samples_has_its_closed_form() -> None:
     found = tango(np.ones(20), np.ones(20))
     wanted = NORMAL**2 / (20 + NORMAL**2)
     assert (found.value, found.low, found.high) == pytest.approx((0.0, -wanted, wanted))
@@ -103,7 +103,7 @@ def test_joint_intervals_keep_their_level_though_the_best_is_chosen() -> None:
     assert exact == joint, "interval and p-value are of one procedure"
     assert naive / RUNS > 0.05 + SLACK, "without correction the chosen best would be believed too often"
     assert np.mean(told) < -0.08, "the best of equals looks better than the others"
-    assert np.mean(fitted) > np.mean(told) / 3, "on other contents most of that is gone"
+    assert np.mean(fitted) > np.mean(told) / 3, "on other samples most of that is gone"
 
 
 def test_a_real_difference_is_found_by_every_way() -> None:
@@ -117,15 +117,15 @@ def test_a_real_difference_is_found_by_every_way() -> None:
         assert difference.cross_fitted == pytest.approx(difference.interval.value)
 
 
-def test_scores_that_are_not_right_or_wrong_are_compared_content_by_content() -> None:
+def test_scores_that_are_not_right_or_wrong_are_compared_sample_by_sample() -> None:
     generator = np.random.default_rng(3)
     scores = generator.normal(size=(30, 1)) + generator.normal(scale=0.3, size=(30, 4)) - [0, 1, 2, 1]
     found = compare_to_best(scores, generator=generator)
     assert found.best == 0
-    assert found.differences[1].interval.high < -1.5, "paired: the spread between contents does not matter"
+    assert found.differences[1].interval.high < -1.5, "paired: the spread between samples does not matter"
 
 
-def test_contents_with_a_gap_do_not_count_in_comparisons_but_in_means() -> None:
+def test_samples_with_a_gap_do_not_count_in_comparisons_but_in_means() -> None:
     scores = answers(np.random.default_rng(4), [0.7, 0.4, 0.6], 30)
     gaps = np.vstack([scores, [[1.0, np.nan, 1.0]] * 5])
     whole, holed = (compare_to_best(values, generator=np.random.default_rng(0)) for values in (scores, gaps))
@@ -166,7 +166,7 @@ def test_nothing_seen_does_not_mean_that_anything_is_detectable() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 4), (1, 3), (0, 3), (10, 1)])
 def test_too_little_to_compare_is_refused(shape: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match="a comparison needs 2 positions and 6 complete contents"):
+    with pytest.raises(UsageError, match="a comparison needs 2 positions and 6 complete samples"):
         compare_to_best(np.ones(shape), generator=np.random.default_rng(0))
 
 
@@ -210,7 +210,7 @@ def test_interval_and_p_agree_and_differences_of_shares_stay_within_one(sort: st
                     assert max(interval.high, loss.value.high) <= 1
 
 
-def test_right_at_one_position_and_wrong_at_the_other_in_every_content() -> None:
+def test_right_at_one_position_and_wrong_at_the_other_in_every_sample() -> None:
     """Once printed as -1.000 [-1.105, -0.895]."""
     scores = np.tile([1.0, 0.0], (12, 1))
     (found,) = compare_to_best(scores, generator=np.random.default_rng(0)).differences
@@ -219,21 +219,21 @@ def test_right_at_one_position_and_wrong_at_the_other_in_every_content() -> None
     assert [mean.text() for mean in position_means(scores)] == ["1.000 [0.758, 1.000]", "0.000 [0.000, 0.242]"]
 
 
-@pytest.mark.parametrize(("n_contents", "n_positions"), [(6, 3), (6, 10), (16, 10)])
-def test_joint_intervals_of_normal_scores_keep_their_level_with_few_contents(n_contents: int, n_positions: int) -> None:
-    """A bootstrap of the largest studentised deviation missed 8 to 12 % with 6 contents."""
+@pytest.mark.parametrize(("n_samples", "n_positions"), [(6, 3), (6, 10), (16, 10)])
+def test_joint_intervals_of_normal_scores_keep_their_level_with_few_samples(n_samples: int, n_positions: int) -> None:
+    """A bootstrap of the largest studentised deviation missed 8 to 12 % with 6 samples."""
     generator, missed = np.random.default_rng(9), 0
     for _ in range(150):
-        scores = generator.normal(size=(n_contents, 1)) + generator.normal(size=(n_contents, n_positions))
+        scores = generator.normal(size=(n_samples, 1)) + generator.normal(size=(n_samples, n_positions))
         differences = compare_to_best(scores, generator=generator).differences
         missed += any(difference.interval.excludes(0.0) for difference in differences)
     assert missed / 150 <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 150)
 
 
-@pytest.mark.parametrize("n_contents", [8, 20])
-def test_a_loss_in_the_middle_is_found_no_more_often_than_claimed(n_contents: int) -> None:
+@pytest.mark.parametrize("n_samples", [8, 20])
+def test_a_loss_in_the_middle_is_found_no_more_often_than_claimed(n_samples: int) -> None:
     """Its bootstrap interval left out 0 in 9.5 % of repetitions where its own p-value rejected in 5.8 %."""
     generator, found = np.random.default_rng(10), 0
     for _ in range(600):
-        found += middle_loss((generator.random((n_contents, 5)) < 0.5).astype(np.float64)).value.excludes(0.0)
+        found += middle_loss((generator.random((n_samples, 5)) < 0.5).astype(np.float64)).value.excludes(0.0)
     assert found / 600 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 600)

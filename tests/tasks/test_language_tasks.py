@@ -20,7 +20,6 @@ from posbias.tasks.language import (
     Needle,
     TokenCopy,
     encode,
-    fit,
 )
 from posbias.tasks.language.words import CATEGORIES, CITIES, COMMON, LABELS
 
@@ -61,11 +60,11 @@ def item_of(example: Example, tokenizer: Any) -> str:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_contents_are_paired_and_only_the_item_moves(spelling: str, tokenizer: Any) -> None:
+def test_samples_are_paired_and_only_the_item_moves(spelling: str, tokenizer: Any) -> None:
     task = LANGUAGE_TASKS.parse(spelling)
     groups = defaultdict(list)
     for example in asked(task, tokenizer):
-        groups[example.content].append(example)
+        groups[example.sample].append(example)
     assert len(groups) == 2
     for examples in groups.values():
         assert [example.gold_position for example in examples] == list(range(task.n_items))
@@ -200,8 +199,8 @@ def test_shuffled_distractors_are_the_same_at_all_positions() -> None:
 
 def test_needles_stand_at_their_depths_in_tokens(tokenizer: Any) -> None:
     task = Needle(tokens=4000, depths=5)
-    for content in range(2):
-        examples = asked(task, tokenizer, count=2)[5 * content : 5 * content + 5]
+    for sample in range(2):
+        examples = asked(task, tokenizer, count=2)[5 * sample : 5 * sample + 5]
         begins = [example.gold_token for example in examples]
         assert begins[0] is not None
         assert begins[-1] is not None
@@ -251,8 +250,6 @@ def test_only_the_moved_demonstration_is_informative() -> None:
             assert (pairs[told[0]][0] == wanted) is (ask == "same")
             assert [label for _, label in pairs].count(example.answers[0]) == 1
             assert len({word for word, _ in pairs}) == 8
-            assert len(example.choices) == 4
-            assert example.answers[0] in example.choices
 
 
 def test_copied_word_stands_where_it_is_asked_for() -> None:
@@ -298,20 +295,6 @@ def test_words_are_all_different() -> None:
     for answers in (COMMON, CITIES, LABELS):  # one within another would count as it
         assert not [(one, other) for one in answers for other in answers if one != other and one in other]
     assert not set(LABELS) & set(members)
-
-
-def test_over_long_examples_are_counted_never_cut(tokenizer: Any) -> None:
-    examples = asked(KeyValue(pairs=3), tokenizer)
-    longest = examples[0].n_tokens
-    assert longest is not None
-    assert fit(examples, longest).examples == tuple(examples)
-    none = fit(examples, longest, reserve=1)
-    assert (none.examples, none.skipped, none.skipped_at) == ((), 6, {0: 2, 1: 2, 2: 2})
-    assert fit(examples, None, reserve=10**6).skipped == 0
-    with pytest.raises(UsageError, match="length of example '0-0' is not known"):
-        fit(KeyValue(pairs=3).examples(None, count=1), 100)
-    with pytest.raises(UsageError, match="limit must be a whole number >= 1, got 0"):
-        fit(examples, 0)
 
 
 def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tie measured on one model: what weighs and what is used, on the very same prompts.
+"""Influence and behaviour of one model: what weighs and what is used, on the very same prompts.
 
 The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories,
 profiles over tokens that sum to 1, are summed over the tokens of the item that holds the answer and of every other
@@ -9,8 +9,9 @@ The items other than the answer's keep their order, so the places of one prompt 
 in the others: with the answer behind it, place p begins where the answer begins when it stands at p; with the answer
 before it, place p ends where the answer ends when it stands at p.
 
-Beside an evaluation's record: arrays `tie/SOURCE[/KIND]/WHAT` [n_contents n_positions], shares of a prompt's influence;
-scalars `tie`: {series: [{source, kind, what, means: [interval], ties: {measure: Tie.as_record}}], left_out: [text]}.
+Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
+influence; scalars `influence`: {series: [{source, kind, what, means: [interval], correlations: {measure:
+Correlations.as_record}}], left_out: [text]}.
 """
 
 import hashlib
@@ -32,20 +33,20 @@ from posbias.evaluation import (
     EvaluateOptions,
     Evaluation,
     Pair,
+    correlate,
     evaluate,
     evaluation_record,
     finished_evaluation,
-    tie,
     write_outputs,
 )
+from posbias.evaluation.correlation import correct_for_number
 from posbias.evaluation.cost import SHORTER
-from posbias.evaluation.evaluation import spread_positions
+from posbias.evaluation.pooling import array_name
 from posbias.evaluation.record import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.encoding import encode_requests
+from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.statistics import Scores, position_means
-from posbias.evaluation.ties import correct_for_number
 from posbias.measurement import Kind, PassOptions, measure_prompt, resolve_kinds
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.outputs import Target
@@ -59,8 +60,8 @@ from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 
 
 @dataclass(frozen=True, eq=False)
-class ContentSpans:
-    """The prompts of one content, with the answer at each place and its neighbours."""
+class SampleSpans:
+    """The prompts of one sample, with the answer at each place and its neighbours."""
 
     examples: dict[int, Example]
     """By place of the answer; every one located in tokens."""
@@ -99,17 +100,17 @@ class ContentSpans:
 
 def spans_of(
     task: LanguageTask, tokenizer: Any, *, places: Sequence[int], count: int, seed: int
-) -> Iterator[ContentSpans]:
-    """Every content of a task, located."""
+) -> Iterator[SampleSpans]:
+    """Every sample of a task, located."""
     around = {place + step for place in places for step in (-1, 0, 1)}
     wanted = sorted(place for place in around if 0 <= place < task.n_items)
     drawn = task.examples(tokenizer, count=count, positions=wanted, seed=seed)
-    for _, group in itertools.groupby(drawn, key=lambda example: example.content):
+    for _, group in itertools.groupby(drawn, key=lambda example: example.sample):
         examples = list(group)
         if any(example.gold_position is None for example in examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
         by_place = dict(zip(wanted, examples, strict=True))
-        yield ContentSpans(by_place, tuple(places), task.n_items, tokenizer)
+        yield SampleSpans(by_place, tuple(places), task.n_items, tokenizer)
 
 
 GOLD, PLACE = "gold", "place"
@@ -135,42 +136,40 @@ class Weighing:
     """Whether theories that read every prompt are computed too."""
 
     def series(self) -> tuple[dict[tuple[Name, str], Scores], list[str]]:
-        """Shares of influence by ((source, kind), GOLD or PLACE), one row per content, and what was left out.
+        """Shares of influence by ((source, kind), GOLD or PLACE), one row per sample, and what was left out.
 
-        A content that was too long at any position has NaN throughout.
+        A sample that was too long at any position has NaN throughout.
         """
         evaluation, places = self.evaluation, self.evaluation.positions
         count, seed = evaluation.options.count, evaluation.options.seed
-        contents = list(spans_of(evaluation.task, self.model.tokenizer, places=places, count=count, seed=seed))
+        samples = list(spans_of(evaluation.task, self.model.tokenizer, places=places, count=count, seed=seed))
         fits = evaluation.tables["too_long"].sum(axis=1) == 0
         tables: dict[tuple[Name, str], Scores] = {}
         left_out: dict[str, None] = {}
-        for row in track([row for row in range(len(contents)) if fits[row]], "influence"):
-            shares, reasons = self._content(contents[row], row)
+        for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
+            shares, reasons = self._sample(samples[row], row)
             left_out |= dict.fromkeys(reasons)
             for name, matrix in shares.items():
                 about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
                 if name[0] in ARCHITECTURE_THEORIES:  # these do not know what stands where
                     del about[GOLD]
                 for what, values in about.items():
-                    blank = np.full((len(contents), len(places)), np.nan)
+                    blank = np.full((len(samples), len(places)), np.nan)
                     tables.setdefault((name, what), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
 
-    def _content(
-        self, content: ContentSpans, row: int
-    ) -> tuple[dict[Name, Float64[np.ndarray, "gold place"]], list[str]]:
+    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[Name, Float64[np.ndarray, "gold place"]], list[str]]:
         """share[gold place, place] by source, from one measured prompt per place of the answer."""
         pieces: list[dict[str, np.ndarray]] = []
         reasons: list[str] = []
         for column, gold in enumerate(self.evaluation.positions):
-            token_ids, answer = content.prompt(gold)
+            token_ids, answer = sample.prompt(gold)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(self._measure, token_ids, answer, row * len(self.evaluation.positions) + column)
             piece = self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
             reasons += [name.removeprefix(LEFT_OUT) for name in piece if name.startswith(LEFT_OUT)]
             profiles = {name: values for name, values in piece.items() if not name.startswith(LEFT_OUT)}
-            spans = content.spans(gold)
+            spans = sample.spans(gold)
             pieces.append({name: summed(values, spans) for name, values in profiles.items()})
         shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
         return {_named(name): np.stack([piece[name] for piece in pieces]) for name in shared}, reasons
@@ -248,9 +247,9 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
         UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
     """
     task, options = plan.asked, plan.evaluation
-    places = spread_positions(task) if options.positions is None else task.positions(list(options.positions))
-    contents = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
-    lengths = [content.examples[place].n_tokens or 0 for content in contents for place in places]
+    places = options.positions_of(task)
+    samples = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
+    lengths = [sample.examples[place].n_tokens or 0 for sample in samples for place in places]
     fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
     kinds = resolve_kinds(list(plan.kinds))
     if not fitting:
@@ -285,7 +284,7 @@ def audit_behaviour(
 
     Args:
         model: With a tokenizer that knows character offsets.
-        plan: Task, contents, kinds.
+        plan: Task, samples, kinds.
         out: Run directory; with it an interrupted run can be resumed.
         arguments: What the user passed, for the record.
         command: What repeats the run in a shell.
@@ -293,7 +292,7 @@ def audit_behaviour(
     Raises:
         UsageError: wrong input, a task whose items have no places, a tokenizer without offsets, or prompts that do not
             fit into memory.
-        RunError: the run failed; finished contents and prompts are kept.
+        RunError: the run failed; finished samples and prompts are kept.
     """
     given = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     kinds = resolve_kinds(list(plan.kinds))
@@ -316,7 +315,7 @@ def audit_behaviour(
         if directory is not None and directory.name == BEHAVIOUR:
             record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         record.scalars["cost_of_influence"] = dict(plan.cost or {})
-        _store_tie(record, evaluation, series, left_out)
+        _store_correlations(record, evaluation, series, left_out)
         if directory is not None:
             remove_record(directory)  # of an older run, which had other outputs
             write_outputs(evaluation, directory)
@@ -340,28 +339,28 @@ def _store(
     return PartStore(directory, settings, resume=True)
 
 
-def _store_tie(
+def _store_correlations(
     record: Record, evaluation: Evaluation, series: Mapping[tuple[Name, str], Scores], left_out: Sequence[str]
 ) -> None:
     entries = []
     for ((source, kind), what), table in series.items():
-        record.arrays["/".join(["tie", source, *([] if kind is None else [kind]), what])] = table
+        record.arrays[array_name(source, kind, what)] = table
         entries.append(
             {
                 "source": source,
                 "kind": kind,
                 "what": what,
                 "means": [mean.as_record() for mean in position_means(table)],
-                "ties": dict(_ties(evaluation, table)),
+                "correlations": dict(_correlations(evaluation, table)),
             }
         )
     correct_for_number(entries)
-    record.scalars["tie"] = {"series": entries, "left_out": list(left_out)}
+    record.scalars["influence"] = {"series": entries, "left_out": list(left_out)}
 
 
-def _ties(evaluation: Evaluation, table: Scores) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tie of one series to every measure that has contents in common with it."""
+def _correlations(evaluation: Evaluation, table: Scores) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The correlations of one series with every measure that has samples in common with it."""
     for measure, scores in evaluation.measures.items():
         pair = Pair(table, scores, evaluation.positions, evaluation.n_items)
-        if len(pair.complete[0]):
-            yield measure, tie(pair, seed=evaluation.options.seed).as_record()
+        if len(pair.complete):
+            yield measure, correlate(pair, seed=evaluation.options.seed).as_record()

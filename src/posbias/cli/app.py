@@ -15,6 +15,7 @@ from posbias.cli import (
     attention,
     audit,
     compare,
+    correlate,
     decompose,
     evaluate,
     listing,
@@ -24,7 +25,6 @@ from posbias.cli import (
     predict,
     report,
     reproduce,
-    tie,
     train,
     verify,
 )
@@ -53,7 +53,7 @@ app.command("decompose", epilog=decompose.EXAMPLE)(decompose.decompose)
 app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
 app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
 app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
-app.command("tie", epilog=tie.EXAMPLE)(tie.tie)
+app.command("correlate", epilog=correlate.EXAMPLE)(correlate.correlate)
 app.command("place", epilog=place.EXAMPLE)(place.place)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("reproduce", epilog=reproduce.EXAMPLE)(reproduce.reproduce)

@@ -122,14 +122,14 @@ def _audit_with_behaviour(context: typer.Context, settings: "AuditOptions") -> N
     finished = run_audit(model, n_positions=given["length"], prompts=given["count"], out=out, options=settings)
     below = None if out is None else out / BEHAVIOUR
     arguments, command = passed_arguments(context), command_line(context)
-    tied = audit_behaviour(model, plan, out=below, arguments=arguments, command=command)
+    behaviour = audit_behaviour(model, plan, out=below, arguments=arguments, command=command)
     if out is not None:
         link_behaviour(finished.record, out)
     if given["json"]:
-        print_json({**record_document(finished.record), "behaviour": record_document(tied)})
+        print_json({**record_document(finished.record), "behaviour": record_document(behaviour)})
     else:
         _show_audit(finished)
-        _show_tie(tied, out)
+        _show_behaviour(behaviour, out)
 
 
 def _show_audit(finished: "Audit") -> None:
@@ -154,7 +154,7 @@ def _plan(context: typer.Context, settings: "AuditOptions") -> "BehaviourPlan":
     task = LANGUAGE_TASKS.parse(given["behaviour"])
     evaluation = EvaluateOptions(
         count=given["behaviour_count"],
-        positions=asked.places_of(given["behaviour_positions"], task),
+        positions=asked.positions_of(given["behaviour_positions"], task),
         max_tokens=given["behaviour_tokens"],
         seed=settings.seed,
         resume=settings.resume,
@@ -164,7 +164,7 @@ def _plan(context: typer.Context, settings: "AuditOptions") -> "BehaviourPlan":
     return BehaviourPlan(task, evaluation, kinds, given["behaviour_theories"])
 
 
-def _show_tie(record: "Record", out: Path | None) -> None:
+def _show_behaviour(record: "Record", out: Path | None) -> None:
     from posbias.cli.output import print_record
     from posbias.evaluation.record import BEHAVIOUR
     from posbias.records import REPORT_FILE

@@ -1,4 +1,4 @@
-"""Flags of the verbs that ask a model about its context: `evaluate`, and `audit --behaviour`."""
+"""Options of the verbs that put tasks to a model: `evaluate`, and `audit --behaviour`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 SPREAD = "spread"
 
-AskedModel = Annotated[
+EvaluatedModel = Annotated[
     str | None, typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False)
 ]
-Task = Annotated[str, typer.Option("--task", help="What is asked, as a literal call.")]
+Task = Annotated[str, typer.Option("--task", help="What is requested, as a literal call.")]
 Positions = Annotated[
-    str, typer.Option("--positions", help="all, spread (at most 9), spread(5), or places such as 0,4,9.")
+    str, typer.Option("--positions", help="all, spread (at most 9), spread(5), or some such as 0,4,9.")
 ]
-Contents = Annotated[int, typer.Option("--count", help="Contents, each asked at every position.", min=1)]
+Samples = Annotated[int, typer.Option("--count", help="Samples, each requested at every position.", min=1)]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", help="Generated at most.", min=1, show_default="the task's own")
 ]
@@ -47,19 +47,19 @@ LmEval = Annotated[
     Path | None,
     typer.Option("--lm-eval", help="Write the examples there as an lm-eval task and stop.", show_default=False),
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue without redoing finished contents, or asking a server anew.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from finished samples and a server's kept answers.")]
 
 Behaviour = Annotated[
     str | None,
     typer.Option(
-        "--behaviour", help="Tie influence to the answers of a task, e.g. 'key_value(pairs=10)'.", show_default=False
+        "--behaviour",
+        help="Correlate influence with the answers to a task, e.g. 'key_value(pairs=10)'.",
+        show_default=False,
     ),
 ]
-BehaviourCount = Annotated[int, typer.Option("--behaviour-count", help="Contents asked.", min=1)]
+BehaviourCount = Annotated[int, typer.Option("--behaviour-count", help="Samples.", min=1)]
 BehaviourPositions = Annotated[
-    str, typer.Option("--behaviour-positions", help="all, spread(5), or places such as 0,4,9.")
+    str, typer.Option("--behaviour-positions", help="all, spread(5), or some such as 0,4,9.")
 ]
 BehaviourTokens = Annotated[
     int | None, typer.Option("--behaviour-tokens", help="Generated at most.", min=1, show_default="the task's own")
@@ -72,13 +72,13 @@ BehaviourTheories = Annotated[
 ]
 
 
-def places_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
+def positions_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
     """The positions that `--positions` names.
 
     Raises:
-        UsageError: not a list of whole numbers, or places that the task does not have.
+        UsageError: not a list of whole numbers, or one that the task does not have.
     """
-    from posbias.evaluation.evaluation import SPREAD_POSITIONS, spread_positions
+    from posbias.evaluation.samples import SPREAD_POSITIONS, spread_positions
     from posbias.registry import parse_literal_call
 
     text = spelled.strip()
@@ -93,4 +93,4 @@ def places_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"--positions {spelled!r}: allowed: all, spread, spread(5), or places such as 0,4,9") from None
+        raise UsageError(f"--positions {spelled!r}: allowed: all, spread, spread(5), or some such as 0,4,9") from None

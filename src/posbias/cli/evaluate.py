@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from posbias.cli import behaviour_options as asked
+from posbias.cli import behaviour_options as behaviour
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments, was_given
 from posbias.errors import UsageError
@@ -29,35 +29,35 @@ OWN_OPTIONS = {"cache", "reuse"}
 OF_A_MODEL = ("batch", "dtype", "device", "max_memory")
 """Flags that only a model in this process heeds."""
 OF_A_RUN = ("generate", "score", "resume", "out", "json")
-"""Flags of asking, whoever answers."""
+"""Flags of a run, whoever answers."""
 OF_A_SERVER = ("served_model", "server_options")
 """Flags that only a server heeds."""
 
 
 def evaluate(
     context: typer.Context,
-    model: asked.AskedModel = None,
-    task: asked.Task = "key_value(pairs=10)",
-    positions: asked.Positions = asked.SPREAD,
-    count: asked.Contents = 50,
-    max_tokens: asked.MaxTokens = None,
-    generate: asked.Generate = True,
-    score: asked.Score = True,
-    batch: asked.Batch = 8,
-    server: asked.Server = None,
-    served_model: asked.ServedModel = None,
-    server_options: asked.ServerSettings = "",
-    tokenizer: asked.Tokenizer = None,
-    lm_eval: asked.LmEval = None,
+    model: behaviour.EvaluatedModel = None,
+    task: behaviour.Task = "key_value(pairs=10)",
+    positions: behaviour.Positions = behaviour.SPREAD,
+    count: behaviour.Samples = 50,
+    max_tokens: behaviour.MaxTokens = None,
+    generate: behaviour.Generate = True,
+    score: behaviour.Score = True,
+    batch: behaviour.Batch = 8,
+    server: behaviour.Server = None,
+    served_model: behaviour.ServedModel = None,
+    server_options: behaviour.ServerSettings = "",
+    tokenizer: behaviour.Tokenizer = None,
+    lm_eval: behaviour.LmEval = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
-    resume: asked.Resume = False,
+    resume: behaviour.Resume = False,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Ask a model for one item of a context whose place is varied: accuracy and log-probability by position."""
+    """Request one item of a context, whose position is varied: accuracy and log-probability by position."""
     from posbias.evaluation import EvaluateOptions
     from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -66,7 +66,7 @@ def evaluate(
     wanted = LANGUAGE_TASKS.parse(task)
     settings = EvaluateOptions(
         count=count,
-        positions=asked.places_of(positions, wanted),
+        positions=behaviour.positions_of(positions, wanted),
         seed=seed,
         generate=generate,
         score=score,
@@ -94,8 +94,7 @@ def _check_flags(context: typer.Context) -> None:
         goes_with = "a --lm-eval without a MODEL" if exported else "--server"
         raise UsageError(f"--tokenizer {given['tokenizer']!r} goes with {goes_with}; a MODEL brings its own")
     if exported:
-        of_asking = ("server", *OF_A_SERVER, *OF_A_MODEL, *OF_A_RUN)
-        _refuse(context, of_asking, "asking; --lm-eval only writes the examples")
+        _refuse(context, ("server", *OF_A_SERVER, *OF_A_MODEL, *OF_A_RUN), "a run; --lm-eval only writes the examples")
     elif server:
         _refuse(context, OF_A_MODEL, "a MODEL; a server runs its own")
     else:
@@ -112,7 +111,7 @@ def _refuse(context: typer.Context, names: Sequence[str], goes_with: str) -> Non
 
 
 def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateOptions") -> None:
-    """Ask, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
+    """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
     from dataclasses import replace
 
     from posbias.cli.output import finish

@@ -1,7 +1,7 @@
 """`posbias place`: the order of retrieved passages that a measured model is expected to use best."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -9,9 +9,6 @@ from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
 from posbias.errors import UsageError
 from posbias.files import decoded, file_exists, json_object, read_lines
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLE = (
     "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number or one JSON "

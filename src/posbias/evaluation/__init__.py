@@ -1,24 +1,25 @@
-"""Accuracy by position: does a model use what stands at each place of its context?"""
+"""Accuracy by position: does a model use what stands at each position of its context?"""
 
-from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, evaluate
+from posbias.evaluation.correlation import Correlations, Pair, correlate
+from posbias.evaluation.evaluation import Evaluation, evaluate
 from posbias.evaluation.placement import MeasuredUse, Placement, place
+from posbias.evaluation.pooling import correlate_runs
 from posbias.evaluation.record import evaluation_record, finished_evaluation, measured_use, write_outputs
-from posbias.evaluation.tie_record import tie_runs
-from posbias.evaluation.ties import Pair, Tie, tie
+from posbias.evaluation.samples import EvaluateOptions
 
 __all__ = [
+    "Correlations",
     "EvaluateOptions",
     "Evaluation",
     "MeasuredUse",
     "Pair",
     "Placement",
-    "Tie",
+    "correlate",
+    "correlate_runs",
     "evaluate",
     "evaluation_record",
     "finished_evaluation",
     "measured_use",
     "place",
-    "tie",
-    "tie_runs",
     "write_outputs",
 ]

@@ -1,124 +1,38 @@
-"""The curve of scores over positions with everything that is said of it, as one object and as a plain record."""
+"""The curve of scores over positions: its shape (a U, monotone or flat), what the middle loses, and all as a record.
+
+Two questions about the shape, in this order, on paired samples and without a model of the curve. Is it flat: linear and
+quadratic orthogonal contrasts, corrected by Holm. If not, is it a U: both ends above the middle, each tested on its
+own; a monotone curve cannot satisfy both, whatever its form.
+"""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.evaluation.shape import MiddleLoss, Shape, middle_loss, shape_of
 from posbias.evaluation.statistics import (
-    CONTENTS_FOR_CLAIM,
+    SAMPLES_FOR_CLAIM,
     Comparison,
+    Contrast,
     Scores,
+    Weights,
     compare_to_best,
-    complete_contents,
+    complete_samples,
+    contrast_of,
     detectable_difference,
+    enough_samples,
     position_means,
+    spread_of,
 )
-from posbias.statistics import CONFIDENCE, Interval
+from posbias.records import plain
+from posbias.statistics import CONFIDENCE, Interval, detectable, holm
 
-
-@dataclass(frozen=True)
-class CurveOptions:
-    """How intervals and tests are made."""
-
-    confidence: float = CONFIDENCE
-    """Coverage of intervals in (0, 1); tests are at 1 minus it."""
-    seed: int = 0
-    """Of the folds, >= 0."""
-
-    def __post_init__(self) -> None:
-        if self.seed < 0 or not 0 < self.confidence < 1:
-            raise UsageError(f"a curve needs confidence in (0, 1) and seed >= 0, got {self.confidence} and {self.seed}")
-
-
-@dataclass(frozen=True)
-class PositionCurve:
-    """Scores by position of the moved item."""
-
-    positions: tuple[int, ...]
-    """Places of the item, ascending."""
-    means: tuple[Interval, ...]
-    """Mean score at each place, pointwise interval."""
-    counts: tuple[int, ...]
-    """Contents scored at each place; the others were skipped."""
-    n_contents: int
-    """Contents asked."""
-    n_complete: int
-    """Contents scored at every place; comparisons rest on these."""
-    options: CurveOptions
-    comparison: Comparison | None = None
-    """Every place against the best; None below 2 places or 6 complete contents."""
-    shape: Shape | None = None
-    """U, monotone or flat; None below 2 places or 6 complete contents."""
-    middle_loss: MiddleLoss | None = None
-    """Ends minus middle; None below 3 places or 6 complete contents."""
-    detectable: float | None = None
-    """Smallest true difference between two places that is found with 80 % power after correction over all pairs."""
-    gold_tokens: tuple[float, ...] | None = None
-    """Mean token index of the item at each place, where the tokenizer is known."""
-    findings: tuple[str, ...] = field(default=())
-    """What is established, and what is not, one line each."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record; None where a number is infinite or undefined."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return plain
-
-
-def position_curve(
-    scores: Scores,
-    *,
-    positions: Sequence[int],
-    gold_tokens: Sequence[float] | None = None,
-    options: CurveOptions | None = None,
-) -> PositionCurve:
-    """Everything that paired scores say about positions.
-
-    Args:
-        scores: score[content, position], NaN where an example was skipped.
-        positions: Place of each column, ascending.
-        gold_tokens: Mean token index of the item in each column.
-        options: Confidence and seed.
-
-    Raises:
-        UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
-    """
-    options = options or CurveOptions()
-    places = tuple(positions)
-    if len(places) != scores.shape[1] or any(later <= earlier for earlier, later in itertools.pairwise(places)):
-        raise UsageError(f"positions must ascend, one for each of the {scores.shape[1]} columns, got {list(places)}")
-    if gold_tokens is not None and len(gold_tokens) != len(places):
-        raise UsageError(f"{len(gold_tokens)} token places for {len(places)} positions; one is needed for each")
-    complete = complete_contents(scores)
-    comparison = shape = loss = smallest = None
-    if len(complete) >= CONTENTS_FOR_CLAIM and len(places) >= 2:
-        shape = shape_of(complete, positions=np.array(places, dtype=np.float64), alpha=1 - options.confidence)
-        comparison = compare_to_best(
-            complete, generator=np.random.default_rng(options.seed), confidence=options.confidence
-        )
-        smallest = detectable_difference(complete, alpha=1 - options.confidence)
-        if len(places) > 2:
-            loss = middle_loss(complete, confidence=options.confidence)
-    return PositionCurve(
-        positions=places,
-        means=position_means(scores, confidence=options.confidence),
-        counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
-        n_contents=len(scores),
-        n_complete=len(complete),
-        options=options,
-        comparison=comparison,
-        shape=shape,
-        middle_loss=loss,
-        detectable=smallest,
-        gold_tokens=None if gold_tokens is None else tuple(float(place) for place in gold_tokens),
-        findings=tuple(_findings(places, len(complete), comparison, shape, loss, smallest)),
-    )
-
-
+END_SHARE = 5
+"""An end is one fifth of the positions, rounded down, at least one; the middle is all between the two ends."""
 SHAPES = {
     "u": "a U: both ends are above the middle",
     "inverted_u": "an inverted U: both ends are below the middle",
@@ -127,42 +41,241 @@ SHAPES = {
     "unclear": "not flat, but neither a U nor a trend is established",
     "flat": "no dependence on the position is established",
 }
-"""What the labels of shapes say."""
+"""What the labels of shapes say. `rising` and `falling` do not say that every step goes that way; `flat` says that
+nothing is established, so read it beside the detectable effect."""
 
 
-def _findings(
-    places: tuple[int, ...],
-    n_complete: int,
-    comparison: Comparison | None,
-    shape: Shape | None,
-    loss: MiddleLoss | None,
-    smallest: float | None,
-) -> Iterator[str]:
-    """What is established, in words, every number with its interval or p-value."""
-    if shape is None:
-        yield (
-            f"{n_complete} contents scored at every one of {len(places)} positions: too few for a claim, which "
-            f"needs {CONTENTS_FOR_CLAIM} contents and 2 positions"
-        )
+@dataclass(frozen=True)
+class Shape:
+    """What the samples establish about the form of the curve."""
+
+    label: str
+    """A key of `SHAPES`."""
+    p_flat: float
+    """Holm-corrected p-value of the null hypothesis that the curve is flat: the smaller of trend's and bend's."""
+    p_u: float
+    """p-value against every curve that is not a U: the larger of the two one-sided ones; 1 with 2 positions."""
+    p_inverted_u: float
+    """The same for an inverted U."""
+    linear: Contrast
+    """Trend: fitted change of the score from the first position to the last."""
+    quadratic: Contrast | None
+    """Bend: fitted height of the ends over the centre; None with 2 positions."""
+    first_end: Contrast | None
+    """Mean of the first end minus mean of the middle; None with 2 positions."""
+    last_end: Contrast | None
+    """Mean of the last end minus mean of the middle; None with 2 positions."""
+    n_samples: int
+    alpha: float
+
+
+@dataclass(frozen=True)
+class MiddleLoss:
+    """How much is lost in the middle."""
+
+    value: Interval
+    """Mean of the two ends minus mean of the middle; its interval leaves out 0 exactly where `p` is below 1 - the
+    confidence."""
+    p: float
+    """Two-sided p-value of no loss, as of any `Contrast`."""
+    detectable: float
+    """Smallest true loss that so many samples of this spread find with 80 % power; at 5 %, or 1 - the confidence."""
+    end_size: int
+    """Positions in each end."""
+    n_samples: int
+
+
+@dataclass(frozen=True)
+class PositionCurve:
+    """Scores by position of the moved item."""
+
+    positions: tuple[int, ...]
+    """Of the item, ascending."""
+    means: tuple[Interval, ...]
+    """Mean score at each position, pointwise interval."""
+    counts: tuple[int, ...]
+    """Samples scored at each position; the others were skipped."""
+    n_samples: int
+    n_complete: int
+    """Samples scored at every position; comparisons rest on these."""
+    seed: int
+    """Of the folds."""
+    comparison: Comparison | None = None
+    """Every position against the best; None below 2 positions or 6 complete samples."""
+    shape: Shape | None = None
+    """U, monotone or flat; None below 2 positions or 6 complete samples."""
+    middle_loss: MiddleLoss | None = None
+    """Ends minus middle; None below 3 positions or 6 complete samples."""
+    detectable: float | None = None
+    """Smallest true difference between two positions that is found with 80 % power after correction over all pairs."""
+    gold_tokens: tuple[float, ...] | None = None
+    """Mean token index of the item at each position, where the tokenizer is known."""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is established, and what is not, one line each, every number with its interval or p-value."""
+        found = []
+        if self.shape is None:
+            found.append(
+                f"{self.n_complete} samples scored at every one of {len(self.positions)} positions: too few for a "
+                f"claim, which needs {SAMPLES_FOR_CLAIM} samples and 2 positions"
+            )
+        else:
+            tested = f"p against flat {self.shape.p_flat:.2g}, against no U {self.shape.p_u:.2g}"
+            found.append(f"{SHAPES[self.shape.label]} ({tested})")
+        if self.middle_loss is not None:
+            loss = self.middle_loss
+            power = f"{loss.detectable:.3f} would be found with 80 % power"
+            found.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {power})")
+        if self.comparison is not None:
+            worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
+            best = self.positions[self.comparison.best]
+            found.append(
+                f"position {self.positions[worst.position]} against the best, {best}: {worst.interval} jointly over "
+                f"all pairs, {worst.cross_fitted:.3f} with the best chosen on other samples; {self.detectable:.3f} "
+                "would be found with 80 % power"
+            )
+        return tuple(found)
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values for a record; None where a number is infinite or undefined."""
+        fields = asdict(self)
+        options = {"confidence": CONFIDENCE, "seed": fields.pop("seed")}
+        found: dict[str, Any] = plain({**fields, "options": options, "findings": self.findings})
+        return found
+
+
+def position_curve(
+    scores: Scores,
+    *,
+    positions: Sequence[int],
+    gold_tokens: Sequence[float] | None = None,
+    seed: int = 0,
+) -> PositionCurve:
+    """Everything that paired scores say about positions.
+
+    Args:
+        scores: score[sample, position], NaN where an example was skipped.
+        positions: Of each column, ascending.
+        gold_tokens: Mean token index of the item in each column.
+        seed: Of the folds, >= 0.
+
+    Raises:
+        UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
+    """
+    columns = tuple(positions)
+    if len(columns) != scores.shape[1] or any(later <= earlier for earlier, later in itertools.pairwise(columns)):
+        raise UsageError(f"positions must ascend, one for each of the {scores.shape[1]} columns, got {list(columns)}")
+    if gold_tokens is not None and len(gold_tokens) != len(columns):
+        raise UsageError(f"{len(gold_tokens)} token places for {len(columns)} positions; one is needed for each")
+    complete = complete_samples(scores)
+    comparison = shape = loss = smallest = None
+    if len(complete) >= SAMPLES_FOR_CLAIM and len(columns) >= 2:
+        shape = shape_of(complete, positions=np.array(columns, dtype=np.float64))
+        comparison = compare_to_best(complete, generator=np.random.default_rng(seed))
+        smallest = detectable_difference(complete)
+        loss = middle_loss(complete) if len(columns) > 2 else None
+    return PositionCurve(
+        positions=columns,
+        means=position_means(scores),
+        counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
+        n_samples=len(scores),
+        n_complete=len(complete),
+        seed=seed,
+        comparison=comparison,
+        shape=shape,
+        middle_loss=loss,
+        detectable=smallest,
+        gold_tokens=None if gold_tokens is None else tuple(map(float, gold_tokens)),
+    )
+
+
+def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
+    """Decide between U, inverted U, rising, falling and flat.
+
+    1. Flat unless the Holm-corrected p-value of the linear or of the quadratic contrast is at most alpha: of flat
+       curves at most a share alpha gets any other label.
+    2. Then a U if both ends lie above the middle, each one-sided at alpha (an intersection-union test: of monotone
+       curves, of whatever form, at most a share alpha is called a U); an inverted U if both lie below.
+    3. Else rising or falling if the trend is established; else unclear.
+
+    Args:
+        scores: One row per sample, NaN where skipped; at least 2 positions and 6 complete samples.
+        positions: Of the columns, ascending; None: 0, 1, 2 ...
+
+    Raises:
+        UsageError: fewer positions or samples, positions that do not ascend, or an infinite score.
+    """
+    alpha = 1 - CONFIDENCE
+    complete = enough_samples(scores, "a shape")
+    n_samples, n_positions = complete.shape
+    weights = polynomial_weights(np.arange(n_positions, dtype=np.float64) if positions is None else positions)
+    if len(weights[0]) != n_positions:
+        raise UsageError(f"{len(weights[0])} positions named for {n_positions} columns of scores")
+    linear = contrast_of(complete, weights[0], alpha)
+    trend = "rising" if linear.value.value > 0 else "falling"
+    if n_positions == 2:
+        label = trend if linear.p <= alpha else "flat"
+        return Shape(label, linear.p, 1.0, 1.0, linear, None, None, None, n_samples, alpha)
+    quadratic = contrast_of(complete, weights[1], alpha)
+    first, last = (contrast_of(complete, row, alpha) for row in end_weights(n_positions))
+    adjusted = holm(np.array([linear.p, quadratic.p]))
+    p_flat, p_trend = float(adjusted.min()), float(adjusted[0])
+    p_u, p_inverted = max(first.p_above, last.p_above), max(first.p_below, last.p_below)
+    if p_flat > alpha:
+        label = "flat"
+    elif p_u <= alpha:
+        label = "u"
+    elif p_inverted <= alpha:
+        label = "inverted_u"
     else:
-        yield f"{SHAPES[shape.label]} (p against flat {shape.p_flat:.2g}, against no U {shape.p_u:.2g})"
-    if loss is not None:
-        yield f"ends minus middle {loss.value} (p {loss.p:.2g}; {loss.detectable:.3f} would be found with 80 % power)"
-    if comparison is not None and smallest is not None:
-        worst = min(comparison.differences, key=lambda difference: difference.interval.value)
-        yield (
-            f"position {places[worst.position]} against the best, {places[comparison.best]}: {worst.interval} jointly "
-            f"over all pairs, {worst.cross_fitted:.3f} with the best chosen on other contents; "
-            f"{smallest:.3f} would be found with 80 % power"
-        )
+        label = trend if p_trend <= alpha else "unclear"
+    return Shape(label, p_flat, p_u, p_inverted, linear, quadratic, first, last, n_samples, alpha)
 
 
-def _plain(value: Any) -> Any:
-    """JSON values: lists for tuples, None for numbers that are infinite or undefined."""
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
+def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss:
+    """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
+    complete = enough_samples(scores, "a middle", n_positions=3)
+    n_samples, n_positions = complete.shape
+    weights = end_weights(n_positions).mean(axis=0)
+    tested = contrast_of(complete, weights, 1 - confidence)
+    smallest = detectable(spread_of(complete, weights), n_samples, alpha=1 - confidence)
+    return MiddleLoss(tested.value, tested.p, smallest, end_size(n_positions), n_samples)
+
+
+def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positions"]:
+    """Weights of the orthogonal linear and quadratic contrasts, in units of the score.
+
+    Applied to scores: the change from first to last position of the fitted line, and the height of the ends over the
+    centre of the fitted parabola. Both sum to 0; the second is orthogonal to every line.
+
+    Args:
+        positions: Finite, strictly ascending, at least 2. With 2 the quadratic weights are 0.
+
+    Raises:
+        UsageError: positions that are not.
+    """
+    if len(positions) < 2 or not (np.isfinite(positions).all() and (np.diff(positions) > 0).all()):
+        raise UsageError(f"positions must ascend and be at least 2, got {positions.tolist()}")
+    scaled = 2 * (positions - positions[0]) / (positions[-1] - positions[0]) - 1
+    line = scaled - scaled.mean()
+    bend = scaled**2 - (scaled**2).mean()
+    bend = bend - line * (line @ bend) / (line @ line)
+    curved = bend / (bend @ bend) if len(positions) > 2 else np.zeros(2)
+    return np.stack([2 * line / (line @ line), curved])
+
+
+def end_size(n_positions: int) -> int:
+    """Positions that form one end."""
+    return max(1, n_positions // END_SHARE)
+
+
+def end_weights(n_positions: int) -> Float64[np.ndarray, "two n_positions"]:
+    """Weights of first end minus middle, and of last end minus middle; at least 3 positions."""
+    size = end_size(n_positions)
+    first = np.zeros(n_positions)
+    first[size : n_positions - size] = -1 / (n_positions - 2 * size)
+    last = first.copy()
+    first[:size] = 1 / size
+    last[-size:] = 1 / size
+    return np.stack([first, last])

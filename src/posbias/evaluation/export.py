@@ -40,13 +40,40 @@ def process_results(doc, results):
     return {{"accuracy": right, f"accuracy_at_{{doc['position']}}": right}}
 '''
 """Text of the scoring module."""
+_COMMON = f"""task: {{name}}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {DATA_FILE}
+test_split: test
+output_type: {{output_type}}
+num_fewshot: 0
+doc_to_text: "{{{{{{{{prompt}}}}}}}}"
+doc_to_target: "{{{{{{{{target}}}}}}}}"
+target_delimiter: ""
+"""
+_GENERATED = """process_results: !function {module}.process_results
+generation_kwargs:
+  until: {stop}
+  max_gen_toks: {max_tokens}
+  do_sample: false
+  temperature: 0.0
+metric_list:
+{metrics}"""
+_SCORED = """metric_list:
+  - metric: perplexity
+    aggregation: perplexity
+    higher_is_better: false
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+"""
 
 
 @dataclass(frozen=True)
 class Exported:
     """What was written."""
 
-    directory: Path
     names: tuple[str, ...]
     """Tasks as the harness knows them: generated answers, and the log-probability of the right one."""
     examples: int
@@ -72,14 +99,16 @@ def export_lm_eval(
         raise UsageError("no examples to export; give at least 1")
     rows = [_row(example) for example in examples]
     stem = "posbias_" + "".join(letter if letter.isalnum() else "_" for letter in str(task)).strip("_")
-    positions = sorted({_position(example) for example in examples})
-    stop = ["\n"] if task.scoring == "best_subspan_em" else []
+    metrics = ["accuracy", *(f"accuracy_at_{position}" for position in sorted({_position(each) for each in examples}))]
+    listed = "".join(f"  - metric: {metric}\n    aggregation: mean\n    higher_is_better: true\n" for metric in metrics)
+    module, stop = Path(SCORING_FILE).stem, json.dumps(list(task.stop))
+    generated = _GENERATED.format(module=module, stop=stop, max_tokens=max_tokens or task.max_tokens, metrics=listed)
     directory = Path(directory)
     files = {
         DATA_FILE: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
         SCORING_FILE: _SCORING.format(task=task, rule=task.scoring),
-        f"{stem}.yaml": _generated(stem, positions, stop, max_tokens or task.max_tokens),
-        f"{stem}_logprob.yaml": _scored(f"{stem}_logprob"),
+        f"{stem}.yaml": _COMMON.format(name=stem, output_type="generate_until") + generated,
+        f"{stem}_logprob.yaml": _COMMON.format(name=f"{stem}_logprob", output_type="loglikelihood") + _SCORED,
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -87,7 +116,7 @@ def export_lm_eval(
             write_atomically(directory / name, text.encode())
     except OSError as error:
         raise RunError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
-    return Exported(directory, (stem, f"{stem}_logprob"), len(rows))
+    return Exported((stem, f"{stem}_logprob"), len(rows))
 
 
 def _row(example: Example) -> dict[str, object]:
@@ -103,7 +132,7 @@ def _row(example: Example) -> dict[str, object]:
         "target": example.target,
         "position": _position(example),
         "n_items": example.n_items,
-        "content": example.content,
+        "sample": example.sample,
         "condition": example.condition,
     }
 
@@ -111,42 +140,3 @@ def _row(example: Example) -> dict[str, object]:
 def _position(example: Example) -> int:
     """Where the answer stands; -1 where no item holds it."""
     return -1 if example.gold_position is None else example.gold_position
-
-
-def _common(name: str, output_type: str) -> str:
-    return f"""task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {DATA_FILE}
-test_split: test
-output_type: {output_type}
-num_fewshot: 0
-doc_to_text: "{{{{prompt}}}}"
-doc_to_target: "{{{{target}}}}"
-target_delimiter: ""
-"""
-
-
-def _generated(name: str, positions: Sequence[int], stop: Sequence[str], max_tokens: int) -> str:
-    metrics = ["accuracy", *(f"accuracy_at_{position}" for position in positions)]
-    listed = "".join(f"  - metric: {metric}\n    aggregation: mean\n    higher_is_better: true\n" for metric in metrics)
-    return f"""{_common(name, "generate_until")}process_results: !function {Path(SCORING_FILE).stem}.process_results
-generation_kwargs:
-  until: {json.dumps(list(stop))}
-  max_gen_toks: {max_tokens}
-  do_sample: false
-  temperature: 0.0
-metric_list:
-{listed}"""
-
-
-def _scored(name: str) -> str:
-    return f"""{_common(name, "loglikelihood")}metric_list:
-  - metric: perplexity
-    aggregation: perplexity
-    higher_is_better: false
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
-"""

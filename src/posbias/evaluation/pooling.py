@@ -1,21 +1,29 @@
-"""The tie over several runs: what weighs and what is used at every position, over models, lengths and tasks together.
+"""Correlations pooled over several runs: what weighs and what is used at every position, over models, lengths, tasks.
 
 Runs are the saved records of `posbias.audit_behaviour`. Ranks are formed within each group (one model, one task at one
-length, the same positions); runs of one group with other seeds are more contents of it. See `ties.py` for the rest.
+length, the same positions); runs of one group with other seeds are more samples of it. See `correlation.py`.
+
+The record has the verb "correlate"; `posbias.report` draws it. Scalars: `groups` [{title, runs [run_id], n_items,
+n_samples, positions, prompt_tokens, curves {measure: {means [interval]}}, series [{source, kind, what, means
+[interval]}]}]; `pooled` [{source, kind, what, groups {measure: [title]}, correlations {measure:
+`Correlations.as_record`}}]; `alone`, the same for every group by itself with its `group`; empty where there is only
+one. Arrays: `groups/NUMBER/scores/NAME` and `groups/NUMBER/influence/...`, [n_samples n_positions], as in the runs,
+joined.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from posbias.checks import checked
 from posbias.errors import UsageError
+from posbias.evaluation.correlation import Pair, Rows, correct_for_number, correlate
 from posbias.evaluation.evaluation import measures_of
 from posbias.evaluation.record import load_behaviour
-from posbias.evaluation.statistics import Scores
-from posbias.evaluation.ties import Pair, Rows, Tie, tie
+from posbias.evaluation.statistics import Scores, position_means
 from posbias.records import Record
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -24,56 +32,90 @@ MODEL = ("source", "weights_sha256", "config_sha256", "dtype", "intervention")
 """What of a model's description tells it from another."""
 SCORES = "scores/"
 Name = tuple[str, str | None, str]
-"""A series of influence: source (measured, or a theory), kind, and what it is about (the answer's item, or a place)."""
+"""A series of influence: source (measured, or a theory), kind, and what it is about (the answer's item, or a position).
+"""
 
 
 @dataclass(frozen=True, eq=False)
-class TiedRun:
-    """One run whose answers and influence were taken on the same prompts; or several of them, joined."""
+class Group:
+    """A run whose answers and influence were taken on the same prompts; or several of one model and task, joined."""
 
     title: str
     """Model and task."""
     same: tuple[str, ...]
-    """What runs of one group have in common: weights, configuration, task, positions and how they were asked."""
+    """What runs of one group have in common: weights, configuration, task, positions and how responses were made."""
     run_ids: tuple[str, ...]
     positions: tuple[int, ...]
     n_items: int
-    contents: tuple[str, ...]
-    """Names of the contents; other models that were asked the same ones name them alike."""
+    samples: tuple[str, ...]
+    """Names of the samples; those that other models were given, too, have the same names there."""
     tables: Mapping[str, Scores]
     """As `Evaluation.tables`."""
     series: Mapping[Name, Scores]
-    """Shares of influence, [n_contents n_positions]."""
+    """Shares of influence, [n_samples n_positions]."""
     from_lines: bool = False
-    """Whether the contents are the first lines of a file, whatever the seed."""
+    """Whether the samples are the first lines of a file, whatever the seed."""
 
     @property
     def measures(self) -> dict[str, Scores]:
-        """What influence is tied to, in units in which more is better."""
+        """What influence is correlated with, in units in which more is better."""
         return measures_of(self.tables)
 
     def pair(self, name: Name, measure: str) -> Pair | None:
-        """One series beside one measure; None where no content has both."""
+        """One series beside one measure; None where no sample has both."""
         if name not in self.series or measure not in self.measures:
             return None
-        pair = Pair(self.series[name], self.measures[measure], self.positions, self.n_items, self.contents)
-        return pair if len(pair.complete[0]) else None
+        pair = Pair(self.series[name], self.measures[measure], self.positions, self.n_items, self.samples)
+        return pair if len(pair.complete) else None
 
 
-@dataclass(frozen=True, eq=False)
-class PooledTie:
-    """One series of influence tied to the measures, over all groups that have it."""
+@checked
+def correlate_runs(
+    runs: Sequence[Record | str | Path],
+    *,
+    seed: int = 0,
+    arguments: Mapping[str, Any] | None = None,
+    command: str = "",
+) -> Record:
+    """What weighs and what is used over several saved runs of `audit_behaviour`: over positions, lengths and models.
 
-    name: Name
-    pooled: Mapping[str, Tie]
-    """By measure."""
-    groups: Mapping[str, tuple[str, ...]]
-    """Titles of the groups that went into it, by measure."""
-    alone: Mapping[str, Mapping[str, Tie]]
-    """By title of the group, then measure; empty with a single group."""
+    Args:
+        runs: Records of behaviour, or directories of audits with behaviour (or of the behaviour itself), at least 1.
+        seed: Of resamples and permutations, >= 0.
+        arguments: What the user passed, for the record.
+        command: What repeats it in a shell.
+
+    Raises:
+        UsageError: no runs, other sorts of run, or samples that come twice.
+    """
+    groups = group_runs([read_run(run) for run in runs])
+    pooled, alone = pool(groups, seed=seed)
+    many = f"{len(groups)} measurements of influence and behaviour"
+    record = Record(
+        verb="correlate",
+        arguments={"runs": len(runs), "seed": seed} if arguments is None else dict(arguments),
+        resolved={
+            "title": groups[0].title if len(groups) == 1 else many,
+            "command": command,
+            "runs": [run for group in groups for run in group.run_ids],
+        },
+        seeds={"bootstrap": seed, "permutations": seed},
+    )
+    for family in (pooled, alone):
+        correct_for_number(family)
+    record.scalars = {"groups": [_group_scalars(group) for group in groups], "pooled": pooled, "alone": alone}
+    for number, group in enumerate(groups):
+        record.arrays |= {f"groups/{number}/{SCORES}{name}": table for name, table in group.tables.items()}
+        record.arrays |= {f"groups/{number}/{array_name(*name)}": table for name, table in group.series.items()}
+    return record
 
 
-def read_run(run: Record | str | Path) -> TiedRun:
+def array_name(source: str, kind: str | None, what: str) -> str:
+    """Under which name a record holds a series of influence."""
+    return "/".join(["influence", source, *([] if kind is None else [kind]), what])
+
+
+def read_run(run: Record | str | Path) -> Group:
     """A finished run of `posbias audit --behaviour` from its record.
 
     Args:
@@ -83,46 +125,39 @@ def read_run(run: Record | str | Path) -> TiedRun:
         UsageError: another sort of run, an unfinished one, or one without influence.
     """
     record = run if isinstance(run, Record) else load_behaviour(run)
-    if record.verb != "evaluate" or record.status != "done" or not record.scalars.get("tie", {}).get("series"):
+    entries = record.scalars.get("influence", {}).get("series")
+    if record.verb != "evaluate" or record.status != "done" or not entries:
         sort = "a run without influence" if record.verb == "evaluate" else f"a run of {record.verb!r}"
         found = sort if record.status == "done" else "a run that failed"
-        raise UsageError(f"a tie needs finished runs of posbias audit --behaviour, got {found} ({record.run_id})")
-    asked = record.resolved
-    model = asked["responder"]["model"]
-    positions = tuple(int(place) for place in record.arrays["positions"])
-    names = [(entry["source"], entry["kind"], entry["what"]) for entry in record.scalars["tie"]["series"]]
-    data = asked.get("file_sha256")
-    identity = [*(model.get(name) for name in MODEL), asked["task"], asked["max_tokens"], data]
-    from_lines = getattr(LANGUAGE_TASKS.parse(asked["task"]), "file", None) is not None
+        raise UsageError(
+            f"a correlation needs finished runs of posbias audit --behaviour, got {found} ({record.run_id})"
+        )
+    resolved = record.resolved
+    model, task, data = resolved["responder"]["model"], resolved["task"], resolved.get("file_sha256")
+    positions = tuple(int(position) for position in record.arrays["positions"])
+    identity = [*(model.get(name) for name in MODEL), task, resolved["max_tokens"], data, *positions]
+    from_lines = getattr(LANGUAGE_TASKS.parse(task), "file", None) is not None
     # Records keep only the last part of a file's name, which other files may bear; records without a hash are older.
-    stem = " ".join(
-        [asked["task"], *([data] if data else []), *([] if from_lines else [str(record.seeds["contents"])])]
-    )
-    return TiedRun(
-        title=str(asked["title"]),
-        same=(*map(str, identity), *map(str, positions)),
+    stem = " ".join([task, *([data] if data else []), *([] if from_lines else [str(record.seeds["samples"])])])
+    names: list[Name] = [(entry["source"], entry["kind"], entry["what"]) for entry in entries]
+    return Group(
+        title=str(resolved["title"]),
+        same=tuple(map(str, identity)),
         run_ids=(record.run_id,),
         positions=positions,
         n_items=int(record.scalars["n_items"]),
-        contents=tuple(f"{stem} {index}" for index in range(asked["count"])),
+        samples=tuple(f"{stem} {index}" for index in range(resolved["count"])),
         tables={name.removeprefix(SCORES): table for name, table in record.arrays.items() if name.startswith(SCORES)},
-        series={
-            (source, kind, what): record.arrays["/".join(["tie", source, *([] if kind is None else [kind]), what])]
-            for source, kind, what in names
-        },
+        series={name: record.arrays[array_name(*name)] for name in names},
         from_lines=from_lines,
     )
 
 
-def group_runs(runs: Sequence[TiedRun]) -> list[TiedRun]:
-    """Runs of one model, task, length and positions joined to one; titles that would be equal are numbered.
-
-    Raises:
-        UsageError: none, or contents that come twice.
-    """
+def group_runs(runs: Sequence[Group]) -> list[Group]:
+    """Runs of one model, task, length and positions joined to one; titles that would be equal are numbered."""
     if not runs:
-        raise UsageError("no run to tie; give at least 1")
-    groups: dict[tuple[str, ...], TiedRun] = {}
+        raise UsageError("no run to correlate; give at least 1")
+    groups: dict[tuple[str, ...], Group] = {}
     for run in runs:
         groups[run.same] = _joined(groups[run.same], run) if run.same in groups else run
     titles = [group.title for group in groups.values()]
@@ -134,47 +169,47 @@ def group_runs(runs: Sequence[TiedRun]) -> list[TiedRun]:
     ]
 
 
-def pool_ties(groups: Sequence[TiedRun], *, seed: int = 0) -> list[PooledTie]:
-    """Every series of influence tied to every measure, over all groups that have both, and in each group alone.
+def pool(groups: Sequence[Group], *, seed: int = 0) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Every series of influence correlated with every measure, over all groups that have both, and in each group alone.
 
-    Args:
-        groups: As `group_runs` makes them.
-        seed: Of resamples and permutations, >= 0.
+    Returns:
+        `pooled` and `alone` of the record, p-values not yet corrected for their number.
     """
-    names = list(dict.fromkeys(name for group in groups for name in group.series))
-    measures = list(dict.fromkeys(measure for group in groups for measure in group.measures))
-    found = []
-    for name in names:
-        pairs = {
-            measure: {group.title: pair for group in groups if (pair := group.pair(name, measure)) is not None}
-            for measure in measures
-        }
-        there = {measure: by_group for measure, by_group in pairs.items() if by_group}
-        alone: dict[str, dict[str, Tie]] = {}
-        for measure, by_group in there.items():
-            for title, pair in by_group.items() if len(groups) > 1 else ():
-                alone.setdefault(title, {})[measure] = tie(pair, seed=seed)
-        pooled = {measure: tie(list(by_group.values()), seed=seed) for measure, by_group in there.items()}
-        found.append(PooledTie(name, pooled, {measure: tuple(by_group) for measure, by_group in there.items()}, alone))
-    return [entry for entry in found if entry.pooled]
+    pooled, alone = [], []
+    for name in dict.fromkeys(name for group in groups for name in group.series):
+        titles: dict[str, list[str]] = {}
+        together: dict[str, Any] = {}
+        each: dict[str, dict[str, Any]] = {}
+        for measure in dict.fromkeys(measure for group in groups for measure in group.measures):
+            pairs = {group.title: pair for group in groups if (pair := group.pair(name, measure)) is not None}
+            if not pairs:
+                continue
+            titles[measure] = list(pairs)
+            together[measure] = correlate(list(pairs.values()), seed=seed).as_record()
+            for title, pair in pairs.items() if len(groups) > 1 else ():
+                each.setdefault(title, {})[measure] = correlate(pair, seed=seed).as_record()
+        if together:
+            pooled.append({**_named(name), "groups": titles, "correlations": together})
+            alone += [{**_named(name), "group": title, "correlations": own} for title, own in each.items()]
+    return pooled, alone
 
 
-def _joined(first: TiedRun, second: TiedRun) -> TiedRun:
-    """Both runs' contents under one; only the series that both have."""
-    twice = sorted(set(first.contents) & set(second.contents))
+def _joined(first: Group, second: Group) -> Group:
+    """Both runs' samples under one; only the series that both have."""
+    twice = sorted(set(first.samples) & set(second.samples))
     if twice:
         other = (
-            "the lines of a file are the same whatever the seed, so give one of these runs, that of more contents"
+            "the lines of a file are the same whatever the seed, so give one of these runs, that of more samples"
             if first.from_lines
             else "runs of one model and task need different seeds"
         )
         raise UsageError(
-            f"runs {first.run_ids[-1]} and {second.run_ids[0]} ({first.title}) both have content {twice[0]!r}; {other}"
+            f"runs {first.run_ids[-1]} and {second.run_ids[0]} ({first.title}) both have sample {twice[0]!r}; {other}"
         )
     return replace(
         first,
         run_ids=(*first.run_ids, *second.run_ids),
-        contents=(*first.contents, *second.contents),
+        samples=(*first.samples, *second.samples),
         tables=_stacked(first.tables, second.tables),
         series=_stacked(first.series, second.series),
     )
@@ -183,3 +218,26 @@ def _joined(first: TiedRun, second: TiedRun) -> TiedRun:
 def _stacked(first: Mapping[Key, Rows], second: Mapping[Key, Rows]) -> dict[Key, Rows]:
     """The tables that both have, one below the other."""
     return {name: np.concatenate([table, second[name]]) for name, table in first.items() if name in second}
+
+
+def _group_scalars(group: Group) -> dict[str, Any]:
+    """One group in a record: its curves and series over positions, with intervals."""
+    lengths = group.tables["prompt_tokens"]
+    return {
+        "title": group.title,
+        "runs": list(group.run_ids),
+        "n_items": group.n_items,
+        "n_samples": len(group.samples),
+        "positions": list(group.positions),
+        "prompt_tokens": None if np.isnan(lengths).all() else float(np.nanmean(lengths)),
+        "curves": {measure: {"means": _means(table)} for measure, table in group.measures.items()},
+        "series": [{**_named(name), "means": _means(table)} for name, table in group.series.items()],
+    }
+
+
+def _named(name: Name) -> dict[str, str | None]:
+    return dict(zip(("source", "kind", "what"), name, strict=True))
+
+
+def _means(table: Scores) -> list[dict[str, float | None]]:
+    return [mean.as_record() for mean in position_means(table)]

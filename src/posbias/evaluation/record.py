@@ -1,6 +1,6 @@
 """An evaluation as a record of verb "evaluate"; `posbias.report.behaviour` draws it from there.
 
-Arrays: `positions` [n_positions] int64; `scores/NAME` [n_contents n_positions], NaN where there is none, NAME as in
+Arrays: `positions` [n_positions] int64; `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in
 `Evaluation.tables`. Scalars: `n_items`, `skipped` {position: examples}, `measures` [name], `curves` {measure:
 `PositionCurve.as_record`}, `cut_off`, `examples`, `reused`, `cost`. The texts go beside it, one JSON object per line.
 """
@@ -15,9 +15,10 @@ import numpy as np
 from posbias.checks import checked
 from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.evaluation import EvaluateOptions, Evaluation, evaluation_fingerprint, reciprocal_rank
+from posbias.evaluation.evaluation import Evaluation, evaluation_fingerprint, reciprocal_rank
 from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import Responder
+from posbias.evaluation.samples import EvaluateOptions
 from posbias.parts import fingerprint, finished_run
 from posbias.records import Record, load_record
 from posbias.tasks.language import LanguageTask
@@ -30,10 +31,8 @@ PLACEABLE = ("accuracy", "probability", "reciprocal_rank")
 
 
 def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """Tables, curves and statistics, with what was asked of whom."""
-    options = evaluation.options
-    responder = dict(evaluation.responder)
-    model = responder.get("model")
+    """Tables, curves and statistics, with what was requested of whom."""
+    options, model = evaluation.options, evaluation.responder.get("model")
     source = model.get("source") if isinstance(model, Mapping) else model
     record = Record(
         verb="evaluate",
@@ -47,14 +46,14 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
             "count": options.count,
             "positions": list(evaluation.positions),
             "max_tokens": options.max_tokens,
-            "responder": responder,
+            "responder": dict(evaluation.responder),
             "fingerprint": fingerprint({"evaluation": evaluation.fingerprint}),
         },
-        seeds={"contents": options.seed, "folds": options.seed},
+        seeds={"samples": options.seed, "folds": options.seed},
     )
     record.scalars = {
         "n_items": evaluation.n_items,
-        "skipped": {str(place): count for place, count in evaluation.skipped.items()},
+        "skipped": {str(position): count for position, count in evaluation.skipped.items()},
         "measures": list(evaluation.measures),
         "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},
         "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
@@ -74,25 +73,17 @@ def finished_evaluation(
 ) -> Record | None:
     """The record of just this evaluation where `options` name a directory that holds it finished, and resume it.
 
-    Args:
-        task: As for `evaluate`.
-        responder: Likewise.
-        options: Likewise.
-        beside: What else the record depends on.
+    Arguments as of `evaluate`; `beside`: what else the record depends on.
     """
-
-    def settings() -> dict[str, Any]:
-        return {"evaluation": evaluation_fingerprint(task, responder, options), **beside}
-
-    return finished_run(options.directory, settings, resume=options.resume)
+    return finished_run(
+        options.directory,
+        lambda: {"evaluation": evaluation_fingerprint(task, responder, options), **beside},
+        resume=options.resume,
+    )
 
 
 def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
-    """The generated texts with their contents, positions and accepted answers, one JSON object per line.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """The generated texts with their samples, positions and accepted answers, one JSON object per line."""
     path = directory / OUTPUTS_FILE
     lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
     try:
@@ -103,11 +94,7 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
 
 
 def load_behaviour(run: str | Path) -> Record:
-    """The record of an evaluation from its directory, or from that of the audit above it.
-
-    Raises:
-        UsageError: no run there.
-    """
+    """The record of an evaluation from its directory, or from that of the audit above it."""
     below = Path(run) / BEHAVIOUR
     return load_record(below if below.is_dir() else run)
 
@@ -138,7 +125,7 @@ def measured_use(run: Record | str | Path, *, measure: str | None = None) -> Mea
         raise UsageError(f"the run has no {measure!r}; it has: {', '.join(there) or 'nothing to place by'}")
     return MeasuredUse(
         scores=tables[measure],
-        positions=tuple(int(place) for place in record.arrays["positions"]),
+        positions=tuple(int(position) for position in record.arrays["positions"]),
         n_items=int(record.scalars["n_items"]),
         measure=measure,
     )

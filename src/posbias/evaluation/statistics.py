@@ -1,7 +1,7 @@
-"""Paired statistics of scores by position: the contents are the independent units, every one asked at all positions.
+"""Paired statistics of scores by position: the samples are the independent units, every one put at all positions.
 
-Input is always score[content, position], such as 1 and 0 for right and wrong, or log-probabilities; NaN where an
-example was skipped. Means use every score there is; comparisons use the contents that have a score at all positions.
+Input is always score[sample, position], such as 1 and 0 for right and wrong, or log-probabilities; NaN where an
+example was skipped. Means use every score there is; comparisons use the samples that have a score at all positions.
 Scores that all lie in 0 ... 1 are taken for shares: neither they nor their differences leave that range.
 """
 
@@ -14,7 +14,6 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 from posbias.statistics import (
     CONFIDENCE,
-    POWER,
     Estimate,
     Interval,
     detectable,
@@ -25,24 +24,24 @@ from posbias.statistics import (
 )
 
 FOLDS = 10
-"""Parts of the contents for cross-fitting: the best position is chosen on nine tenths, and judged on the tenth."""
-CONTENTS_FOR_CLAIM = 6
-"""Complete contents below which nothing is compared: with fewer, even contents that all agree do not reach 5 %."""
+"""Parts of the samples for cross-fitting: the best position is chosen on nine tenths, and judged on the tenth."""
+SAMPLES_FOR_CLAIM = 6
+"""Complete samples below which nothing is compared: with fewer, even samples that all agree do not reach 5 %."""
 AGREEMENT = 1e-9
-"""Relative differences between contents that count as none, far above rounding."""
+"""Relative differences between samples that count as none, far above rounding."""
 
-Scores = Float64[np.ndarray, "n_contents n_positions"]
+Scores = Float64[np.ndarray, "n_samples n_positions"]
 Weights = Float64[np.ndarray, "n_positions"]
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of scores over positions, whose weights sum to 0, tested over contents."""
+    """A weighted sum of scores over positions, whose weights sum to 0, tested over samples."""
 
     value: Interval
-    """Mean over contents, in units of the score; it leaves out 0 exactly where `p` is below 1 - its confidence."""
+    """Mean over samples, in units of the score; it leaves out 0 exactly where `p` is below 1 - its confidence."""
     p: float
-    """Two-sided p-value; of n contents that all agree 2^(1-n), what so many could show at most."""
+    """Two-sided p-value; of n samples that all agree 2^(1-n), what so many could show at most."""
 
     @property
     def p_above(self) -> float:
@@ -57,7 +56,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Difference:
-    """One position against the best one, on the same contents."""
+    """One position against the best one, on the same samples."""
 
     position: int
     """Index of the position (column)."""
@@ -65,7 +64,7 @@ class Difference:
     """Mean score minus that of the best position, <= 0, with an interval that holds jointly over all pairs of positions
     (Bonferroni): Tango's where scores are 0 and 1."""
     cross_fitted: float
-    """The same against the position that is best on the other contents: free of the luck by which a best one is chosen,
+    """The same against the position that is best on the other samples: free of the luck by which a best one is chosen,
     not of that by which this one is not it (among equal positions under a third of the bias is left)."""
     p: float
     """Two-sided p-value of this pair alone: McNemar's exact test where scores are 0 and 1."""
@@ -82,15 +81,11 @@ class Comparison:
     """Index of the position with the highest mean; the first of several."""
     differences: tuple[Difference, ...]
     """One for each other position, in order."""
-    n_contents: int
+    n_samples: int
 
 
-def complete_contents(scores: Scores) -> Float64[np.ndarray, "n_complete n_positions"]:
-    """The contents that have a score at every position.
-
-    Raises:
-        UsageError: an infinite score, or no positions.
-    """
+def complete_samples(scores: Scores) -> Float64[np.ndarray, "n_complete n_positions"]:
+    """The samples that have a score at every position; refused are infinite scores, and no positions."""
     if scores.shape[1] < 1:
         raise UsageError("scores need at least 1 position, got none")
     if np.isinf(scores).any():
@@ -99,32 +94,37 @@ def complete_contents(scores: Scores) -> Float64[np.ndarray, "n_complete n_posit
     return complete
 
 
+def enough_samples(
+    scores: Scores, purpose: str, *, n_positions: int = 2
+) -> Float64[np.ndarray, "n_complete n_positions"]:
+    """The complete samples, refused where they or the positions do not suffice for a claim."""
+    complete = complete_samples(scores)
+    if complete.shape[1] < n_positions or len(complete) < SAMPLES_FOR_CLAIM:
+        raise UsageError(
+            f"{purpose} needs {n_positions} positions and {SAMPLES_FOR_CLAIM} complete samples, "
+            f"got {complete.shape[1]} and {len(complete)}"
+        )
+    return complete
+
+
 def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
     """Whether every score that is there is 0 or 1."""
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
-def position_means(scores: Scores, *, confidence: float = CONFIDENCE) -> tuple[Interval, ...]:
+def position_means(scores: Scores) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
-    Wilson's interval where all scores are 0 or 1, which stays honest at 0 % and 100 %.
-
-    Args:
-        scores: One row per content; NaN where skipped.
-        confidence: Coverage in (0, 1).
-
-    Returns:
-        One per position; NaN within (-inf, inf) where nothing was scored.
+    Wilson's interval where all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) where
+    nothing was scored.
     """
-    complete_contents(scores)
+    complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
     if is_binary(scores):
-        return tuple(wilson(column, confidence) for column in columns)
+        return tuple(wilson(column) for column in columns)
     least, most = _limits(scores, np.ones(1))
     unscored = Interval(np.nan, -np.inf, np.inf)
-    return tuple(
-        mean_of(column).interval(confidence, least=least, most=most) if len(column) else unscored for column in columns
-    )
+    return tuple(mean_of(column).interval(least=least, most=most) if len(column) else unscored for column in columns)
 
 
 def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidence: float = CONFIDENCE) -> Comparison:
@@ -132,48 +132,40 @@ def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidenc
 
     The best of several equal positions looks better than it is. Two answers to that: intervals and p-values hold for
     all pairs of positions at once, hence for whichever pair is chosen afterwards; and `cross_fitted` estimates the
-    difference with the best position chosen on other contents.
+    difference with the best position chosen on other samples.
 
     Args:
-        scores: At least 2 positions, and at least 6 contents that have a score at each.
+        scores: At least 2 positions, and at least 6 samples that have a score at each.
         generator: Source of the folds.
         confidence: Joint coverage of the intervals, in (0, 1).
 
     Raises:
-        UsageError: fewer positions or contents, or an infinite score.
+        UsageError: fewer positions or samples, or an infinite score.
     """
-    complete = complete_contents(scores)
-    n_contents, n_positions = complete.shape
-    if n_positions < 2 or n_contents < CONTENTS_FOR_CLAIM:
-        raise UsageError(
-            f"a comparison needs 2 positions and {CONTENTS_FOR_CLAIM} complete contents, "
-            f"got {n_positions} and {n_contents}"
-        )
+    complete = enough_samples(scores, "a comparison")
+    n_samples, n_positions = complete.shape
     best, pairs = int(np.argmax(complete.mean(axis=0))), n_positions * (n_positions - 1) // 2
     fitted, binary = _cross_fitted(complete, generator), is_binary(complete)
     differences = []
-    for place in range(n_positions):
-        if place == best:
+    for position in range(n_positions):
+        if position == best:
             continue
         if binary:
-            interval, p = paired_shares(complete[:, place], complete[:, best], 1 - (1 - confidence) / pairs)
+            interval, p = paired_shares(complete[:, position], complete[:, best], 1 - (1 - confidence) / pairs)
         else:
-            tested = contrast_of(complete, _pair_weights(n_positions, place, best), (1 - confidence) / pairs)
+            tested = contrast_of(complete, _pair_weights(n_positions, position, best), (1 - confidence) / pairs)
             interval, p = tested.value, tested.p
-        differences.append(Difference(place, interval, float(fitted[place]), p, min(1.0, pairs * p)))
-    return Comparison(best, tuple(differences), n_contents)
+        differences.append(Difference(position, interval, float(fitted[position]), p, min(1.0, pairs * p)))
+    return Comparison(best, tuple(differences), n_samples)
 
 
 def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE) -> Contrast:
-    """Test and interval of a contrast over contents: Student's and the one corrected for skewness, at once.
+    """Test and interval of a contrast over samples: Student's and the one corrected for skewness, at once.
 
-    Scores of 0 and 1: the error is at least that of one content which differs at one position, since never having seen
+    Scores of 0 and 1: the error is at least that of one sample which differs at one position, since never having seen
     a difference does not exclude one.
 
-    Args:
-        scores: At least 2 contents, no NaN.
-        weights: One per position, summing to 0.
-        alpha: 1 - coverage of the interval.
+    At least 2 samples, no NaN; the weights sum to 0; the interval covers 1 - alpha.
     """
     found = _mean_contrast(scores, weights)
     values = scores @ weights
@@ -185,27 +177,20 @@ def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE)
 
 
 def spread_of(scores: Scores, weights: Weights) -> float:
-    """Standard deviation of a contrast over contents, as `contrast_of` takes it."""
+    """Standard deviation of a contrast over samples, as `contrast_of` takes it."""
     return float(_mean_contrast(scores, weights).error * np.sqrt(len(scores)))
 
 
-def detectable_difference(scores: Scores, *, alpha: float = 1 - CONFIDENCE, power: float = POWER) -> float:
-    """Smallest true difference between two positions that is found after Bonferroni's correction over all pairs.
+def detectable_difference(scores: Scores) -> float:
+    """Smallest true difference between two positions found with 80 % power after Bonferroni's correction over pairs.
 
-    Rests on the most variable pair; where scores are 0 and 1, at least one content is taken to differ between them.
-
-    Args:
-        scores: At least 2 positions; contents that have a score at each count.
-        alpha: Joint level over all pairs, in (0, 1).
-        power: In [0.5, 1).
+    Rests on the most variable pair of at least 2 positions, and on the samples that have a score at each; where scores
+    are 0 and 1, at least one sample is taken to differ between them.
     """
-    complete = complete_contents(scores)
-    n_contents, n_positions = complete.shape
-    if n_contents < 2 or n_positions < 2:
-        return float("inf")
-    pairs = list(combinations(range(n_positions), 2))
-    spread = max(spread_of(complete, _pair_weights(n_positions, *pair)) for pair in pairs)
-    return detectable(spread, n_contents, alpha=alpha / len(pairs), power=power)
+    complete = complete_samples(scores)
+    pairs = list(combinations(range(complete.shape[1]), 2))
+    spread = max(spread_of(complete, _pair_weights(complete.shape[1], *pair)) for pair in pairs)
+    return detectable(spread, len(complete), alpha=(1 - CONFIDENCE) / len(pairs))
 
 
 def _pair_weights(n_positions: int, first: int, second: int) -> Weights:
@@ -216,7 +201,7 @@ def _pair_weights(n_positions: int, first: int, second: int) -> Weights:
 
 
 def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
-    """Mean of a contrast over contents, with the least error that so many contents can have."""
+    """Mean of a contrast over samples, with the least error that so many samples can have."""
     count, values, scale = len(scores), scores @ weights, float(np.abs(weights).sum() * np.abs(scores).max())
     mean = float(values.mean())
     if abs(mean) <= np.finfo(np.float64).eps * len(weights) * scale:
@@ -236,9 +221,9 @@ def _limits(scores: Float64[np.ndarray, "..."], weights: Weights) -> tuple[float
 
 def _cross_fitted(scores: Scores, generator: np.random.Generator) -> Float64[np.ndarray, "n_positions"]:
     """Mean difference of every position to the one that is best on the other folds."""
-    n_contents = len(scores)
-    fold = np.empty(n_contents, dtype=np.int64)
-    fold[generator.permutation(n_contents)] = np.arange(n_contents) % min(FOLDS, n_contents)
+    n_samples = len(scores)
+    fold = np.empty(n_samples, dtype=np.int64)
+    fold[generator.permutation(n_samples)] = np.arange(n_samples) % min(FOLDS, n_samples)
     gaps = np.empty_like(scores)
     for number in range(fold.max() + 1):
         best = int(np.argmax(scores[fold != number].mean(axis=0)))

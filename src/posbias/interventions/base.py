@@ -32,6 +32,10 @@ class Intervention(ABC):
     """What it changes: "causal mask", "residual strength", "encoding", "content" or "sinks"."""
     patterns_stay: ClassVar[bool] = False
     """Whether the attention weights of a layer are what they were, given the same input."""
+    undescribed: ClassVar[str] = ""
+    """Why the unchanged network's activations cannot be read with the change, where a subclass does not describe it."""
+    no_ingredient: ClassVar[str] = ""
+    """Why the change cannot be made in an architecture, where a subclass does not make it."""
 
     @abstractmethod
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
@@ -41,9 +45,8 @@ class Intervention(ABC):
             UsageError: on entry, the model does not allow it; the message says why.
         """
 
-    @abstractmethod
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """The model as theories of its weights and activations should read it.
+        """The model as theories of its weights and activations should read it: by default as it is.
 
         Args:
             model: As loaded.
@@ -53,14 +56,17 @@ class Intervention(ABC):
         Raises:
             UsageError: no description says what the change does; the message says why.
         """
+        if own:
+            return model
+        raise UsageError(self.undescribed)
 
-    @abstractmethod
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The architecture with the ingredient replaced.
 
         Raises:
             UsageError: an architecture has no such ingredient; the message says why.
         """
+        raise UsageError(self.no_ingredient)
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """What the change makes of every layer's mixing |a| / (|x| + |a|); nothing by default."""
@@ -101,11 +107,7 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
 
 
 def resolve_interventions(interventions: Sequence[Intervention | str] | Intervention | str) -> tuple[Intervention, ...]:
-    """Interventions from literal spellings, from objects, or both.
-
-    Raises:
-        UsageError: none, an unknown one, a parameter out of range, or the same one twice.
-    """
+    """Interventions from literal spellings, from objects, or both; at least one, none twice."""
     given = [interventions] if isinstance(interventions, str | Intervention) else list(interventions)
     resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in given)
     for item in resolved:
@@ -121,11 +123,7 @@ def resolve_interventions(interventions: Sequence[Intervention | str] | Interven
 
 
 def check_model(model: Any) -> HuggingFaceModel:
-    """A Hugging Face model of a described family.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """The same, if it is a Hugging Face model of a described family."""
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(
             f"interventions need a Hugging Face model (what load_model returns), got {type(model).__name__}"
@@ -134,10 +132,17 @@ def check_model(model: Any) -> HuggingFaceModel:
     return model
 
 
+def check_factor(name: str, factor: object) -> None:
+    """Refuse a factor that is not a finite number >= 0."""
+    number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not number or not np.isfinite(factor) or factor < 0:  # type: ignore[call-overload,operator]
+        raise UsageError(f"{name}: factor must be a finite number >= 0, got {factor!r}")
+
+
 def answering(family: Family, answers: Mapping[str, Callable[..., Any]]) -> Family:
-    """A family like the given one that answers some questions differently: an instance precedes its class."""
+    """A family like the given one that answers some questions differently."""
     changed = copy.copy(family)
-    vars(changed).update(answers)
+    vars(changed).update(answers)  # an instance precedes its class
     return changed
 
 
@@ -146,7 +151,4 @@ def with_attention(
 ) -> Callable[[Block, Any], AttentionParts]:
     """An answer in place of `attention_parts`: the family's own, changed."""
 
-    def parts(block: Block, config: Any) -> AttentionParts:
-        return change(family.attention_parts(block, config))
-
-    return parts
+    return lambda block, config: change(family.attention_parts(block, config))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, answering, check_factor, with_attention
 from posbias.models.families import AttentionParts, Block, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -40,10 +40,7 @@ class AttentionScaled(Intervention):
     """At least 0; 0 takes attention out, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        factor = self.factor
-        number = isinstance(factor, int | float) and not isinstance(factor, bool)
-        if not number or not np.isfinite(factor) or factor < 0:
-            raise UsageError(f"attention_scaled: factor must be a finite number >= 0, got {factor!r}")
+        check_factor("attention_scaled", self.factor)
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -54,7 +51,7 @@ class AttentionScaled(Intervention):
 
         with ExitStack() as hooks:
             for block in model.family.blocks(model.network):
-                hooks.callback(added_by(block).register_forward_hook(scaled).remove)
+                hooks.enter_context(added_by(block).register_forward_hook(scaled))
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -94,11 +91,15 @@ class AttentionScaled(Intervention):
 class NoResidual(Intervention):
     """No stream passes beside the attention branches: x + a becomes a. In a theory: mixing 1, attention only.
 
-    The MLP's own residual stays, except in parallel blocks, which read the same x and lose it with the attention's.
+    The MLP's own residual stays, except in parallel blocks, which read the same x and lose it with the attention's. No
+    description fits: every one has the stream pass by attention and MLP alike, or by neither.
     """
 
     ingredient: ClassVar[str] = "residual strength"
     patterns_stay: ClassVar[bool] = True
+    undescribed: ClassVar[str] = (
+        "the stream passes by attention and MLPs alike in this theory; one cannot lose it alone"
+    )
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -111,19 +112,14 @@ class NoResidual(Intervention):
                 keep, subtract = _subtract_stream(block.branch_scale)
                 # Not the block itself: recomputing activations calls a block past its hooks.
                 reads = block.attention_norm or block.attention
-                hooks.callback(reads.register_forward_pre_hook(keep, with_kwargs=True).remove)
-                hooks.callback(added_by(block).register_forward_hook(subtract).remove)
+                hooks.enter_context(reads.register_forward_pre_hook(keep, with_kwargs=True))
+                hooks.enter_context(added_by(block).register_forward_hook(subtract))
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """No description fits: every one has the stream pass by attention and MLP alike, or by neither.
-
-        Raises:
-            UsageError: the activations are the unchanged network's.
-        """
-        if own:
-            return model.described_by(model.family, misfit="its attention branches have no residual")
-        raise UsageError("the stream passes by attention and MLPs alike in this theory; one cannot lose it alone")
+        """The changed network's own activations are marked as a misfit."""
+        described = super().description(model, own=own)
+        return described.described_by(model.family, misfit="its attention branches have no residual")
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """1 in every layer."""

@@ -4,19 +4,17 @@ Rotary angles are changed inside the rotary module alone. Changing the network's
 equal ids are taken for packed sequences, and attention becomes diagonal.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, answering, check_factor, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
@@ -25,53 +23,43 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 """RoPE variants whose frequencies depend on the largest position they are asked for."""
 
 
-class RotaryScale(Intervention):
-    """A factor on every rotary angle."""
+@contextmanager
+def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: float) -> Iterator[None]:
+    """Meanwhile the positions that the rotary module sees, and so every angle, are multiplied by a factor."""
 
-    ingredient: ClassVar[str] = "encoding"
-
-    @property
-    @abstractmethod
-    def scale(self) -> float:
-        """What every angle is multiplied by."""
-
-    @contextmanager
-    def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Multiply the positions that the rotary module sees."""
-        modules = _rotary_modules(model, self)
-        for module in modules:
-            kinds = getattr(module, "rope_type", "default")
-            kinds = set(kinds.values()) if isinstance(kinds, Mapping) else {kinds}
-            if kinds & set(LENGTH_DEPENDENT):
-                raise UsageError(
-                    f"{self}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's length; "
-                    "default, linear, yarn and llama3 are allowed"
-                )
-        with ExitStack() as hooks:
-            for module in modules:
-                hooks.callback(module.register_forward_pre_hook(self._scale_positions, with_kwargs=True).remove)
-            yield
-
-    def _scale_positions(
-        self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def scaled(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if "position_ids" in named:
-            return given, {**named, "position_ids": named["position_ids"].float() * self.scale}
-        return (given[0], given[1].float() * self.scale, *given[2:]), named
+            return given, {**named, "position_ids": named["position_ids"].float() * scale}
+        return (given[0], given[1].float() * scale, *given[2:]), named
+
+    modules = _rotary_modules(model, intervention)
+    for module in modules:
+        kinds = getattr(module, "rope_type", "default")
+        kinds = set(kinds.values()) if isinstance(kinds, Mapping) else {kinds}
+        if kinds & set(LENGTH_DEPENDENT):
+            raise UsageError(
+                f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
+                "length; default, linear, yarn and llama3 are allowed"
+            )
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(scaled, with_kwargs=True))
+        yield
 
 
 @INTERVENTIONS.register("no_rope")
 @dataclass(frozen=True)
-class NoRope(RotaryScale):
+class NoRope(Intervention):
     """Every rotary angle is 0: cosines 1, sines 0, queries and keys as projected.
 
     A factor that a RoPE variant puts on cosines and sines (YaRN) stays where the network runs.
     """
 
-    @property
-    def scale(self) -> float:
-        """Zero."""
-        return 0.0
+    ingredient: ClassVar[str] = "encoding"
+
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
+        """Factor 0."""
+        return rotary_scaled(model, self, 0.0)
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """As it is where the activations carry the angles; no layer that rotates otherwise."""
@@ -87,41 +75,36 @@ class NoRope(RotaryScale):
 
 @INTERVENTIONS.register("scaled_rope")
 @dataclass(frozen=True)
-class ScaledRope(RotaryScale):
+class ScaledRope(Intervention):
     """Every rotary angle is multiplied by a factor: 0.5 sets positions twice as near, 2 twice as far apart."""
+
+    ingredient: ClassVar[str] = "encoding"
+    undescribed: ClassVar[str] = "the angles come with the activations, so other angles need the changed network's own"
+    no_ingredient: ClassVar[str] = "the encoding rope of an architecture has no factor on its angles"
 
     factor: float
     """At least 0; 0 is `no_rope`, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        _check_factor("scaled_rope", self.factor)
+        check_factor("scaled_rope", self.factor)
 
-    @property
-    def scale(self) -> float:
-        """The factor."""
-        return float(self.factor)
-
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """As it is where the activations carry the angles.
-
-        Raises:
-            UsageError: the activations are the unchanged network's, which carry its own angles.
-        """
-        if own:
-            return model
-        raise UsageError("the angles come with the activations, so other angles need the changed network's own")
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Refused: `rope` has no factor on its angles."""
-        raise UsageError("the encoding rope of an architecture has no factor on its angles")
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
+        """That factor."""
+        return rotary_scaled(model, self, float(self.factor))
 
 
 @INTERVENTIONS.register("no_learned_positions")
 @dataclass(frozen=True)
 class NoLearnedPositions(Intervention):
-    """The table of learned positions adds zero to every token (GPT-2, OPT)."""
+    """The table of learned positions adds zero to every token (GPT-2, OPT): it changes the input, no map."""
 
     ingredient: ClassVar[str] = "encoding"
+    undescribed: ClassVar[str] = (
+        "learned positions are in the activations, so taking them out needs the changed network's own"
+    )
+    no_ingredient: ClassVar[str] = (
+        "learned positions add no logit without content, so an architecture has none to take out"
+    )
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -129,25 +112,9 @@ class NoLearnedPositions(Intervention):
         table = model.family.position_table
         if table is None:
             raise UsageError(f"{self}: {model.family.name} models have no table of learned positions")
-        handle = model.network.get_submodule(table).register_forward_hook(_zeroed)
-        try:
+        module = model.network.get_submodule(table)
+        with module.register_forward_hook(lambda _, given, output: torch.zeros_like(output)):
             yield
-        finally:
-            handle.remove()
-
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """As it is: the table changes the input, no map.
-
-        Raises:
-            UsageError: the activations are the unchanged network's, with its positions in them.
-        """
-        if own:
-            return model
-        raise UsageError("learned positions are in the activations, so taking them out needs the changed network's own")
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Refused: without content, learned positions add no logit."""
-        raise UsageError("learned positions add no logit without content, so an architecture has none to take out")
 
 
 @INTERVENTIONS.register("no_alibi")
@@ -171,7 +138,7 @@ class NoAlibi(Intervention):
 
         with ExitStack() as hooks:
             for block in family.blocks(model.network):
-                hooks.callback(block.attention.register_forward_pre_hook(without, with_kwargs=True).remove)
+                hooks.enter_context(block.attention.register_forward_pre_hook(without, with_kwargs=True))
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -189,11 +156,7 @@ class NoAlibi(Intervention):
 
 
 def _without(encoding: Any, taken: type[Encoding], intervention: Intervention) -> Any:
-    """An encoding, its spelling, or lists of them, with one sort replaced by none.
-
-    Raises:
-        UsageError: there is none of that sort.
-    """
+    """An encoding, its spelling, or lists of them, with one sort, which must be there, replaced by none."""
     found = False
 
     def replaced(item: Any) -> Any:
@@ -216,11 +179,7 @@ def _without(encoding: Any, taken: type[Encoding], intervention: Intervention) -
 
 
 def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list[nn.Module]:
-    """Modules that turn positions into cosines and sines.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Modules that turn positions into cosines and sines; at least one."""
     family = model.family
     modules = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     if not modules or not any(family.rotates(block.attention, model.config) for block in family.blocks(model.network)):
@@ -232,13 +191,3 @@ def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
     """Refuse a model without ALiBi, or one that hands it down in another way."""
     if model.family.name not in ALIBI_ARGUMENTS:
         raise UsageError(f"{intervention} is made for {', '.join(ALIBI_ARGUMENTS)}, got a {model.family.name} model")
-
-
-def _zeroed(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
-    return torch.zeros_like(output)
-
-
-def _check_factor(name: str, factor: object) -> None:
-    number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not number or not np.isfinite(factor) or factor < 0:  # type: ignore[call-overload,operator]
-        raise UsageError(f"{name}: factor must be a finite number >= 0, got {factor!r}")

@@ -40,11 +40,7 @@ class Visibility(Intervention):
 
     @abstractmethod
     def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
-        """What a layer with the mask `own` shows under the change.
-
-        Raises:
-            UsageError: the prompt is too short for it.
-        """
+        """What a layer with the mask `own` shows under the change; refused where the prompt is too short for it."""
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -55,7 +51,7 @@ class Visibility(Intervention):
         with ExitStack() as hooks:
             for layer, block in enumerate(family.blocks(model.network)):
                 hook = self._hook(family.mask(model.config, layer), masks)
-                hooks.callback(block.attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                hooks.enter_context(block.attention.register_forward_pre_hook(hook, with_kwargs=True))
             yield
 
     def _hook(
@@ -128,11 +124,7 @@ class Window(Visibility):
         return replace(architecture, mask=self._narrowed(architecture.mask))
 
     def _narrowed(self, mask: Any) -> Any:
-        """A mask, its spelling, or lists of them, cut to the window.
-
-        Raises:
-            UsageError: a mask that looks forwards.
-        """
+        """A mask that does not look forwards, its spelling, or lists of them, cut to the window."""
         if isinstance(mask, list | tuple):
             return [self._narrowed(item) for item in mask]
         own = MASKS.parse(mask) if isinstance(mask, str) else mask
@@ -150,6 +142,9 @@ class SinkMasked(Visibility):
     """
 
     ingredient: ClassVar[str] = "sinks"
+    no_ingredient: ClassVar[str] = (
+        "an architecture without content has no sinks on its positions, so there is nothing to hide"
+    )
 
     positions: int = 1
     """How many leading positions are hidden (>= 1, fewer than the prompt has)."""
@@ -187,10 +182,6 @@ class SinkMasked(Visibility):
         hidden = torch.arange(n_positions, device=device) < self.positions
         return own + hidden * HIDDEN_LOGIT
 
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Refused: no position of an architecture attracts more attention than its mask and encoding give it."""
-        raise UsageError("an architecture without content has no sinks on its positions, so there is nothing to hide")
-
 
 @INTERVENTIONS.register("no_learned_sinks")
 @dataclass(frozen=True)
@@ -198,6 +189,7 @@ class NoLearnedSinks(Intervention):
     """The learned sinks of every head take nothing (GPT-OSS): what they took goes to the visible keys in proportion."""
 
     ingredient: ClassVar[str] = "sinks"
+    no_ingredient: ClassVar[str] = "an architecture has no learned sinks to take out"
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -215,10 +207,6 @@ class NoLearnedSinks(Intervention):
         self._blocks(model)
         without = with_attention(model.family, lambda parts: replace(parts, sinks=None))
         return model.described_by(answering(model.family, {"attention_parts": without}))
-
-    def in_architecture(self, architecture: Architecture) -> Architecture:
-        """Refused: an architecture has none."""
-        raise UsageError("an architecture has no learned sinks to take out")
 
     def _blocks(self, model: HuggingFaceModel) -> list[Block]:
         blocks = model.family.blocks(model.network)

@@ -17,8 +17,8 @@ from posbias.report.wording import label
 from posbias.statistics.intervals import MISSING
 
 NOTE = (
-    "One content is asked once per position; only the item that holds the answer moves. Shaded bands are 95 % "
-    "intervals over contents, position by position; statements about differences rest on the same contents at all "
+    "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
+    "intervals over samples, position by position; statements about differences rest on the same samples at all "
     "positions and are corrected for the number of comparisons. A position that is missing was too long for the model."
 )
 
@@ -27,7 +27,7 @@ Stored = Mapping[str, Any]
 
 @REPORTS.register("evaluate")
 def behaviour_report(record: Record) -> Report:
-    """Scores by position, differences to the best one, and the tie to influence where it was measured."""
+    """Scores by position, differences to the best one, and the correlation with influence where it was measured."""
     return Report(
         kicker="posbias · behaviour by position",
         title=title_of(record),
@@ -36,12 +36,12 @@ def behaviour_report(record: Record) -> Report:
         note=NOTE,
         tables=tables_of(record),
         left_out=reasons_of(record),
-        caveats=[TIE_CAVEAT] if "tie" in record.scalars else [],
+        caveats=[TIE_CAVEAT] if "influence" in record.scalars else [],
     )
 
 
 def tables_of(record: Record) -> list[Table]:
-    """Scores by position, differences to the best one, and the tie where it was measured."""
+    """Scores by position, differences to the best one, and the correlation where it was measured."""
     tables: list[Table] = [
         Table(
             f"{record.resolved['task']}: by position of the answer (0 ... {record.scalars['n_items'] - 1})",
@@ -85,12 +85,12 @@ def reasons_of(record: Record) -> list[str]:
     unscored = record.resolved["responder"].get("no_scores_because")
     if unscored and record.arguments.get("score", True):
         reasons.append(f"the right answers were not scored: {unscored}")
-    return [*reasons, *record.scalars.get("tie", {}).get("left_out", [])]
+    return [*reasons, *record.scalars.get("influence", {}).get("left_out", [])]
 
 
 def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
     curves = record.scalars["curves"]
-    header = ["position", "answer's token", "contents", *(label(MEASURES, name) for name in curves)]
+    header = ["position", "answer's token", "samples", *(label(MEASURES, name) for name in curves)]
     cells = []
     for column, place in enumerate(record.resolved["positions"] if curves else ()):
         first = next(iter(curves.values()))
@@ -103,7 +103,7 @@ def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
 def _difference_cells(curve: Stored) -> tuple[list[str], list[list[str]]]:
     comparison, places = curve["comparison"], curve["positions"]
     best = places[comparison["best"]]
-    header = ["position", f"difference to position {best}", "chosen on other contents", "p, all pairs"]
+    header = ["position", f"difference to position {best}", "chosen on other samples", "p, all pairs"]
     cells = []
     for entry in comparison["differences"]:
         adjusted = MISSING if entry["adjusted_p"] is None else f"{entry['adjusted_p']:.2g}"
@@ -121,5 +121,5 @@ def _difference_cells(curve: Stored) -> tuple[list[str], list[list[str]]]:
 
 def _series(record: Record) -> list[Stored]:
     """The series of influence that were measured on the same prompts."""
-    found: list[Stored] = record.scalars.get("tie", {}).get("series", [])
+    found: list[Stored] = record.scalars.get("influence", {}).get("series", [])
     return found

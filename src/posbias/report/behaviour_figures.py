@@ -34,7 +34,7 @@ def behaviour_figures(record: Record) -> list[Figure]:
     """One figure per measure; then, where influence was measured on the same prompts, everything on one scale."""
     curves = record.scalars["curves"]
     figures = [_score_figure(record, name, curve) for name, curve in curves.items()]
-    if record.scalars.get("tie", {}).get("series"):
+    if record.scalars.get("influence", {}).get("series"):
         figures.insert(0, _own_tie_figure(record))
     return [figure for figure in figures if figure.curves]
 
@@ -66,9 +66,9 @@ def _own_tie_figure(record: Record) -> Figure:
         "positions": record.resolved["positions"],
         "n_items": record.scalars["n_items"],
         "curves": record.scalars["curves"],
-        "series": record.scalars["tie"]["series"],
+        "series": record.scalars["influence"]["series"],
     }
-    return tie_figure("behaviour-tie", title, group)
+    return tie_figure("behaviour-influence", title, group)
 
 
 def tie_figure(slug: str, title: str, group: Mapping[str, Any]) -> Figure:

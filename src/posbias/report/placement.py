@@ -39,11 +39,11 @@ def statements_of(record: Record) -> list[str]:
     rest = (
         f"{100 * found['kept']:.0f} % of the measured differences between positions are kept, the rest is noise"
         if found["decided"]
-        else "the contents do not show that positions differ, so best first is kept"
+        else "the samples do not show that positions differ, so best first is kept"
     )
     statements = [
         f"order of the passages, first to last (0 is the first given): {_order(found['order'])}",
-        f"curve of {found['n_contents']} contents, p {found['p_flat']:.2g} against flat: {rest}",
+        f"curve of {found['n_samples']} samples, p {found['p_flat']:.2g} against flat: {rest}",
     ]
     if found["interpolated"]:
         statements.append("the slots were not all measured themselves: the curve is interpolated between positions")
@@ -54,7 +54,7 @@ def _worth(gain: Mapping[str, Any], *, same: bool) -> list[str]:
     """The gain, on what it was judged, and whether it is shown to be one."""
     if same:
         return ["0", MISSING, "the same order"]
-    judged = "held-out contents" if gain["held_out"] else "all contents"
+    judged = "held-out samples" if gain["held_out"] else "all samples"
     return [Interval.of_record(gain["gain"]).text("+.3f"), judged, "yes" if gain["raises"] else "not shown"]
 
 

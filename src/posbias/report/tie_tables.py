@@ -1,6 +1,6 @@
-"""Ties between influence and behaviour in words and table cells, for one run and for several pooled.
+"""Correlations of influence with behaviour in words and table cells, for one run and for several pooled.
 
-A stored tie: {source, kind, what, ties: {measure: `Tie.as_record` with adjusted_p}}.
+A stored one: {source, kind, what, correlations: {measure: `Correlations.as_record` with adjusted_p}}.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,25 +19,25 @@ CONTROLLED = {
 }
 TIE_CAVEAT = (
     "A rank correlation over positions is nearly automatic where both curves fall or bend alike; the partial ones hold "
-    "position, distance to the nearer end, or both fixed. Their intervals resample contents at the chosen positions; "
+    "position, distance to the nearer end, or both fixed. Their intervals resample samples at the chosen positions; "
     "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
 )
-WITHIN = "within positions and contents"
+WITHIN = "within positions and samples"
 
 Stored = Mapping[str, Any]
 
 
 def tied_measures(series: Sequence[Stored]) -> list[str]:
-    """Measures that any of the series is tied to."""
-    return list(dict.fromkeys(measure for entry in series for measure in entry["ties"]))
+    """Measures that any of the series is correlated with."""
+    return list(dict.fromkeys(measure for entry in series for measure in entry["correlations"]))
 
 
 def tie_cells(series: Sequence[Stored], measure: str) -> tuple[list[str], list[list[str]]]:
-    """Header and a row for each series that is tied to the measure."""
+    """Header and a row for each series that is correlated with the measure."""
     cells = []
     for entry in series:
-        if measure in entry["ties"]:
-            found = entry["ties"][measure]
+        if measure in entry["correlations"]:
+            found = entry["correlations"][measure]
             texts = [_correlation_text(correlation) for correlation in found["correlations"]]
             cells.append([series_name(entry), *texts, interval_text(found["within"])])
     return ["influence", *CONTROLLED.values(), WITHIN], cells
@@ -48,7 +48,7 @@ def tie_statements(series: Sequence[Stored], measure: str, *, where: str = "") -
     return [
         _statement(entry, measure, where)
         for entry in series
-        if measure in entry["ties"] and (entry["source"] == "measured" or _any_established(entry, measure))
+        if measure in entry["correlations"] and (entry["source"] == "measured" or _any_established(entry, measure))
     ]
 
 
@@ -59,16 +59,17 @@ def _correlation_text(entry: Stored) -> str:
 
 
 def _any_established(series: Stored, measure: str) -> bool:
-    return any(entry["established"] for entry in series["ties"][measure]["correlations"])
+    return any(entry["established"] for entry in series["correlations"][measure]["correlations"])
 
 
 def _statement(series: Stored, measure: str, where: str) -> str:
-    found = series["ties"][measure]
+    found = series["correlations"][measure]
     by_name = {entry["controlled"]: entry for entry in found["correlations"]}
     plain, held = by_name["nothing"], by_name["position_and_ends"]
     if plain["value"] is None:
         return (
-            f"{series_name(series)} and {label(MEASURES, measure)}: one of the curves is constant, so there is no tie."
+            f"{series_name(series)} and {label(MEASURES, measure)}: one of the curves is constant, so there is no "
+            "correlation."
         )
     said = "established" if plain["established"] else "not established"
     rest = (

@@ -1,6 +1,6 @@
-"""The tie over several runs in words, tables and pictures: one picture per group, and all groups' ranks together.
+"""Correlations over several runs in words, tables and pictures: one picture per group, and all groups' ranks together.
 
-Everything comes from the record (layout: posbias/evaluation/tie_record.py).
+Everything comes from the record (layout: posbias/evaluation/pooling.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ from posbias.statistics.intervals import MISSING
 
 NOTE = (
     "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
-    "most, and correlated over the positions of all of them. Bootstrap draws take the contents of each anew, those "
-    "that several were asked together; permutations move positions within each. In the pictures of single measurements "
-    "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over contents."
+    "most, and correlated over the positions of all of them. Bootstrap draws take the samples of each anew, those "
+    "that several share together; permutations move positions within each. In the pictures of single measurements "
+    "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over samples."
 )
 
 Stored = Mapping[str, Any]
 
 
-@REPORTS.register("tie")
+@REPORTS.register("correlate")
 def ties_report(record: Record) -> Report:
-    """What was pooled, the pooled ties, and each group's own."""
+    """What was pooled, the pooled correlations, and each group's own."""
     return Report(
         kicker="posbias · what weighs, and what is used, over several measurements",
         title=title_of(record),
@@ -46,20 +46,20 @@ def ties_report(record: Record) -> Report:
 
 
 def tables_of_ties(record: Record) -> list[Table]:
-    """What was pooled, the pooled ties, and each group's own."""
+    """What was pooled, the pooled correlations, and each group's own."""
     groups, pooled, alone = (record.scalars[name] for name in ("groups", "pooled", "alone"))
-    header = ["measurement", "runs", "contents", "positions", "tokens of a prompt"]
+    header = ["measurement", "runs", "samples", "positions", "tokens of a prompt"]
     cells = [
         [
             group["title"],
             str(len(group["runs"])),
-            str(group["n_contents"]),
+            str(group["n_samples"]),
             " ".join(map(str, group["positions"])),
             MISSING if group["prompt_tokens"] is None else f"{group['prompt_tokens']:.0f}",
         ]
         for group in groups
     ]
-    tables: list[Table] = [Table("What is tied", header, cells)]
+    tables: list[Table] = [Table("What is correlated", header, cells)]
     for measure in tied_measures(pooled):
         over = "" if len(groups) == 1 else ", all measurements pooled"
         title = f"Influence and {label(MEASURES, measure)} over positions{over}"
@@ -82,11 +82,11 @@ def statements_of_ties(record: Record) -> list[str]:
             there = len(entry["groups"].get(measure, ()))
             where = "" if n_groups == 1 else f" of {there} measurements"
             found += tie_statements([entry], measure, where=where)
-    return found or ["No series of influence has contents in common with a measure of behaviour."]
+    return found or ["No series of influence has samples in common with a measure of behaviour."]
 
 
 def reasons_of_ties(record: Record) -> list[str]:
-    """Which groups a pooled tie goes without, and which leave it without an interval."""
+    """Which groups a pooled correlation goes without, and which leave it without an interval."""
     titles = [group["title"] for group in record.scalars["groups"]]
     found = []
     for entry in record.scalars["pooled"]:
@@ -98,18 +98,18 @@ def reasons_of_ties(record: Record) -> list[str]:
             single = _single(record, entry, measure)
             if single:
                 found.append(
-                    f"{about}: no interval, for {', '.join(single)} has a single content; tie without, or ask more"
+                    f"{about}: no interval, for {', '.join(single)} has a single sample; leave it out, or give more"
                 )
     return found
 
 
 def _single(record: Record, entry: Stored, measure: str) -> list[str]:
-    """The groups that bring a pooled tie only one content, from which nothing can be resampled."""
+    """The groups that bring a pooled correlation only one sample, from which nothing can be resampled."""
     return [
         alone["group"]
         for alone in record.scalars["alone"]
         if all(alone[part] == entry[part] for part in ("source", "kind", "what"))
-        and alone["ties"].get(measure, {}).get("n_contents") == 1
+        and alone["correlations"].get(measure, {}).get("n_samples") == 1
     ]
 
 
@@ -120,13 +120,13 @@ def figures_of_ties(record: Record) -> list[Figure]:
     figures = [
         figure
         for number, entry in enumerate(measured)
-        if (figure := _rank_figure(groups, entry, f"tie-ranks-{number}")) is not None
+        if (figure := _rank_figure(groups, entry, f"correlation-ranks-{number}")) is not None
     ]
     if len(groups) > 1 and measured:
         figures.insert(0, _correlation_figure(measured, record.scalars["alone"]))
     figures += [
         tie_figure(
-            f"tie-{number}",
+            f"correlation-{number}",
             f"{group['title']}: what weighs, and what is used, by position (each as a multiple of its mean)",
             group,
         )
@@ -137,13 +137,13 @@ def figures_of_ties(record: Record) -> list[Figure]:
 
 def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Figure:
     """Plain and partial correlations with the first measure: of all groups together, and of each alone."""
-    measure = next(iter(pooled[0]["ties"]))
+    measure = next(iter(pooled[0]["correlations"]))
     rows = []
     for entry in pooled:
-        own = [other for other in alone if _name(other) == _name(entry) and measure in other["ties"]]
-        if measure in entry["ties"]:
-            rows.append((f"{series_name(entry)}, pooled", entry["ties"][measure]))
-            rows += [(f"{other['group']}", other["ties"][measure]) for other in own]
+        own = [other for other in alone if _name(other) == _name(entry) and measure in other["correlations"]]
+        if measure in entry["correlations"]:
+            rows.append((f"{series_name(entry)}, pooled", entry["correlations"][measure]))
+            rows += [(f"{other['group']}", other["correlations"][measure]) for other in own]
     curves = []
     for number, (name, stroke) in enumerate(zip(CONTROLLED, RUNS, strict=False)):
         stored = [found["correlations"][number] for _, found in rows]
@@ -153,10 +153,10 @@ def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Fi
             places = np.array(kept, dtype=np.float64) + 1
             curves.append(Curve(CONTROLLED[name], places, value, stroke, low, high))
     return Figure(
-        "tie-correlations",
+        "correlations",
         f"Influence and {label(MEASURES, measure)}: correlations, pooled and alone",
         "",
-        "rank correlation over positions, 95 % interval over contents",
+        "rank correlation over positions, 95 % interval over samples",
         tuple(curves),
         rows=tuple(name for name, _ in rows),
     )
@@ -168,7 +168,7 @@ def _name(entry: Stored) -> tuple[Any, ...]:
 
 def _rank_figure(groups: Sequence[Stored], entry: Stored, slug: str) -> Figure | None:
     """Every position of every group: rank of its influence, rank of its score."""
-    measure = next(iter(entry["ties"]))
+    measure = next(iter(entry["correlations"]))
     curves = []
     for group, stroke in zip(groups, RUNS, strict=False):
         if group["title"] not in entry["groups"][measure]:
@@ -176,7 +176,7 @@ def _rank_figure(groups: Sequence[Stored], entry: Stored, slug: str) -> Figure |
         series = next(own for own in group["series"] if _name(own) == _name(entry))
         x, y = _ranks(series["means"]), _ranks(group["curves"][measure]["means"])
         curves.append(Curve(group["title"], x, y, stroke))
-    value = entry["ties"][measure]["correlations"][0]["value"]
+    value = entry["correlations"][measure]["correlations"][0]["value"]
     if value is None:
         return None
     return Figure(

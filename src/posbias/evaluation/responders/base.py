@@ -1,4 +1,4 @@
-"""What is asked of a model by position, and what comes back: requests, generated texts, teacher-forced scores.
+"""Requests to a model, and what comes back: generated texts, teacher-forced scores.
 
 A `Responder` answers: a local model (`local.py`) or any OpenAI-compatible server (`server.py`).
 """
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What a model generated, greedily, or why it was not asked."""
+    """What a model generated, greedily, or why the request was not put to it."""
 
     text: str
     """Without the prompt and without special tokens; cut where a stop text begins."""
@@ -78,11 +78,6 @@ class AnswerScore:
         return len(self.logprobs)
 
     @property
-    def first_logprob(self) -> float:
-        """Of the first answer token."""
-        return self.logprobs[0]
-
-    @property
     def first_rank(self) -> int | None:
         """Of the first answer token; 1 is the model's own choice."""
         return self.ranks[0]
@@ -97,7 +92,7 @@ class AnswerScore:
 
 @dataclass(frozen=True)
 class Reply:
-    """Both things that may be asked about one request."""
+    """Both things that may come of one request."""
 
     response: Response | None
     """None where nothing was to be generated, unless the request was skipped: then it says why."""
@@ -138,14 +133,14 @@ class Responder(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain values for a record: the model, how it was asked, and what that took so far. Never a key."""
+        """Plain values for a record: the model, how requests are put to it, what they took so far. Never a key."""
 
     def counts(self) -> dict[str, float]:
-        """What asking took so far, as numbers that add up over the sittings of a run; also part of `describe`."""
+        """What requests took so far, as numbers that add up over the sittings of a run; also part of `describe`."""
         return {}
 
     def learnt(self) -> dict[str, Any]:
-        """What only asking shows, such as whether there are scores; also part of `describe`."""
+        """What only requests show, such as whether there are scores; also part of `describe`."""
         return {}
 
     def close(self) -> None:

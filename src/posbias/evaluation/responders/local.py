@@ -1,7 +1,7 @@
-"""`LocalResponder`: a model in this process, asked with as few tokens as its prompts have distinct beginnings.
+"""`LocalResponder`: a model in this process, run on as few tokens as its prompts have distinct beginnings.
 
 Prompts are run in lexicographic order of their tokens through one live cache (`running.py`), so that of prompts that
-differ in the place of one item only what follows the first difference is run: the floor of `prefixes.py`, reached
+differ in the place of one item only what follows the first difference is run: the floor of `count_tokens`, reached
 exactly. The answer to score runs in the same pass as the end of its prompt; generation goes on from the same keys and
 values. Memory: the cache of one prompt, and those of the prompts that are decoded together (`LocalOptions`).
 """
@@ -18,17 +18,30 @@ from torch import Tensor
 from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.decoding import Ending, Started, decode_alone, decode_together
-from posbias.evaluation.responders.encoding import EncodedRequest, encode_requests
-from posbias.evaluation.responders.prefixes import TokenCount, count_tokens, visiting_order
-from posbias.evaluation.responders.running import LiveCache, Runner, trusted_runner
+from posbias.evaluation.responders.running import (
+    Ending,
+    LiveCache,
+    Runner,
+    Started,
+    TokenCount,
+    TokenIds,
+    count_tokens,
+    decode_alone,
+    decode_together,
+    trusted_runner,
+    visiting_order,
+)
 from posbias.models.model import Model
 from posbias.progress import track
+from posbias.prompts.tokens import tokenise
+from posbias.tasks.language import rendered
+
+NO_TOKENIZER = "the model has no tokenizer, so it cannot read a prompt; allowed: models with one"
 
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """How a local model is asked."""
+    """How a local model is run."""
 
     reuse: bool = True
     """Whether beginnings that prompts share are run once; False: every prompt from its first token, the plain way."""
@@ -40,6 +53,50 @@ class LocalOptions:
     def __post_init__(self) -> None:
         check_whole("local responder: batch", self.batch, least=1)
         check_whole("local responder: cache_bytes", self.cache_bytes, least=1)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedRequest:
+    """One request in tokens."""
+
+    prompt: TokenIds
+    """With the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
+    answer: TokenIds
+    """Tokens to score; empty where the request has no answer."""
+
+
+def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
+    """Token ids of all requests.
+
+    Prompt and answer are tokenised as one text where that leaves the prompt's tokens as they are, and the answer on
+    its own otherwise (its first characters would have merged into the prompt's last token).
+
+    Args:
+        tokenizer: The model's own.
+        requests: Texts are read as they are, conversations as the model's chat template renders them.
+
+    Raises:
+        UsageError: no tokenizer, no chat template for a conversation, or a prompt that has no tokens.
+    """
+    if tokenizer is None:
+        raise UsageError(NO_TOKENIZER)
+    texts = [rendered(request.prompt, tokenizer, index=index) for index, request in enumerate(requests)]
+    answers = [request.answer or "" for request in requests]
+    prompts = tokenise([text for text, _ in texts], tokenizer)
+    wholes = tokenise([text + answer for (text, _), answer in zip(texts, answers, strict=True)], tokenizer)
+    alone = tokenise(answers, tokenizer)
+    encoded = []
+    for index, (_, before) in enumerate(texts):
+        prompt, whole = prompts[index], wholes[index]
+        continues = len(whole) > len(prompt) and np.array_equal(whole[: len(prompt)], prompt)
+        answer = whole[len(prompt) :] if continues else alone[index]
+        full = np.concatenate([np.array(before, dtype=np.int64), prompt])
+        if not len(full):
+            raise UsageError(f"prompt {index} has no tokens; give at least 1")
+        if answers[index] and not len(answer):
+            raise UsageError(f"the answer of prompt {index}, {answers[index]!r}, has no tokens; give at least 1")
+        encoded.append(EncodedRequest(full, answer if answers[index] else answer[:0]))
+    return encoded
 
 
 @checked
@@ -56,7 +113,7 @@ class LocalResponder(Responder):
 
     def __init__(self, model: Model, options: LocalOptions | None = None) -> None:
         if model.tokenizer is None:
-            raise UsageError("the model has no tokenizer, so it cannot read a prompt; allowed: models with one")
+            raise UsageError(NO_TOKENIZER)
         self.model = model
         self.options = options or LocalOptions()
         self.tokenizer = model.tokenizer
@@ -82,30 +139,41 @@ class LocalResponder(Responder):
             UsageError: a conversation for a model without a chat template, or a prompt without tokens.
             RunError: the network fails, or its logits are not finite.
         """
-        encoded = encode_requests(self.tokenizer, requests)
-        excess = [self._excess(request, tokens, generate) for request, tokens in zip(requests, encoded, strict=True)]
-        responses = {i: _skipped(reason, encoded[i]) for i, reason in enumerate(excess) if reason}
+        encoded, responses = self.prepared(requests, generate=generate)
         scores: dict[int, AnswerScore] = {}
         waiting: list[Started] = []
-        prompts = [tokens.prompt for tokens in encoded]
-        order = [index for index in visiting_order(prompts) if index not in responses]
+        order = [index for index in visiting_order([tokens.prompt for tokens in encoded]) if index not in responses]
         for index in track(order, "answers"):
-            answer = encoded[index].answer if score else encoded[index].answer[:0]
-            runner = self._runner_for(prompts[index])
+            prompt, answer = encoded[index].prompt, encoded[index].answer
+            if not score:
+                answer = answer[:0]
+            runner = self._runner_for(prompt)
             if not self.options.reuse:
                 runner.forget()
-            logits = runner.run(np.concatenate([prompts[index], answer[:-1]]), rows=max(1, len(answer)))
-            self._plain += len(prompts[index]) + max(0, len(answer) - 1)
+            logits = runner.run(np.concatenate([prompt, answer[:-1]]), rows=max(1, len(answer)))
+            self._plain += len(prompt) + max(0, len(answer) - 1)
             if len(answer):
                 scores[index] = score_answer(logits, answer)
             if generate:
-                kept = runner.keep(len(prompts[index]))
-                waiting.append(Started(index, requests[index], prompts[index], logits[0], kept))
+                waiting.append(Started(index, requests[index], prompt, logits[0], runner.keep(len(prompt))))
                 if len(waiting) >= self._room(waiting[0]):
                     responses.update(self._continue(waiting))
                     waiting.clear()
         responses.update(self._continue(waiting))
         return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
+
+    def prepared(
+        self, requests: Sequence[Request], *, generate: bool
+    ) -> tuple[list[EncodedRequest], dict[int, Response]]:
+        """Requests in tokens, and by number the responses to those that do not fit into the context."""
+        encoded = encode_requests(self.tokenizer, requests)
+        skipped = {}
+        for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
+            length, following = len(tokens.prompt), max(request.max_tokens if generate else 0, len(tokens.answer))
+            if self.max_positions is not None and length + following > self.max_positions:
+                reason = f"{length} tokens and {following} of the answer; the model takes {self.max_positions}"
+                skipped[index] = Response("", "skipped", prompt_tokens=length, tokens=0, skipped=reason)
+        return encoded, skipped
 
     def count_tokens(self, requests: Sequence[Request]) -> TokenCount:
         """Tokens of the prompts, run plainly and as few as can be; nothing is run."""
@@ -113,13 +181,8 @@ class LocalResponder(Responder):
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
-        return {
-            "kind": "local",
-            "model": self.model.describe(),
-            "batch": self.options.batch,
-            **self.learnt(),
-            **self.counts(),
-        }
+        described = {"kind": "local", "model": self.model.describe(), "batch": self.options.batch}
+        return {**described, **self.learnt(), **self.counts()}
 
     def learnt(self) -> dict[str, Any]:
         """Whether beginnings are reused."""
@@ -129,17 +192,10 @@ class LocalResponder(Responder):
         """Tokens run through the network, and how many a plain run would have taken."""
         return {"tokens_processed": self.processed, "tokens_plain": self._plain}
 
-    def _runner_for(self, prompt: Int64[np.ndarray, "_"]) -> Runner:
+    def _runner_for(self, prompt: TokenIds) -> Runner:
         if self._runner is None:
             self._runner = trusted_runner(self.model, prompt)
         return self._runner
-
-    def _excess(self, request: Request, tokens: EncodedRequest, generate: bool) -> str | None:
-        """Why a request does not fit into the context; None where it does."""
-        following = max(request.max_tokens if generate else 0, len(tokens.answer))
-        if self.max_positions is None or len(tokens.prompt) + following <= self.max_positions:
-            return None
-        return f"{len(tokens.prompt)} tokens and {following} of the answer; the model takes {self.max_positions}"
 
     def _room(self, started: Started) -> int:
         """How many prompts are kept for decoding together."""
@@ -154,16 +210,15 @@ class LocalResponder(Responder):
         for started in waiting:
             by_length.setdefault(len(started.prompt), []).append(started)
         responses = {}
-        for batch in by_length.values():
-            for started, generated in zip(batch, self._decode(batch), strict=True):
-                responses[started.index] = self._ending.response(generated, started.request, len(started.prompt))
+        for length, batch in by_length.items():
+            runner = self._runner_for(batch[0].prompt)
+            if isinstance(runner, LiveCache) and len(batch) > 1:
+                decoded = decode_together(runner, batch, self._ending)
+            else:
+                decoded = [decode_alone(runner, started, self._ending) for started in batch]
+            for started, generated in zip(batch, decoded, strict=True):
+                responses[started.index] = self._ending.response(generated, started.request, length)
         return responses
-
-    def _decode(self, batch: Sequence[Started]) -> list[list[int]]:
-        runner = self._runner_for(batch[0].prompt)
-        if isinstance(runner, LiveCache) and len(batch) > 1:
-            return decode_together(runner, batch, self._ending)
-        return [decode_alone(runner, started, self._ending) for started in batch]
 
 
 def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.ndarray, "token"]) -> AnswerScore:
@@ -172,15 +227,10 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
     log p(a_t) = logit(a_t) - log sum exp(logits), in float32 at least; rank = 1 + tokens with a larger logit.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    chosen = torch.as_tensor(answer, device=logits.device)[:, None]
-    own = logits.gather(1, chosen)
+    own = logits.gather(1, torch.as_tensor(answer, device=logits.device)[:, None])
     logprobs = (own[:, 0] - logits.logsumexp(dim=-1)).tolist()
     ranks = (1 + (logits > own).sum(dim=-1)).tolist()
     return AnswerScore(tuple(min(0.0, value) for value in logprobs), tuple(int(rank) for rank in ranks))
-
-
-def _skipped(reason: str, tokens: EncodedRequest) -> Response:
-    return Response(text="", finish="skipped", prompt_tokens=len(tokens.prompt), tokens=0, skipped=reason)
 
 
 def _end_tokens(model: Model) -> frozenset[int]:
@@ -190,11 +240,7 @@ def _end_tokens(model: Model) -> frozenset[int]:
 
 
 def _as_ids(value: Any) -> list[int]:
-    """Token ids as a configuration of generation gives them; whoever wrote the file, nothing else has checked it.
-
-    Raises:
-        UsageError: neither a whole number nor a list of them.
-    """
+    """Token ids as a configuration of generation gives them; whoever wrote the file, nothing else has checked it."""
     ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
     for token in ids:
         check_whole("eos_token_id of the model", token, least=0, below=2**63)

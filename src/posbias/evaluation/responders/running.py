@@ -1,12 +1,15 @@
 """Token ids through a local model: with one live cache that is cut back and continued, or whole each time.
 
-Both runners give the logits of the last positions of a sequence; `LiveCache` runs only what differs from the sequence
-before. Its cache keeps every position of every layer: layers with a sliding window mask what they must not see, so
-that any of them can be cut back.
+In lexicographic order of their tokens, prompts that share a beginning stand together, and what a prompt shares with
+all earlier ones it shares with the one just before. So one cache, cut back and continued, runs each distinct beginning
+exactly once: n - shared tokens per prompt, in sum the number of distinct prefixes, which no method that reuses
+prefixes can go below. The cache keeps every position of every layer: layers with a sliding window mask what they must
+not see, so that any of them can be cut back. Decoding is greedy; prompts of one length go on together, as one batch,
+without padding, and a sequence that has ended leaves the batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +19,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from posbias.errors import RunError
-from posbias.evaluation.responders.prefixes import shared_length
+from posbias.evaluation.responders.base import Request, Response
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.prefix import looks_ahead
 
+TokenIds = Int64[np.ndarray, "_"]
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of every layer, each [batch, head, position, feature]."""
 SHORT_PROBE = 64
@@ -28,11 +32,43 @@ SHORT_PROBE = 64
 
 
 @dataclass(frozen=True)
+class TokenCount:
+    """Tokens of a set of prompts."""
+
+    plain: int
+    """Every prompt run whole."""
+    floor: int
+    """Distinct prefixes: every beginning run once. A prompt that repeats another, or is the beginning of one, still
+    runs its last token, whose output is wanted."""
+
+
+def shared_length(first: TokenIds, second: TokenIds) -> int:
+    """How many tokens two sequences have in common before they first differ."""
+    shorter = min(len(first), len(second))
+    different = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(different[0]) if len(different) else shorter
+
+
+def visiting_order(prompts: Sequence[TokenIds]) -> list[int]:
+    """Indices in lexicographic order of the tokens; equal ones keep their order."""
+    # Big-endian bytes of non-negative numbers compare as the numbers do.
+    return sorted(range(len(prompts)), key=lambda index: prompts[index].astype(">i8").tobytes())
+
+
+def count_tokens(prompts: Sequence[TokenIds]) -> TokenCount:
+    """What running all prompts takes, whole and with every beginning run once."""
+    floor, previous = 0, np.zeros(0, dtype=np.int64)
+    for index in visiting_order(prompts):
+        floor += len(prompts[index]) - min(shared_length(previous, prompts[index]), len(prompts[index]) - 1)
+        previous = prompts[index]
+    return TokenCount(plain=sum(len(prompt) for prompt in prompts), floor=floor)
+
+
+@dataclass(frozen=True)
 class Kept:
     """The keys and values of one whole prompt."""
 
     layers: Layers
-    n_positions: int
 
     @property
     def bytes(self) -> int:
@@ -49,7 +85,7 @@ class Runner(ABC):
         """Tokens run through the network so far."""
 
     @abstractmethod
-    def run(self, token_ids: Int64[np.ndarray, "_"], *, rows: int) -> Float[Tensor, "rows vocabulary"]:
+    def run(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
         """Next-token logits of the last `rows` positions (>= 1) of a sequence, in order.
 
         Raises:
@@ -82,7 +118,7 @@ class Runner(ABC):
 class WholePrompts(Runner):
     """Every sequence from its first token: the plain way, and the only one where no cache can be trusted."""
 
-    def run(self, token_ids: Int64[np.ndarray, "_"], *, rows: int) -> Float[Tensor, "rows vocabulary"]:
+    def run(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
         """Logits of the last `rows` positions."""
         return self._outputs(token_ids[None], rows, None)[0]
 
@@ -95,13 +131,15 @@ class LiveCache(Runner):
         self._held = np.zeros(0, dtype=np.int64)
         self._layers: Layers = []
 
-    def run(self, token_ids: Int64[np.ndarray, "_"], *, rows: int) -> Float[Tensor, "rows vocabulary"]:
+    def run(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
         """Logits of the last `rows` positions; what the sequence shares with the last one is not run again."""
         start = min(shared_length(self._held, token_ids), len(token_ids) - rows)
-        cache = cache_of([(keys[:, :, :start], values[:, :, :start]) for keys, values in self._layers] if start else [])
+        cache = _cache_of(
+            [(keys[:, :, :start], values[:, :, :start]) for keys, values in self._layers] if start else []
+        )
         self.forget()  # should the network fail, nothing is held
         logits = self._outputs(token_ids[None, start:], rows, cache)[0]
-        self._held, self._layers = token_ids.copy(), layers_of(cache)
+        self._held, self._layers = token_ids.copy(), _layers_of(cache)
         return logits
 
     def forget(self) -> None:
@@ -110,45 +148,34 @@ class LiveCache(Runner):
 
     def keep(self, n_positions: int) -> Kept:
         """Views, not copies: they stay as they are when the cache goes on."""
-        layers = [(keys[:, :, :n_positions], values[:, :, :n_positions]) for keys, values in self._layers]
-        return Kept(layers, n_positions)
+        return Kept([(keys[:, :, :n_positions], values[:, :, :n_positions]) for keys, values in self._layers])
 
     def step(self, token_ids: Int64[np.ndarray, "batch one"], cache: Any) -> Float[Tensor, "batch vocabulary"]:
         """Logits after one more token of several sequences, whose cache goes on by one position."""
         return self._outputs(token_ids, 1, cache)[:, 0]
 
 
-def cache_of(layers: Layers) -> Any:
+def _cache_of(layers: Layers) -> Any:
     """A cache as transformers takes it, of full layers whatever the configuration says; empty for no layers."""
     from transformers import DynamicCache
 
     return DynamicCache(layers) if layers else DynamicCache()
 
 
-def layers_of(cache: Any) -> Layers:
-    """The keys and values that a cache holds."""
+def _layers_of(cache: Any) -> Layers:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def joined(kept: Sequence[Kept]) -> Layers:
-    """Prompts of one length as a batch."""
-    columns = zip(*(prompt.layers for prompt in kept), strict=True)
-    return [(torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer])) for layer in columns]
-
-
-def chosen(layers: Layers, rows: Sequence[int]) -> Layers:
-    """Some sequences of a batch."""
-    return [(keys[list(rows)], values[list(rows)]) for keys, values in layers]
-
-
-def trusted_runner(model: Model, token_ids: Int64[np.ndarray, "_"]) -> Runner:
+def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
     """A live cache where the model's cache proves right on these tokens, else the plain way.
 
     The tokens (as many as the widest window needs) are run, cut back to the half and continued with the second half
     reversed, one token at the last step: each time the logits must be those of the whole sequence run alone. A model
     that looks ahead is run the plain way, too.
     """
-    probe = token_ids[: _probe_length(model)]
+    window = getattr(getattr(model, "config", None), "sliding_window", None)
+    # Long enough that every sliding window has left positions behind, before the cut and after it.
+    probe = token_ids[: max(SHORT_PROBE, 5 * window // 2) if isinstance(window, int) else SHORT_PROBE]
     if not isinstance(model, HuggingFaceModel) or len(probe) < 4:
         return WholePrompts(model)
     half = len(probe) // 2
@@ -165,11 +192,81 @@ def trusted_runner(model: Model, token_ids: Int64[np.ndarray, "_"]) -> Runner:
         return WholePrompts(model)
     epsilon = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
     same = all(float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()) for ours, theirs in pairs)
-    same = same and live.processed < whole.processed
-    return LiveCache(model) if same else WholePrompts(model)
+    return LiveCache(model) if same and live.processed < whole.processed else WholePrompts(model)
 
 
-def _probe_length(model: Model) -> int:
-    """Long enough that every sliding window has left positions behind, before the cut and after it."""
-    window = getattr(getattr(model, "config", None), "sliding_window", None)
-    return max(SHORT_PROBE, 5 * window // 2) if isinstance(window, int) else SHORT_PROBE
+@dataclass(frozen=True)
+class Ending:
+    """When a sequence ends."""
+
+    tokenizer: Any
+    end_tokens: Collection[int]
+
+    def reached(self, generated: Sequence[int], request: Request) -> bool:
+        """After an end token, `max_tokens`, or a stop text."""
+        if generated[-1] in self.end_tokens or len(generated) >= request.max_tokens:
+            return True
+        return bool(request.stop) and any(text in self._text(generated) for text in request.stop)
+
+    def _text(self, generated: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(generated), skip_special_tokens=True))
+
+    def response(self, generated: Sequence[int], request: Request, prompt_tokens: int) -> Response:
+        """What was generated, cut where a stop text begins."""
+        text = self._text(generated)
+        cuts = [text.index(stop) for stop in request.stop if stop in text]
+        stopped = bool(cuts) or generated[-1] in self.end_tokens
+        return Response(
+            text=text[: min(cuts)] if cuts else text,
+            finish="stop" if stopped else "length",
+            prompt_tokens=prompt_tokens,
+            tokens=len(generated),
+            token_ids=tuple(generated),
+        )
+
+
+@dataclass(frozen=True)
+class Started:
+    """A prompt that has been run and is to be continued."""
+
+    index: int
+    request: Request
+    prompt: TokenIds
+    logits: Float[Tensor, "vocabulary"]
+    """After the prompt's last token."""
+    kept: Kept | None
+    """Its keys and values; None where it will be continued through the runner itself."""
+
+
+def decode_alone(runner: Runner, started: Started, ending: Ending) -> list[int]:
+    """The continuation of one prompt; a live cache that has just run it goes on from there."""
+    generated = [int(started.logits.argmax())]
+    while not ending.reached(generated, started.request):
+        sequence = np.concatenate([started.prompt, np.array(generated, dtype=np.int64)])
+        generated.append(int(runner.run(sequence, rows=1)[0].argmax()))
+    return generated
+
+
+def decode_together(runner: LiveCache, batch: Sequence[Started], ending: Ending) -> list[list[int]]:
+    """The continuations of prompts of one length, whose keys and values have been kept."""
+    generated = [[int(started.logits.argmax())] for started in batch]
+
+    def unfinished(indices: Sequence[int]) -> list[int]:
+        return [index for index in indices if not ending.reached(generated[index], batch[index].request)]
+
+    active = unfinished(range(len(batch)))
+    columns = zip(*(kept.layers for index in active if (kept := batch[index].kept) is not None), strict=True)
+    cache = _cache_of(
+        [(torch.cat([own[0] for own in layer]), torch.cat([own[1] for own in layer])) for layer in columns]
+    )
+    while active:
+        last = np.array([[generated[index][-1]] for index in active], dtype=np.int64)
+        choices = runner.step(last, cache).argmax(dim=-1).tolist()
+        for index, choice in zip(active, choices, strict=True):
+            generated[index].append(int(choice))
+        left = unfinished(active)
+        if left and len(left) < len(active):
+            rows = [active.index(index) for index in left]
+            cache = _cache_of([(keys[rows], values[rows]) for keys, values in _layers_of(cache)])
+        active = left
+    return generated

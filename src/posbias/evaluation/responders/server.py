@@ -2,7 +2,7 @@
 
 Texts are generated at temperature 0. Answers are scored where a text server repeats the prompt with log-probabilities
 (`echo` and `logprobs`, as vLLM's /v1/completions does); elsewhere there is no score, and the record says so. Every
-finished answer is kept at once, so that a run that breaks off is continued by asking again.
+finished answer is kept at once, so that a run that breaks off is continued by running it again.
 """
 
 import hashlib
@@ -16,14 +16,21 @@ from typing import Any
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.answer_cache import AnswerCache, answer_key
-from posbias.evaluation.responders.asking import Asker, RefusedError, StoppedError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.server_answers import Echo, Generated, Kind, Message, score_of
+from posbias.evaluation.responders.client import Client, RefusedError, StoppedError
+from posbias.evaluation.responders.server_answers import (
+    AnswerCache,
+    Echo,
+    Generated,
+    Kind,
+    Message,
+    answer_key,
+    score_of,
+)
 from posbias.evaluation.responders.server_options import KINDS, ServerOptions, check_address
 
 LISTED = 5
-"""More probable tokens that are asked for at each place; a rank beyond them is not known."""
+"""More probable tokens that are requested at each place; a rank beyond them is not known."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +71,17 @@ class ServerResponder(Responder):
         self.model = model
         self.tokenizer = tokenizer
         self.usage = Usage()
-        self._asker = Asker(check_address(base_url), self.options)
-        recorded = json.dumps([self._asker.address, model, dict(self.options.body)])
-        if self._asker.mask.answer(recorded) != recorded:
+        self._client = Client(check_address(base_url), self.options)
+        recorded = json.dumps([self._client.address, model, dict(self.options.body)])
+        if self._client.mask.answer(recorded) != recorded:
             raise UsageError(
                 f"the key in {self.options.key_variable} stands in the address, model or body, too; these are recorded"
             )
-        self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse, hide=self._asker.mask.answer)
+        self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse, hide=self._client.mask.answer)
         self._lock = threading.Lock()
-        self._asking: dict[str, threading.Lock] = {}
-        self._scores: bool | None = None if self.options.kind == "text" else False
+        self._turns: dict[str, threading.Lock] = {}
+        self.scores: bool | None = None if self.options.kind == "text" else False
+        """Whether this server scores answers; None before the first such request."""
         self._no_scores = None if self.options.kind == "text" else "a chat server does not repeat prompts"
 
     @property
@@ -85,11 +93,6 @@ class ServerResponder(Responder):
         usage = self.usage
         return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
 
-    @property
-    def scores(self) -> bool | None:
-        """Whether this server scores answers; None before it was asked to."""
-        return self._scores
-
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """Generated texts and, where the server can, scores; several requests at once.
 
@@ -99,16 +102,16 @@ class ServerResponder(Responder):
         """
         if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
-        self._asker.stop.clear()
-        # Threads are not joined before the others have been told to stop, should the user interrupt.
+        self._client.stop.clear()
+        # The others are told to stop before any thread is joined, should the user interrupt.
         pool = ThreadPoolExecutor(self.options.concurrency)
         try:
-            with self._asker.connected():
+            with self._client.connected():
                 try:
                     futures = [pool.submit(self._reply, request, generate, score) for request in requests]
                     return self._gather(futures)
                 finally:
-                    self._asker.stop.set()  # before the connection closes: whoever is cut off does not ask again
+                    self._client.stop.set()  # before the connection closes: whoever is cut off does not try again
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -118,7 +121,7 @@ class ServerResponder(Responder):
         options.pop("cache")  # a path of this machine
         options.pop("reuse")
         return {
-            "address": self._asker.address,
+            "address": self._client.address,
             # Some servers know a model by a path of their machine.
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
             "tokenizer": None if self.tokenizer is None else vocabulary_sha256(self.tokenizer),
@@ -130,17 +133,17 @@ class ServerResponder(Responder):
 
     def learnt(self) -> dict[str, Any]:
         """Whether the server scores answers."""
-        return {"scores": self._scores, "no_scores_because": self._no_scores}
+        return {"scores": self.scores, "no_scores_because": self._no_scores}
 
     def counts(self) -> dict[str, float]:
         """Requests, tokens, retries and, with prices, what they cost."""
         priced = {} if self.cost is None else {"cost": self.cost}
-        return {**asdict(self.usage), "retried": self._asker.retried, **priced}
+        return {**asdict(self.usage), "retried": self._client.retried, **priced}
 
     def _gather(self, futures: Sequence["Future[Reply]"]) -> list[Reply]:
         _, pending = wait(futures, return_when=FIRST_EXCEPTION)
         if pending:
-            self._asker.stop.set()
+            self._client.stop.set()
             for future in pending:
                 future.cancel()
             wait(pending)
@@ -152,7 +155,7 @@ class ServerResponder(Responder):
             raise failed
         finished = sum(not future.cancelled() and future.exception() is None for future in futures)
         where = "in memory" if self.options.cache is None else "in the cache"
-        lead = "" if isinstance(failed, RunError) else f"server {self._asker.address} refuses: "
+        lead = "" if isinstance(failed, RunError) else f"server {self._client.address} refuses: "
         raise RunError(f"{lead}{failed}; {finished} of {len(futures)} answers are finished and kept {where}") from None
 
     def _reply(self, request: Request, generate: bool, score: bool) -> Reply:
@@ -164,20 +167,25 @@ class ServerResponder(Responder):
                 scored = self._scored(request)
         except (RunError, RefusedError) as failure:
             if not (isinstance(failure, RefusedError) and failure.too_long):
-                self._asker.stop.set()  # nothing more is asked, or paid, once the run has failed
+                self._client.stop.set()  # nothing more is requested, or paid, once the run has failed
                 raise
             response = response or Response(text="", finish="skipped", tokens=0, skipped=str(failure))
         return Reply(response, scored)
 
     def _generated(self, request: Request) -> Response:
-        body: dict[str, Any] = {**self._prompt(request), "max_tokens": request.max_tokens, "temperature": 0}
+        prompt: Any = request.prompt
+        if self.options.kind == "chat":
+            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            prompt = [dict(message) for message in turns]
+        name = "prompt" if self.options.kind == "text" else "messages"
+        body = {"model": self.model, name: prompt, "max_tokens": request.max_tokens, "temperature": 0}
         if request.stop:
             body["stop"] = list(request.stop)
         found = self._answer(body, Message if self.options.kind == "chat" else Generated)
         return Response(found.text, found.finish, prompt_tokens=found.prompt_tokens, tokens=found.tokens)
 
     def _scored(self, request: Request) -> AnswerScore | None:
-        if self._scores is False or request.answer is None or not isinstance(request.prompt, str):
+        if self.scores is False or request.answer is None or not isinstance(request.prompt, str):
             return None
         text = request.prompt + request.answer
         # One token more than nothing: not every server accepts 0.
@@ -198,29 +206,22 @@ class ServerResponder(Responder):
     def _note_scores(self, reason: str | None) -> None:
         """Whether scoring works (no reason against it); once it has, a single refusal does not end it."""
         with self._lock:
-            if reason is None or not self._scores:
-                self._scores, self._no_scores = reason is None, reason
-
-    def _prompt(self, request: Request) -> dict[str, Any]:
-        if self.options.kind == "text":
-            return {"model": self.model, "prompt": request.prompt}
-        if isinstance(request.prompt, str):
-            return {"model": self.model, "messages": [{"role": "user", "content": request.prompt}]}
-        return {"model": self.model, "messages": [dict(message) for message in request.prompt]}
+            if reason is None or not self.scores:
+                self.scores, self._no_scores = reason is None, reason
 
     def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
         """The answer to a body, from the cache or the server."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         path = KINDS[self.options.kind]
-        key = answer_key(f"{self._asker.address}/{path}", whole)
+        key = answer_key(f"{self._client.address}/{path}", whole)
         with self._lock:
-            turn = self._asking.setdefault(key, threading.Lock())
-        with turn:  # the same request twice at once is asked once
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:  # the same request twice at once is made once
             found = self._cache.find(key, kind)
             if found is not None:
                 self._count(reused=1)
                 return found
-            answer = self._asker.ask(path, whole, kind)
+            answer = self._client.request(path, whole, kind)
             self._cache.keep(key, answer)
         if answer.prompt_tokens is None or answer.generated is None:
             self._count(requests=1, uncounted=1)
@@ -230,8 +231,7 @@ class ServerResponder(Responder):
 
     def _count(self, **added: int) -> None:
         with self._lock:
-            current = asdict(self.usage)
-            self.usage = replace(self.usage, **{name: current[name] + value for name, value in added.items()})
+            self.usage = replace(self.usage, **{name: getattr(self.usage, name) + more for name, more in added.items()})
 
 
 def vocabulary_sha256(tokenizer: Any) -> str:

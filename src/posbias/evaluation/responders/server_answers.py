@@ -1,12 +1,18 @@
-"""What is read out of a server's JSON: a generated text, or the log-probabilities of a repeated prompt.
+"""What is read out of a server's JSON: a generated text, or the log-probabilities of a repeated prompt; and its cache.
 
 The models below are all that is believed of an answer: types, ranges and lengths are checked, what is not named is left
-out, and no text keeps the key. What the cache holds is read by the same models.
+out, and no text keeps the key. What the cache holds is read by the same models: so nothing is requested and paid twice,
+and a killed run continues where it stopped. One JSON file per answer, named by the hash of the request's body (the
+model's name is part of it) and the address, written atomically. It holds the answer and its token counts: no address,
+no key.
 """
 
+import hashlib
+import json
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -19,14 +25,33 @@ from pydantic import (
     model_validator,
 )
 
+from posbias.directories import write_atomically
+from posbias.errors import RunError
 from posbias.evaluation.responders.base import AnswerScore
-from posbias.evaluation.responders.connection import MalformedError
 
 MOST_LISTED = 1000
-"""Far more tokens than are asked for at one place."""
+"""Far more tokens than are requested at one place."""
+ANSWER_FORMAT: Literal[2] = 2
+"""Goes up when what a file of the cache holds changes its meaning."""
 
 Hide = Callable[[str], str]
 """Takes the key out of a text."""
+
+
+class FailedError(Exception):
+    """No answer, or none that can be used; it may pass. The reason may repeat the server's words, a key included."""
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+        """Seconds that the server asks to wait."""
+
+
+class MalformedError(FailedError):
+    """An answer that is not what the interface promises."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"malformed answer ({reason})")
 
 
 def _few(listed: object) -> object:
@@ -89,7 +114,7 @@ class Generated(ServerAnswer):
 
     @property
     def generated(self) -> int | None:
-        """Generated tokens, as the server counts them."""
+        """The same."""
         return self.tokens
 
 
@@ -166,8 +191,70 @@ def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
 
 
 def _rank(value: float, others: dict[str, float | None] | None, n_listed: int) -> int | None:
-    """1 + the listed tokens that are more probable; None where all that were asked for are."""
+    """1 + the listed tokens that are more probable; None where all that were requested are."""
     if others is None:
         return None
     better = sum(other is not None and other > value for other in others.values())
     return None if better >= n_listed else 1 + better
+
+
+class _Kept(BaseModel, Generic[Kind]):
+    """What a file says."""
+
+    format: Literal[2]
+    key: str
+    answer: Kind
+
+
+class AnswerCache:
+    """Answers by key; without a directory they are kept in memory, for as long as the responder lives.
+
+    Args:
+        directory: Where they are kept; None: in memory.
+        reuse: Whether those that lie there already count; otherwise only what this cache has kept.
+        hide: Takes the key out of what lies there.
+    """
+
+    def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:
+        self._directory = directory
+        self._hide = hide
+        self._memory: dict[str, ServerAnswer] = {}
+        self._own: set[str] | None = None if reuse else set()
+
+    def find(self, key: str, kind: type[Kind]) -> Kind | None:
+        """The answer under a key; None where there is none, or a damaged one."""
+        if self._directory is None:
+            known = self._memory.get(key)
+            return known if isinstance(known, kind) else None
+        if self._own is not None and key not in self._own:
+            return None
+        try:
+            stored = self._path(self._directory, key).read_bytes()
+            kept = _Kept[kind].model_validate_json(stored, by_alias=False, by_name=True, context=self._hide)  # type: ignore[valid-type]
+        except (OSError, ValidationError):
+            return None
+        return kept.answer if kept.key == key else None
+
+    def keep(self, key: str, answer: ServerAnswer) -> None:
+        """Store an answer, whole or not at all (RunError: the disk is full)."""
+        if self._directory is None:
+            self._memory[key] = answer
+            return
+        document = _Kept(format=ANSWER_FORMAT, key=key, answer=answer).model_dump(serialize_as_any=True)
+        path = self._path(self._directory, key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(document, sort_keys=True).encode())
+        except OSError as error:
+            raise RunError(f"cannot write to {str(self._directory)!r}: {error.strerror or error}") from None
+        if self._own is not None:
+            self._own.add(key)
+
+    @staticmethod
+    def _path(directory: Path, key: str) -> Path:
+        return directory / key[:2] / f"{key}.json"
+
+
+def answer_key(address: str, body: Mapping[str, Any]) -> str:
+    """SHA-256 of the address and the body of a request, which names the model."""
+    return hashlib.sha256(json.dumps({"address": address, "body": body}, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""How a server is asked: its kind, pace, patience, prices, and the name of the variable that holds the key."""
+"""How requests go to a server: its kind, pace, patience, prices, and the name of the variable that holds the key."""
 
 import json
 import os
@@ -12,7 +12,9 @@ from posbias.checks import check_whole
 from posbias.errors import UsageError
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
-"""Kinds of server, and where below the base address they are asked."""
+"""Kinds of server, and where below the base address requests go."""
+OPTIONAL = ("requests_per_minute", "price_in", "price_out")
+"""Numbers that may be None."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ServerOptions:
     cache: Path | None = None
     """Directory of answers, of any models and servers; None: in memory only."""
     reuse: bool = True
-    """Whether answers that lay in the cache before are taken; False: every request is asked once more."""
+    """Whether answers that lay in the cache before are taken; False: every request is made once more."""
     price_in: float | None = None
     """Per million tokens of prompts, any currency."""
     price_out: float | None = None
@@ -63,13 +65,13 @@ class ServerOptions:
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
         for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):
             check_whole(f"server: {name}", getattr(self, name), least=least)
-        for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout"):
-            self._check_number(name, getattr(self, name), above=True)
-        if self.requests_per_minute is not None:
-            self._check_number("requests_per_minute", self.requests_per_minute, above=True)
-        for name in ("price_in", "price_out"):
-            if getattr(self, name) is not None:
-                self._check_number(name, getattr(self, name), above=False)
+        for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout", *OPTIONAL):
+            value, above = getattr(self, name), name not in ("price_in", "price_out")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            wrong = not number or not 0 <= float(str(value)) < float("inf") or (above and value == 0)
+            if wrong and not (value is None and name in OPTIONAL):
+                bound = "above" if above else "at least"
+                raise UsageError(f"server: {name} must be {bound} 0 and finite, got {value!r}")
 
     def _check_body(self) -> None:
         if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
@@ -78,12 +80,6 @@ class ServerOptions:
             json.dumps(dict(self.body), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"server: body must be what JSON can say: {error}") from None
-
-    @staticmethod
-    def _check_number(name: str, value: object, *, above: bool) -> None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= float(str(value)) < float("inf") or (above and value == 0):
-            raise UsageError(f"server: {name} must be {'above' if above else 'at least'} 0 and finite, got {value!r}")
 
     def key(self) -> str | None:
         """The key, from the environment; it is kept nowhere else than in the client's header.

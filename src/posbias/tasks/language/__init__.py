@@ -1,25 +1,27 @@
-"""Tasks in language, with the answer at a chosen position of the context; one file each."""
+"""Tasks in language, with the answer at a chosen position of the context."""
 
-from posbias.tasks.language.base import LANGUAGE_TASKS, Example, Fitted, LanguageTask, Message, fit
+from posbias.tasks.language.answers import SCORERS, share_found
+from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, Message
 from posbias.tasks.language.documents import Documents
-from posbias.tasks.language.encoding import Encoded, encode
-from posbias.tasks.language.example_order import ExampleOrder
+from posbias.tasks.language.encoding import encode, rendered
 from posbias.tasks.language.key_value import KeyValue
 from posbias.tasks.language.needle import Needle
-from posbias.tasks.language.token_copy import TokenCopy
+from posbias.tasks.language.published import file_sha256
+from posbias.tasks.language.word_lists import ExampleOrder, TokenCopy
 
 __all__ = [
     "LANGUAGE_TASKS",
+    "SCORERS",
     "Documents",
-    "Encoded",
     "Example",
     "ExampleOrder",
-    "Fitted",
     "KeyValue",
     "LanguageTask",
     "Message",
     "Needle",
     "TokenCopy",
     "encode",
-    "fit",
+    "file_sha256",
+    "rendered",
+    "share_found",
 ]

@@ -1,8 +1,13 @@
-"""Answers as the published rule of question answering compares them."""
+"""Whether an answer is right: the published scoring rules, from the generated text and the accepted answers."""
 
 import re
 import string
+from collections.abc import Callable, Sequence
 
+from posbias.errors import UsageError
+from posbias.registry import Registry
+
+SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -14,3 +19,50 @@ def normalise_answer(text: str) -> str:
     """
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+@SCORERS.register("best_subspan_em")
+def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
+    """1 where an accepted answer occurs in the first line of the prediction, both normalised; else 0.
+
+    Only the text before the first line break counts: the answer stands in the context, so that a model which copies
+    the context on and on would otherwise be right.
+
+    Raises:
+        UsageError: no answer, or one that normalises to nothing and so would occur everywhere.
+
+    Source: Liu et al. 2024, section 2.2. As published but for empty answers, which there are always right.
+    """
+    first_line = normalise_answer(prediction.split("\n")[0])
+    wanted = [normalise_answer(answer) for answer in _checked(answers)]
+    empty = [answer for answer, bare in zip(answers, wanted, strict=True) if not bare]
+    if empty:
+        raise UsageError(f"answer {empty[0]!r} holds nothing but articles and punctuation, so it cannot be scored")
+    return float(any(answer in first_line for answer in wanted))
+
+
+@SCORERS.register("substring")
+def substring_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 where an accepted answer occurs anywhere in the prediction, ignoring case; else 0.
+
+    Raises:
+        UsageError: no answer, or an empty one.
+
+    Source: Liu et al. 2024, section 3.1, key-value retrieval.
+    """
+    return float(any(answer.lower() in prediction.lower() for answer in _checked(answers)))
+
+
+def share_found(prediction: str, values: Sequence[str]) -> float:
+    """Share of several values that occur in the prediction, ignoring case, in 0 ... 1.
+
+    Raises:
+        UsageError: no value, or an empty one.
+    """
+    return sum(substring_match(prediction, [value]) for value in _checked(values)) / len(values)
+
+
+def _checked(answers: Sequence[str]) -> Sequence[str]:
+    if isinstance(answers, str) or not answers or not all(answers):
+        raise UsageError(f"answers must be a list of at least 1 text, none empty, got {answers!r}")
+    return answers

@@ -1,12 +1,11 @@
-"""What every task in language shares: the example, the paired design, the registry, and the limit on length.
+"""What every task in language shares: the example, the paired design, and the registry.
 
-One content (the same items, the same question) is asked once per position; only the moved item changes its place, so
+One sample (the same items, the same question) is requested once per position; only the moved item changes its place, so
 that positions are compared on equal terms. Variants are frozen dataclasses, spelled as literal calls.
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -37,9 +36,9 @@ class Example:
     gold_position: int | None
     """Index of the moved item among the items, 0 = first; None where there is none (closed book)."""
     n_items: int
-    """Places the moved item can take."""
-    content: str
-    """Name of the content: examples that share it differ only in where the moved item stands."""
+    """Positions that the moved item can take."""
+    sample: str
+    """Name of the sample: examples that share it differ only in where the moved item stands."""
     condition: str = "gold"
     """What the prompt holds, such as `gold`, `oracle` or `closed_book`."""
     gold_token: int | None = None
@@ -50,8 +49,6 @@ class Example:
     """Tokens of the prompt as the model reads it, special ones included; None without a tokenizer."""
     companions: tuple[str, ...] = ()
     """What else the prompt asks for: the values of the needles that stay in place."""
-    choices: tuple[str, ...] = ()
-    """All labels among which the answer is chosen; empty where the answer is free."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +60,24 @@ class Draft:
     gold: tuple[int, int] | None
     """Begin and end of the moved item in `text`, in characters; None where there is none."""
     companions: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
+
+
+def listed(entries: Sequence[str], position: int, *, head: str, between: str, tail: str) -> tuple[str, tuple[int, int]]:
+    """A text that lists entries, and where the entry at a position begins and ends in it."""
+    begin = len(head) + sum(len(entry) + len(between) for entry in entries[:position])
+    return head + between.join(entries) + tail, (begin, begin + len(entries[position]))
 
 
 @dataclass(frozen=True)
 class LanguageTask(ABC):
-    """A task that asks for one item of a context, whose place is varied."""
+    """A task that asks for one item of a context, whose position is varied."""
 
     chat: bool = field(default=False, kw_only=True)
     """Whether prompts are conversations (one message of the user) that the model's own chat template renders."""
 
     name: ClassVar[str]
     scoring: ClassVar[str]
-    """Name of the published scoring rule: `best_subspan_em` or `substring`."""
+    """Name of the published scoring rule, a key of `SCORERS`."""
     max_tokens: ClassVar[int]
     """Tokens a model may generate for its answer."""
 
@@ -86,27 +88,32 @@ class LanguageTask(ABC):
     @property
     @abstractmethod
     def n_items(self) -> int:
-        """Places the moved item can take, >= 1."""
+        """Positions that the moved item can take, >= 1."""
 
     @property
     def condition(self) -> str:
         """What the prompt holds; `gold` means all items with the gold one among them."""
         return "gold"
 
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Where a generated answer may end early without a change of its score: rules that read the first line."""
+        return ("\n",) if self.scoring == "best_subspan_em" else ()
+
     @abstractmethod
-    def drafts(self, tokenizer: Any, *, count: int, positions: Sequence[int], seed: int) -> Iterator[list[Draft]]:
-        """For each content the drafts at all positions, in order; lazily, from checked arguments."""
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Any]:
+        """What `draft` makes the prompts of each sample from, in order, lazily; files are read and checked at once."""
+
+    @abstractmethod
+    def draft(self, drawn: Any, position: int) -> Draft:
+        """The prompt of a drawn sample with the moved item at a position."""
 
     def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The asked positions in ascending order, or all of them.
-
-        Raises:
-            UsageError: none, one twice, or one outside 0 ... n_items - 1.
-        """
+        """The given positions (each once, in 0 ... n_items - 1) in ascending order, or all of them."""
         ITEMS.check(f"{self.name}: a prompt", self.n_items)
         if positions is None:
             return tuple(range(self.n_items))
-        wrong = [place for place in positions if type(place) is not int or not 0 <= place < self.n_items]
+        wrong = [position for position in positions if type(position) is not int or not 0 <= position < self.n_items]
         if wrong or not positions:
             found = repr(wrong[0]) if wrong else "none"
             raise UsageError(f"{self.name}: positions must be whole numbers 0 ... {self.n_items - 1}, got {found}")
@@ -117,101 +124,55 @@ class LanguageTask(ABC):
     def examples(
         self, tokenizer: Any, *, count: int, positions: Sequence[int] | None = None, seed: int = 0
     ) -> Iterator[Example]:
-        """Examples of `count` contents, all positions of one content together, in ascending order.
+        """Examples of `count` samples, all positions of one sample together, in ascending order.
 
         Args:
             tokenizer: The model's own Hugging Face tokenizer, for exact places and lengths; None where it is not to
                 be had, which leaves `gold_token` and `n_tokens` open.
-            count: Contents, >= 1.
-            positions: Places of the moved item among 0 ... n_items - 1; None: all.
-            seed: Chooses the contents, >= 0. The first 8 of 16 are the 8.
+            count: Samples, >= 1.
+            positions: Of the moved item among 0 ... n_items - 1; None: all.
+            seed: Chooses the samples, >= 0. The first 8 of 16 are the 8.
 
         Raises:
             UsageError: an argument out of range, or a file that does not hold what is asked (its line is named).
         """
         check_whole(f"{self.name}: count", count, least=1)
         check_whole(f"{self.name}: seed", seed, least=0)
-        places = self.positions(positions)
-        EXAMPLES.check(f"{self.name}: count x positions", count * len(places))
-        drawn = self.drafts(tokenizer, count=count, positions=places, seed=seed)
-        return self._finished(tokenizer, drawn, places, seed)
+        columns = self.positions(positions)
+        EXAMPLES.check(f"{self.name}: count x positions", count * len(columns))
+        samples = self.draw(tokenizer, count=count, seed=seed)
+        return (
+            self._example(tokenizer, self.draft(drawn, position), position, f"{seed}-{index}")
+            for index, drawn in enumerate(samples)
+            for position in columns
+        )
 
     def wrapped(self, text: str) -> str | tuple[Message, ...]:
         """The text itself, or a conversation of one message where chat is asked."""
         return ({"role": "user", "content": text},) if self.chat else text
 
-    def _finished(
-        self, tokenizer: Any, drawn: Iterator[list[Draft]], places: tuple[int, ...], seed: int
-    ) -> Iterator[Example]:
-        for index, drafts in enumerate(drawn):
-            for place, draft in zip(places, drafts, strict=True):
-                yield self._finish(tokenizer, draft, place, f"{seed}-{index}")
-
-    def _finish(self, tokenizer: Any, draft: Draft, place: int, content: str) -> Example:
+    def _example(self, tokenizer: Any, draft: Draft, position: int, sample: str) -> Example:
         prompt = self.wrapped(draft.text)
-        located = locate(prompt, draft.gold, tokenizer)
+        first, end, n_tokens = locate(prompt, draft.gold, tokenizer)
         return Example(
             prompt=prompt,
             answers=draft.answers,
             target=draft.answers[0] if self.chat else f" {draft.answers[0]}",
-            gold_position=None if draft.gold is None else place,
+            gold_position=None if draft.gold is None else position,
             n_items=self.n_items,
-            content=content,
+            sample=sample,
             condition=self.condition,
-            gold_token=located.first,
-            gold_end=located.end,
-            n_tokens=located.n_tokens,
+            gold_token=first,
+            gold_end=end,
+            n_tokens=n_tokens,
             companions=draft.companions,
-            choices=draft.choices,
         )
 
     def __str__(self) -> str:
         return LANGUAGE_TASKS.spell(self)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Examples that a model can read whole, and how many it cannot."""
-
-    examples: tuple[Example, ...]
-    """In the order given; every one with its answer within the limit."""
-    skipped: int
-    """Examples left out because they are too long."""
-    skipped_at: Mapping[int | None, int]
-    """The same by gold position, only positions that lost some."""
-
-
-def fit(examples: Iterable[Example], limit: int | None, *, reserve: int = 0) -> Fitted:
-    """Leave out, and count, the examples that do not fit; nothing is ever truncated.
-
-    Args:
-        examples: With their lengths (`n_tokens`), that is, made with a tokenizer.
-        limit: Longest input of the model in tokens, >= 1; None where unbounded.
-        reserve: Tokens kept free for the answer, >= 0.
-
-    Raises:
-        UsageError: a limit or reserve out of range, or an example whose length is not known.
-    """
-    if limit is not None:
-        check_whole("fit: limit", limit, least=1)
-    check_whole("fit: reserve", reserve, least=0)
-    kept: list[Example] = []
-    skipped: Counter[int | None] = Counter()
-    for example in examples:
-        if limit is not None and example.n_tokens is None:
-            raise UsageError(f"length of example {example.content!r} is not known; make it with the model's tokenizer")
-        if limit is not None and example.n_tokens is not None and example.n_tokens + reserve > limit:
-            skipped[example.gold_position] += 1
-        else:
-            kept.append(example)
-    return Fitted(tuple(kept), skipped.total(), dict(skipped))
-
-
 def check_choice(owner: str, parameter: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a variant's parameter that is not one of the allowed words.
-
-    Raises:
-        UsageError: it is not; the message lists them.
-    """
+    """Refuse a variant's parameter that is not one of the allowed words, which the message lists."""
     if value not in allowed:
         raise UsageError(f"{owner}: {parameter} must be one of {', '.join(allowed)}, got {value!r}")

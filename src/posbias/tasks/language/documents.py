@@ -1,21 +1,22 @@
 """Question answering over several documents, of which one holds the answer and is moved (Liu et al. 2024).
 
-Read from the published files (`question`, `answers`, `ctxs` with `title`, `text`, `isgold`), or from a generated
-corpus. The wording is the published one.
+Read from the published files (`question`, `answers`, `ctxs` with `title`, `text`, `isgold`), or from a small generated
+corpus of short documents about people who do not exist, so that no model knows an answer: each says five facts of one
+person, and no two documents of a set share an answer. The wording of the prompt is the published one.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
 from posbias.tasks.language.answers import normalise_answer
-from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
-from posbias.tasks.language.document_corpus import MOST_DOCUMENTS, Document, DocumentSet, drawn_documents
+from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice, listed
 from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
+from posbias.tasks.language.words import CATEGORIES, CITIES
 
 INSTRUCTION = (
     "Write a high-quality answer for the given question using only the provided search results "
@@ -24,6 +25,31 @@ INSTRUCTION = (
 RANDOM_ORDER = " The search results are ordered randomly."
 CONDITIONS = ("gold", "oracle", "closed_book")
 ORDERS = ("given", "shuffled")
+
+GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
+FAMILY = ("mar", "vel", "tor", "rin", "sal", "den", "kos", "bel", "nur", "fal", "gor", "pel", "zan", "wick", "hol")
+CRAFTS = ("baker", "sailor", "painter", "tailor", "miller", "glazier", "printer", "weaver", "potter", "joiner")
+MOST_DOCUMENTS = len(CITIES)
+"""Documents in one generated set: as many as there are different answers."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A passage with its title."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DocumentSet:
+    """A question, the document that answers it, and documents that do not."""
+
+    question: str
+    answers: tuple[str, ...]
+    gold: Document
+    distractors: tuple[Document, ...]
+    """In their given order (published: by relevance)."""
 
 
 @LANGUAGE_TASKS.register("documents")
@@ -66,7 +92,7 @@ class Documents(LanguageTask):
 
     @property
     def n_items(self) -> int:
-        """One place per document; a single one without distractors."""
+        """One position per document; a single one without distractors."""
         return self.documents if self.setting == "gold" else 1
 
     @property
@@ -74,18 +100,14 @@ class Documents(LanguageTask):
         """The setting."""
         return self.setting
 
-    def drafts(self, tokenizer: Any, *, count: int, positions: Sequence[int], seed: int) -> Iterator[list[Draft]]:
-        """One content is a question with its documents; see `LanguageTask.drafts`."""
-        contents: Iterator[DocumentSet]
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[DocumentSet]:
+        """A question with its documents, the distractors in the order in which they stand around the gold one."""
+        sets: Iterator[DocumentSet]
         if self.file is None:
-            contents = (drawn_documents(self.documents, seed, index) for index in range(count))
+            sets = (drawn_documents(self.documents, seed, index) for index in range(count))
         else:
-            contents = iter([self._set_of(record, where) for where, record in published_lines(self.file, count)])
-        return (
-            [self._draft(content, distractors, place) for place in positions]
-            for index, content in enumerate(contents)
-            for distractors in [self._ordered(content.distractors, seed, index)]
-        )
+            sets = iter([self._set_of(record, where) for where, record in published_lines(self.file, count)])
+        return (self._ordered(found, random.Random(f"order {seed} {index}")) for index, found in enumerate(sets))
 
     def _set_of(self, record: dict[str, Any], where: str) -> DocumentSet:
         """The question and documents of a published line."""
@@ -111,26 +133,50 @@ class Documents(LanguageTask):
             raise UsageError(f"{where} has {len(others) + 1} documents; {self.n_items} were asked")
         return DocumentSet(question, tuple(answers), gold[0], tuple(others[: self.n_items - 1]))
 
-    def _ordered(self, distractors: tuple[Document, ...], seed: int, index: int) -> list[Document]:
-        """The distractors in the order in which they stand around the gold document."""
-        if self.setting != "gold":
-            return []
-        ordered = list(distractors)
+    def _ordered(self, found: DocumentSet, source: random.Random) -> DocumentSet:
+        ordered = list(found.distractors) if self.setting == "gold" else []
         if self.order == "shuffled":
-            random.Random(f"order {seed} {index}").shuffle(ordered)
-        return ordered
+            source.shuffle(ordered)
+        return replace(found, distractors=tuple(ordered))
 
-    def _draft(self, content: DocumentSet, distractors: list[Document], place: int) -> Draft:
-        asked = f"Question: {content.question}\n"
+    def draft(self, drawn: DocumentSet, position: int) -> Draft:
+        """The published wording."""
+        asked = f"Question: {drawn.question}\n"
         if self.setting == "closed_book":
-            return Draft(f"{asked}Answer:", content.answers, None)
-        documents = [*distractors[:place], content.gold, *distractors[place:]]
+            return Draft(f"{asked}Answer:", drawn.answers, None)
+        documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
         entries = [
             f"Document [{number}](Title: {document.title}) {document.text}"
             for number, document in enumerate(documents, start=1)
         ]
         head = f"{INSTRUCTION}{RANDOM_ORDER if self.mention_order else ''}\n\n"
         head += f"{asked}\n" if self.query != "after" else ""
-        begin = len(head) + sum(len(entry) + 1 for entry in entries[:place])
-        text = head + "\n".join(entries) + "\n\n" + (asked if self.query != "before" else "") + "Answer:"
-        return Draft(text, content.answers, (begin, begin + len(entries[place])))
+        tail = "\n\n" + (asked if self.query != "before" else "") + "Answer:"
+        text, span = listed(entries, position, head=head, between="\n", tail=tail)
+        return Draft(text, drawn.answers, span)
+
+
+def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
+    """A generated sample: `documents` people (1 ... 40), of whom one is asked for."""
+    source = random.Random(f"documents {seed} {index}")
+    towns = source.sample(CITIES, documents)
+    names: dict[str, None] = {}
+    while len(names) < documents:
+        names[f"{source.choice(GIVEN)} {''.join(source.sample(FAMILY, 2)).capitalize()}"] = None
+    people = [_person(name, town, source) for name, town in zip(names, towns, strict=True)]
+    question = f"in which city was {next(iter(names))} born"
+    return DocumentSet(question, (towns[0],), people[0], tuple(people[1:]))
+
+
+def _person(name: str, town: str, source: random.Random) -> Document:
+    """Facts in the same words for all, so that only names and values tell the documents apart."""
+    craft, animal, instrument = (
+        source.choice(words) for words in (CRAFTS, CATEGORIES["animal"], CATEGORIES["instrument"])
+    )
+    year = source.randrange(1820, 1960)
+    text = (
+        f"{name} (born {year}) worked as a {craft} for {source.randrange(11, 49)} years. {name} was born in {town} and "
+        f"grew up there with {source.randrange(2, 9)} siblings. After work {name} played the {instrument} and kept "
+        f"a {animal}."
+    )
+    return Document(name, text)

@@ -26,22 +26,13 @@ class Encoded:
     """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
 
 
-@dataclass(frozen=True)
-class Located:
-    """Where an item stands in a tokenised prompt; None where that is not known."""
-
-    first: int | None = None
-    end: int | None = None
-    n_tokens: int | None = None
-
-
 def rendered(
     prompt: str | Sequence[Mapping[str, str]], tokenizer: Any, *, index: int = 0
 ) -> tuple[str, tuple[int, ...]]:
     """The text that a model reads, and the special tokens that open it (a template writes its own out).
 
     Args:
-        prompt: Text, or the messages of a conversation.
+        prompt: Text, or the messages of a conversation, rendered up to the opening of the assistant's answer.
         tokenizer: A Hugging Face tokenizer.
         index: Number of the conversation, for messages.
 
@@ -55,15 +46,7 @@ def rendered(
 
 
 def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encoded:
-    """The token ids of a prompt, with their places in its text.
-
-    Args:
-        prompt: Text, or the messages of a conversation, rendered up to the opening of the assistant's answer.
-        tokenizer: A Hugging Face tokenizer.
-
-    Raises:
-        UsageError: a conversation for a tokenizer without chat template.
-    """
+    """The token ids of a prompt, with their places in its text. Errors as `rendered`."""
     text, before = rendered(prompt, tokenizer)
     fast = bool(getattr(tokenizer, "is_fast", False))
     found = tokenizer(
@@ -73,7 +56,9 @@ def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encod
     return Encoded(text, (*before, *found["input_ids"]), offsets)
 
 
-def locate(prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | None, tokenizer: Any) -> Located:
+def locate(
+    prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | None, tokenizer: Any
+) -> tuple[int | None, int | None, int | None]:
     """The tokens of the characters `gold` of a prompt's (last message's) text.
 
     Args:
@@ -82,17 +67,17 @@ def locate(prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | 
         tokenizer: A Hugging Face tokenizer, or None.
 
     Returns:
-        The first token that reaches beyond the begin, and one past the last that begins before the end: a token that
-        straddles a border counts as part of the item.
+        The first token that reaches beyond the begin, one past the last that begins before the end (a token that
+        straddles a border counts as part of the item), and the tokens of the prompt; None where that is not known.
 
     Raises:
         UsageError: no chat template, or one that changes the message so that the item cannot be found in it.
     """
     if tokenizer is None:
-        return Located()
+        return None, None, None
     encoded = encode(prompt, tokenizer)
     if gold is None or encoded.offsets is None:
-        return Located(n_tokens=len(encoded.token_ids))
+        return None, None, len(encoded.token_ids)
     begin, end = gold
     if not isinstance(prompt, str):
         shift = encoded.text.rfind(prompt[-1]["content"])
@@ -101,4 +86,4 @@ def locate(prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | 
         begin, end = begin + shift, end + shift
     low, high = np.array(encoded.offsets).T
     touching = np.flatnonzero((high > begin) & (low < end))
-    return Located(int(touching[0]), int(touching[-1]) + 1, len(encoded.token_ids))
+    return int(touching[0]), int(touching[-1]) + 1, len(encoded.token_ids)

@@ -5,14 +5,14 @@ Generated, or read from the published files (`ordered_kv_records`, `key`, `value
 
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice
+from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice, listed
 from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
 
 INSTRUCTION = "Extract the value corresponding to the specified key in the JSON object below."
@@ -29,7 +29,7 @@ class KeyValue(LanguageTask):
     """
 
     pairs: int = 75
-    """Pairs in the object, >= 2; each is a place for the asked one."""
+    """Pairs in the object, >= 2; each is a position for the asked one."""
     file: str | None = None
     """A published .jsonl or .jsonl.gz file; None: generated pairs. Its lines must have exactly `pairs` pairs."""
     query: str = "after"
@@ -46,17 +46,14 @@ class KeyValue(LanguageTask):
 
     @property
     def n_items(self) -> int:
-        """One place per pair."""
+        """One position per pair."""
         return self.pairs
 
-    def drafts(self, tokenizer: Any, *, count: int, positions: Sequence[int], seed: int) -> Iterator[list[Draft]]:
-        """One content is a set of pairs with the asked one; see `LanguageTask.drafts`."""
-        contents: Iterator[tuple[Pair, list[Pair]]]
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Pair, list[Pair]]]:
+        """The asked pair and the others."""
         if self.file is None:
-            contents = (drawn_pairs(self.pairs, seed, index) for index in range(count))
-        else:
-            contents = iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
-        return ([self._draft(gold, others, place) for place in positions] for gold, others in contents)
+            return (drawn_pairs(self.pairs, seed, index) for index in range(count))
+        return iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
 
     def _pairs_of(self, record: dict[str, Any], where: str) -> tuple[Pair, list[Pair]]:
         """The asked pair and the others of a published line."""
@@ -75,27 +72,23 @@ class KeyValue(LanguageTask):
             raise UsageError(f"{where}: no gold: the asked key {key!r} with its value is not among the pairs")
         return (key, value), [(entry[0], entry[1]) for entry in records if entry[0] != key]
 
-    def _draft(self, gold: Pair, others: list[Pair], place: int) -> Draft:
-        pairs = [*others[:place], gold, *others[place:]]
-        entries = [f'"{key}": "{value}"' for key, value in pairs]
+    def draft(self, drawn: tuple[Pair, list[Pair]], position: int) -> Draft:
+        """The published wording."""
+        gold, others = drawn
+        entries = [f'"{key}": "{value}"' for key, value in [*others[:position], gold, *others[position:]]]
         asked = f'Key: "{gold[0]}"\n'
-        head = f"{INSTRUCTION}\n\n{asked if self.query != 'after' else ''}" + ("\n" if self.query != "after" else "")
-        head += "JSON data:\n{"
+        head = f"{INSTRUCTION}\n\n" + (f"{asked}\n" if self.query != "after" else "") + "JSON data:\n{"
         tail = "}\n\n" + (asked if self.query != "before" else "") + "Corresponding value:"
-        begin = len(head) + sum(len(entry) + len(",\n ") for entry in entries[:place])
-        text = head + ",\n ".join(entries) + tail
-        return Draft(text, (gold[1],), (begin, begin + len(entries[place])))
+        text, span = listed(entries, position, head=head, between=",\n ", tail=tail)
+        return Draft(text, (gold[1],), span)
 
 
 def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
-    """The asked pair and the other ones of a generated content: version-4 UUIDs, keys all different."""
+    """The asked pair and the other ones of a generated sample: version-4 UUIDs, keys all different."""
     source = random.Random(f"key_value {seed} {index}")
     drawn: dict[str, str] = {}
     while len(drawn) < pairs:
-        drawn[_uuid(source)] = _uuid(source)
+        value, key = (str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2))
+        drawn[key] = value
     gold, *others = drawn.items()
     return gold, others
-
-
-def _uuid(source: random.Random) -> str:
-    return str(uuid.UUID(int=source.getrandbits(128), version=4))

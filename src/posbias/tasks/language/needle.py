@@ -1,48 +1,82 @@
 """Needle in text: a fact put between two clauses of running text, at depths counted in the model's own tokens.
 
-Several needles of the same key may all be asked for, and distractors tell other keys' values; both keep their places
-while one needle moves through the text.
+Several needles of the same key may all be asked for, and distractors state other keys' values; both keep their places
+while one needle moves through the text, which comes from the default corpus or a text file.
 """
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import ITEMS, Limit
-from posbias.prompts.sources import Group
+from posbias.prompts.sources import Group, default_corpus, text_file
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
 from posbias.tasks.language.encoding import encode
-from posbias.tasks.language.haystack import Haystack, corpus_groups, drawn_haystack
 from posbias.tasks.language.published import check_path
 from posbias.tasks.language.words import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2
 """Tokens kept free for each needle and end of the text, where joining texts may split tokens anew."""
-
 TOKENS = Limit("POSBIAS_MAX_PROMPT_TOKENS", 10_000_000, "tokens")
 """Of a prompt."""
-
 ATTEMPTS = 20
 """Texts tried until one has a clause border of its own near each depth."""
+CLAUSE_END = re.compile(r"(?<=[.!?;:]) ")
+"""Also clauses, since verse and statutes have sentences of hundreds of tokens."""
+CUT = " ..."
+"""What stands where the text was cut."""
+CHARACTERS_PER_TOKEN = 8
+"""Text read for each token asked: English has 4 to 5, so that enough is left after cutting at a sentence."""
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """A text as clauses, with the tokens before each border."""
+
+    clauses: tuple[str, ...]
+    borders: tuple[int, ...]
+    """Tokens before clause 0, 1 ... and after the last: one more than there are clauses, ascending from 0."""
+
+    def border_at(self, depth: float) -> int:
+        """Clauses before the border nearest to a depth, by tokens; depth 0: before the first, 1: after the last."""
+        return int(np.argmin(np.abs(np.array(self.borders) - depth * self.borders[-1])))
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A text with what is put into it."""
+
+    haystack: Haystack
+    gold: str
+    """The sentence that moves."""
+    facts: list[str]
+    """Sentences that stay in place: further needles and distractors."""
+    question: str
+    values: tuple[str, ...]
+    """Of the moved needle, and of the other asked ones."""
 
 
 @LANGUAGE_TASKS.register("needle")
 @dataclass(frozen=True)
 class Needle(LanguageTask):
-    """Find the number of a city that one sentence of a long text tells; that sentence moves through the text."""
+    """Find the number of a city that one sentence of a long text states; that sentence moves through the text."""
 
     tokens: int = 1024
     """Length of the whole prompt: the text is cut at a word to fill it (tokens, >= 64)."""
     depths: int = 11
-    """Places of the needle, evenly spaced from before the first clause to after the last, >= 2."""
+    """Positions of the needle, evenly spaced from before the first clause to after the last, >= 2."""
     needles: int = 1
     """Numbers of the asked city in the text, all asked for; one moves, the others keep their places (>= 1)."""
     distractors: int = 0
-    """Sentences that tell the numbers of other cities, at fixed places; 0 ... 39."""
+    """Sentences that state the numbers of other cities, at fixed places; 0 ... 39."""
     corpus: str | None = None
     """A UTF-8 text file; None: the default corpus of the package."""
 
@@ -61,27 +95,26 @@ class Needle(LanguageTask):
 
     @property
     def n_items(self) -> int:
-        """One place per depth."""
+        """One position per depth."""
         return self.depths
 
-    def drafts(self, tokenizer: Any, *, count: int, positions: Sequence[int], seed: int) -> Iterator[list[Draft]]:
-        """One content is a text with its needles; see `LanguageTask.drafts`.
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Hidden]:
+        """A text with its needles.
 
         Raises:
-            UsageError: no tokenizer, or one without character offsets; a length that leaves no room for text.
+            UsageError: no tokenizer, or one without character offsets; a length that leaves no room for text; a file
+                that is missing, empty or not readable.
         """
         if tokenizer is None or not getattr(tokenizer, "is_fast", False):
             raise UsageError(
                 f"{self.name} counts depths in tokens, so it needs the model's (fast) tokenizer; of a server's "
                 "model give a copy: --tokenizer"
             )
-        groups = corpus_groups(self.corpus, self.tokens)
+        groups = default_corpus() if self.corpus is None else [text_file(Path(self.corpus), self.tokens)]
         sources = (random.Random(f"needle {seed} {index}") for index in range(count))
-        return (self._content(tokenizer, groups, positions, source) for source in sources)
+        return (self._hidden(tokenizer, groups, source) for source in sources)
 
-    def _content(
-        self, tokenizer: Any, groups: list[Group], positions: Sequence[int], source: random.Random
-    ) -> list[Draft]:
+    def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
         city, *others = source.sample(CITIES, 1 + self.distractors)
         values = [str(value) for value in source.sample(range(1_000_000, 10_000_000), self.needles + self.distractors)]
         fixed = [(city, value) for value in values[1 : self.needles]]
@@ -95,49 +128,69 @@ class Needle(LanguageTask):
         if room < 1:
             raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
         haystack = self._haystack(groups, room, tokenizer, source)
-        borders = [haystack.border_at(place / (self.depths - 1)) for place in positions]
-        asked = _Asked(question, tuple(values[: self.needles]))
-        return [_draft(haystack, border, gold, facts, asked) for border in borders]
+        return Hidden(haystack, gold, facts, question, tuple(values[: self.needles]))
 
     def _haystack(self, groups: list[Group], room: int, tokenizer: Any, source: random.Random) -> Haystack:
         """A text whose depths fall on different borders; places where they do not are passed over."""
         for _ in range(ATTEMPTS):
             haystack = drawn_haystack(groups, room, tokenizer, source)
-            if len({haystack.border_at(place / (self.depths - 1)) for place in range(self.depths)}) == self.depths:
+            if len({self._border(haystack, position) for position in range(self.depths)}) == self.depths:
                 return haystack
         raise UsageError(
             f"{self.name}: texts of {self.tokens} tokens do not have {self.depths} different depths between clauses; "
             "ask for fewer depths or more tokens"
         )
 
+    def _border(self, haystack: Haystack, position: int) -> int:
+        return haystack.border_at(position / (self.depths - 1))
 
-@dataclass(frozen=True)
-class _Asked:
-    """The question, the moved needle's value, and those of the other asked needles."""
-
-    question: str
-    values: tuple[str, ...]
+    def draft(self, drawn: Hidden, position: int) -> Draft:
+        """The text with the gold needle before a clause and the other facts evenly spread, always alike."""
+        haystack, facts = drawn.haystack, drawn.facts
+        borders = [haystack.border_at(number / (len(facts) + 1)) for number in range(1, len(facts) + 1)]
+        # At one border facts come first, then the moved needle, then the clause.
+        parts = [(border, 0, fact) for border, fact in zip(borders, facts, strict=True)]
+        parts += [(number, 1, clause) for number, clause in enumerate(haystack.clauses)]
+        parts.sort(key=lambda part: part[:2])
+        place = self._border(haystack, position), 0
+        before = [text for number, rank, text in parts if (number, rank) <= place]
+        after = [text for _, _, text in parts[len(before) :]]
+        begin = len(OPENING) + sum(len(part) + 1 for part in before)
+        text = _prompt(" ".join([*before, drawn.gold, *after]), drawn.question)
+        return Draft(text, drawn.values[:1], (begin, begin + len(drawn.gold)), companions=drawn.values[1:])
 
 
 def _prompt(text: str, question: str) -> str:
     return f"{OPENING}{text}\n\nQuestion: {question}\nAnswer:"
 
 
-def _draft(haystack: Haystack, border: int, gold: str, facts: list[str], asked: _Asked) -> Draft:
-    """The prompt with the gold needle before clause `border` and the other facts evenly spread, always alike."""
-    inserted: dict[int, list[str]] = {}
-    for number, fact in enumerate(facts, start=1):
-        inserted.setdefault(haystack.border_at(number / (len(facts) + 1)), []).append(fact)
-    inserted.setdefault(border, []).append(gold)
-    inserted.setdefault(len(haystack.clauses), [])
-    before = _merged(haystack.clauses[:border], inserted, 0) + inserted[border][:-1]
-    after = _merged(haystack.clauses[border:], inserted | {border: []}, border)
-    after += inserted[len(haystack.clauses)] if border < len(haystack.clauses) else []
-    begin = len(OPENING) + sum(len(part) + 1 for part in before)
-    text = _prompt(" ".join([*before, gold, *after]), asked.question)
-    return Draft(text, (asked.values[0],), (begin, begin + len(gold)), companions=asked.values[1:])
+def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source: random.Random) -> Haystack:
+    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens`.
 
+    Args:
+        groups: Files to choose from, each as likely.
+        tokens: Most tokens of the text, >= 1.
+        tokenizer: A fast Hugging Face tokenizer.
+        source: Chooses the place.
 
-def _merged(clauses: Sequence[str], inserted: dict[int, list[str]], first: int) -> list[str]:
-    """Clauses number `first` ... with what is inserted before each of them."""
-    return [part for number, clause in enumerate(clauses, start=first) for part in [*inserted.get(number, []), clause]]
+    Raises:
+        UsageError: the file has too little text.
+    """
+    group = source.choice(groups)
+    documents = source.choice(group.segments)()
+    text = " ".join(" ".join(document.split()) for document in documents if isinstance(document, str))
+    wanted = CHARACTERS_PER_TOKEN * tokens
+    start = source.randrange(max(1, len(text) - wanted))
+    begin = CLAUSE_END.search(text, start) if start else None
+    text = text[begin.end() if begin else 0 :][:wanted]
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    if len(offsets) < tokens:
+        raise UsageError(f"{group.name} has too little text: {len(offsets)} tokens where {tokens} are asked")
+    ends = np.array([end for _, end in offsets])
+    text = text[: ends[tokens - 1]].rsplit(" ", 1)[0]
+    cuts = [match.start() for match in CLAUSE_END.finditer(text)]
+    before = np.searchsorted(ends, [*cuts, len(text)], side="left") + 1
+    clauses = CLAUSE_END.split(text)
+    if not text.endswith((".", "!", "?")):
+        clauses[-1] += CUT
+    return Haystack(tuple(clauses), (0, *(int(count) for count in before)))

@@ -33,21 +33,13 @@ def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]
 
 
 def check_path(owner: str, parameter: str, value: object) -> None:
-    """Refuse a variant's file name that is neither text nor None.
-
-    Raises:
-        UsageError: it is not, or it is empty.
-    """
+    """Refuse a variant's file name that is neither a text nor None, or empty."""
     if value is not None and not (isinstance(value, str) and value):
         raise UsageError(f"{owner}: {parameter} must be a path, got {value!r}")
 
 
 def file_sha256(task: object) -> str | None:
-    """Hash of the file that a task's contents are read from; None where it makes its own, or the file is no plain one.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
+    """Hash of the file that a task's samples are read from; None where it makes its own, or that is no plain file."""
     path = getattr(task, "file", None) or getattr(task, "corpus", None)
     if path is None or not Path(path).is_file():
         return None
@@ -56,11 +48,7 @@ def file_sha256(task: object) -> str | None:
 
 
 def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
-    """A field that must be text, and not empty unless `empty` allows it.
-
-    Raises:
-        UsageError: it is missing, empty or not text.
-    """
+    """A field that must be text, and not empty unless `empty` allows it."""
     value = record.get(name)
     if not isinstance(value, str) or not (value or empty):
         raise UsageError(f"{where}: field {name!r} must be text, got {value!r:.80}")
@@ -68,11 +56,7 @@ def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = F
 
 
 def list_field(record: dict[str, Any], name: str, where: str) -> list[Any]:
-    """A field that must be a list with at least one entry.
-
-    Raises:
-        UsageError: it is missing, empty or not a list.
-    """
+    """A field that must be a list with at least one entry."""
     value = record.get(name)
     if not isinstance(value, list) or not value:
         raise UsageError(f"{where}: field {name!r} must be a list with entries, got {value!r:.80}")

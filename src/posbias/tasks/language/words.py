@@ -12,7 +12,7 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
 }
 """Members of categories that no word shares with another."""
 LABELS = ("red", "blue", "green", "black", "white", "gold", "silver", "brown")
-"""Labels without a tie to any category; as many as there are categories."""
+"""Labels that belong to no category; as many as there are categories."""
 
 COMMON = (
     *("river", "stone", "paper", "window", "garden", "letter", "market", "bridge", "forest", "kitchen"),

@@ -5,7 +5,7 @@ import numpy as np
 import posbias as pb
 
 PLACES = (0, 1, 2, 3, 4)
-GOLD = "tie/measured/logprob/gold"
+GOLD = "influence/measured/logprob/gold"
 
 
 def saved(*, model="demo", seed=0, count=8, task="example_order(shots=5)", level=1.0):
@@ -21,9 +21,9 @@ def saved(*, model="demo", seed=0, count=8, task="example_order(shots=5)", level
         "max_tokens": 4,
         "responder": {"kind": "local", "model": {"source": model, "weights_sha256": model, "dtype": "float32"}},
     }
-    record.seeds = {"contents": seed}
-    series = {"source": "measured", "kind": "logprob", "what": "gold", "means": [], "ties": {}}
-    record.scalars = {"n_items": len(PLACES), "tie": {"series": [series], "left_out": []}}
+    record.seeds = {"samples": seed}
+    series = {"source": "measured", "kind": "logprob", "what": "gold", "means": [], "correlations": {}}
+    record.scalars = {"n_items": len(PLACES), "influence": {"series": [series], "left_out": []}}
     blank = np.full((count, len(PLACES)), np.nan)
     record.arrays = {
         "positions": np.array(PLACES),

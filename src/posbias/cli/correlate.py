@@ -1,4 +1,4 @@
-"""`posbias tie`: does what weighs also get used, over the positions of several audited models and lengths together?"""
+"""`posbias correlate`: does what weighs also get used, over positions of several audited models and lengths?"""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +8,12 @@ import typer
 from posbias.cli import options
 from posbias.cli.invocation import command_line, passed_arguments
 
-EXAMPLE = "Example, after two runs of `posbias audit ... --behaviour ...`: `posbias tie runs/a runs/b --out runs/tied`"
+EXAMPLE = (
+    "Example, after two runs of `posbias audit ... --behaviour ...`: `posbias correlate runs/a runs/b --out runs/ab`"
+)
 
 
-def tie(
+def correlate(
     context: typer.Context,
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Directories of audits with --behaviour.", show_default=False)
@@ -20,15 +22,15 @@ def tie(
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Pool the ties of finished audits: rank and partial correlations over positions, ranks formed within each run."""
+    """Correlate influence with behaviour over finished audits: rank and partial correlations, ranks within each run."""
     from posbias.cli.output import finish
-    from posbias.evaluation import tie_runs
+    from posbias.evaluation import correlate_runs
     from posbias.evaluation.record import load_behaviour
     from posbias.records import reading, run_directory
 
     arguments = passed_arguments(context)
-    with run_directory(out, verb="tie", arguments=arguments) as directory:
+    with run_directory(out, verb="correlate", arguments=arguments) as directory:
         records = [load_behaviour(run) for run in runs]
         with reading(*records):
-            record = tie_runs(records, seed=seed, arguments=arguments, command=command_line(context))
+            record = correlate_runs(records, seed=seed, arguments=arguments, command=command_line(context))
         finish(record, out=directory, as_json=json)

@@ -1,0 +1,255 @@
+"""One HTTP request after another until there is an answer: pace, retries with back-off and jitter, one deadline.
+
+What may pass (no connection, a time-out, 408, 429, 5xx, an answer that is not what it should be) is tried again; a
+refusal of the request itself (other 4xx) is not. Nothing here prints, and no message holds the key.
+
+The HTTP client is asynchronous, because only then one deadline covers everything: name, connection, TLS, hints, headers
+and body are all cancelled at once. Its event loop runs in a thread of its own while the connection is open.
+"""
+
+import email.utils
+import json
+import random
+import ssl
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders.masking import Mask
+from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
+from posbias.evaluation.responders.server_options import ServerOptions
+
+RETRIED = frozenset({408, 429})
+"""Refusals that may pass; so may all of 500 and above."""
+DOUBLINGS = 64
+"""Of the delay between attempts at most: more would be no number any more."""
+TOO_LONG = (
+    *("context length", "context window", "context_length", "maximum context", "too long", "too many tokens"),
+    *("context size", "context_size", "inputs` tokens"),
+)
+"""How servers say that a prompt does not fit; the second line: llama.cpp and TGI."""
+CONNECTING = 10.0
+"""Longest wait for a connection, and for its TLS (seconds); half the time-out where that is less.
+
+These two have limits of their own because the client leaves a socket open that is cancelled in the middle of TLS.
+"""
+REFUSAL = 2**16
+"""Bytes that are read of a refusal; its message stands at the beginning."""
+_GZIP = 31
+"""What zlib calls the gzip format with its largest window."""
+
+
+class RefusedError(Exception):
+    """A request that the server refuses for good."""
+
+    def __init__(self, status: int, shown: str, message: str) -> None:
+        """`shown`: what may be repeated of the server's message."""
+        super().__init__(f"HTTP {status}: {shown}")
+        self.status = status
+        self.too_long = status in (400, 413, 422) and any(words in message.lower() for words in TOO_LONG)
+
+
+class StoppedError(Exception):
+    """Another request has failed for good, so this one is not tried further."""
+
+
+class Client:
+    """A client of one server, for several threads at once."""
+
+    def __init__(self, address: str, options: ServerOptions) -> None:
+        self.address = address
+        self.retried = 0
+        """Attempts that were repeated."""
+        self.stop = threading.Event()
+        """Set: waits end at once, and nothing is tried again."""
+        self._options = options
+        self._key = options.key()
+        self.mask = Mask(self._key)
+        """Takes the key out of texts."""
+        per_minute = options.requests_per_minute
+        self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
+        self._next = 0.0
+        """When the next attempt may begin: evenly spaced, and not before a wait that the server has asked for."""
+        self._jitter = random.Random(options.jitter_seed)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Requests are possible meanwhile, on connections that are kept until the end; what is still under way then is
+        cancelled if an error ends it.
+
+        Raises:
+            UsageError: a proxy in the environment is none.
+        """
+        import httpx2
+        from anyio.from_thread import start_blocking_portal
+
+        headers = {"Accept-Encoding": "gzip", "Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            client = httpx2.AsyncClient(
+                headers=headers,
+                timeout=httpx2.Timeout(None, connect=min(CONNECTING, self._options.timeout / 2)),
+                limits=httpx2.Limits(max_connections=self._options.concurrency),
+                verify=_trusted(),
+            )
+        except (ValueError, ImportError, httpx2.InvalidURL) as error:
+            raise UsageError(f"a proxy that the environment names cannot be used: {error}") from None
+        with (
+            self.mask.in_logs(),
+            start_blocking_portal("asyncio") as self._portal,
+            self._portal.wrap_async_context_manager(client) as self._client,
+        ):
+            yield
+
+    def request(self, path: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
+        """Post a body below the address and read the answer.
+
+        Args:
+            path: Below the address.
+            body: JSON.
+            kind: What is read out of the answer.
+
+        Raises:
+            RefusedError: for good.
+            RunError: still failing after the last retry, an answer that is too large, or a wait that is too long.
+            StoppedError: `stop` was set meanwhile.
+        """
+        reason = ""
+        for attempt in range(self._options.retries + 1):
+            self._wait(self._turn())
+            try:
+                return self._attempt(f"{self.address}/{path}", body, kind)
+            except FailedError as error:
+                reason, wanted = self.mask.line(str(error)), error.retry_after
+            if wanted is not None and wanted > self._options.longest_retry_after:
+                raise RunError(f"server {self.address} asks to wait {wanted:g} s ({reason})")
+            if attempt < self._options.retries:
+                self._wait(self._delay(attempt + 1, wanted))
+        raise RunError(f"server {self.address} failed {self._options.retries + 1} times: {reason}")
+
+    def _attempt(self, url: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
+        """The answer to one request; `FailedError` where it may be repeated."""
+        status, headers, content = self._post(url, body)
+        if _fulfilled(status):
+            return read_answer(content, kind, self.mask.answer)
+        if status in RETRIED or status >= 500:
+            raise FailedError(f"HTTP {status}", _retry_after(headers.get("Retry-After")))
+        text = content.decode("utf-8", errors="replace")
+        raise RefusedError(status, self.mask.line(text) or "no message", text)
+
+    def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and decoded content of an answer; of a refusal the beginning.
+
+        Raises:
+            FailedError: there is no connection, what comes is no HTTP or not encoded as it says, or it comes too late.
+            RunError: a fulfilled request's answer is larger than allowed, as it comes or decoded.
+        """
+        import httpx2
+
+        try:
+            status, headers, raw = self._portal.call(self._exchange, url, json.dumps(body).encode())
+        except (TimeoutError, httpx2.TimeoutException):
+            raise FailedError(f"no answer within {self._options.timeout:g} s") from None
+        except httpx2.ConnectError as error:
+            raise FailedError(f"cannot be reached ({error})") from None
+        except Exception as error:  # whatever the client's parsers make of hostile headers and cookies
+            raise FailedError(f"no whole answer arrived ({str(error) or type(error).__name__})") from None
+        try:
+            content = self._decoded(raw, headers.get("Content-Encoding", ""))
+        except MalformedError:
+            if _fulfilled(status):
+                raise
+            content = b""
+        if _fulfilled(status) and max(len(raw), len(content)) > self._options.max_answer_bytes:
+            raise RunError(
+                f"server {self.address}: its answer is larger than {self._options.max_answer_bytes:,} bytes; "
+                "max_answer_bytes=... of the server's options allows more"
+            )
+        return status, headers, content
+
+    async def _exchange(self, url: str, content: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and bytes of one answer, one more than allowed at most but for the last piece."""
+        import anyio
+
+        raw = bytearray()
+        with anyio.fail_after(self._options.timeout):
+            async with self._client.stream("POST", url, content=content) as response:
+                limit = self._options.max_answer_bytes if _fulfilled(response.status_code) else REFUSAL
+                async for piece in response.aiter_raw():
+                    raw += piece
+                    if len(raw) > limit:
+                        break
+        return response.status_code, response.headers, bytes(raw)
+
+    def _decoded(self, raw: bytes, coding: str) -> bytes:
+        """The content of a body, one byte more than allowed at most."""
+        if coding.strip().lower() in ("", "identity"):
+            return raw
+        if coding.strip().lower() != "gzip":
+            raise MalformedError(f"its encoding is {coding!r}; allowed: gzip, identity")
+        unpacker = zlib.decompressobj(_GZIP)
+        try:
+            content = unpacker.decompress(raw, self._options.max_answer_bytes + 1)
+        except zlib.error as error:
+            raise MalformedError(f"its gzip is damaged: {error}") from None
+        if not unpacker.eof and max(len(raw), len(content)) <= self._options.max_answer_bytes:
+            raise MalformedError("its gzip breaks off")
+        return content
+
+    def _turn(self) -> float:
+        """Seconds to wait before the attempt that takes this turn."""
+        with self._lock:
+            now = time.monotonic()
+            turn = max(now, self._next)
+            self._next = turn + self._spacing
+            return turn - now
+
+    def _delay(self, attempt: int, wanted: float | None) -> float:
+        """Seconds before an attempt (1 = the first retry): exponential with jitter, or what the server asks for."""
+        with self._lock:
+            self.retried += 1
+            shortened = 1.0 - 0.5 * self._jitter.random()
+        doubled = self._options.first_delay * 2.0 ** min(attempt - 1, DOUBLINGS)
+        delay = min(self._options.longest_delay, doubled) * shortened
+        if wanted is not None:
+            with self._lock:
+                self._next = max(self._next, time.monotonic() + wanted)
+            delay = max(delay, wanted)
+        return delay
+
+    def _wait(self, seconds: float) -> None:
+        if self.stop.wait(min(seconds, threading.TIMEOUT_MAX)) if seconds > 0 else self.stop.is_set():
+            raise StoppedError
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for, given as a number or a date; None where it says nothing."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return max(0.0, seconds) if seconds < float("inf") else None
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are believed; reading them takes longer than many an answer."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def _fulfilled(status: int) -> bool:
+    return 200 <= status < 300

@@ -1,0 +1,186 @@
+"""What is requested: samples of a task at chosen positions; and what came of each, as arrays to keep.
+
+A sample (the same items, the same question) is requested once per position. It is the unit that is stored, resumed
+from and resampled. What does not fit into the model's context is NaN with its reason; nothing is truncated.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbias.checks import check_seed, check_whole, checked
+from posbias.errors import UsageError
+from posbias.evaluation.responders.base import Reply, Request, Responder, Response
+from posbias.tasks.language import SCORERS, Example, LanguageTask, share_found
+
+TEXTS = "texts"
+"""Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
+SPREAD_POSITIONS = 9
+"""Positions that are requested by default: enough to see a bend, few enough to be quick."""
+
+Pieces = dict[str, np.ndarray]
+
+
+@checked
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What is requested, and where finished samples are kept."""
+
+    count: int = 50
+    """Samples, each requested at every position, >= 1."""
+    positions: Sequence[int] | None = None
+    """Of the moved item; None: at most SPREAD_POSITIONS, evenly spread, both ends among them."""
+    seed: int = 0
+    """Of samples and folds, >= 0."""
+    generate: bool = True
+    """Whether answers are generated and judged by the task's published rule."""
+    score: bool = True
+    """Whether the right answer is scored by teacher forcing, which also ranks models too weak to generate it."""
+    max_tokens: int | None = None
+    """Generated at most, >= 1; None: the task's own."""
+    together: int = 8
+    """Samples requested at a time, >= 1: what an interruption costs at most."""
+    directory: Path | None = None
+    """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
+    resume: bool = False
+    """Whether to continue from the samples that are there."""
+    max_memory: int | None = None
+    """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
+
+    def __post_init__(self) -> None:
+        check_whole("evaluate: count", self.count, least=1)
+        check_whole("evaluate: together", self.together, least=1)
+        check_seed(self.seed)
+        for name in ("max_tokens", "max_memory"):
+            if getattr(self, name) is not None:
+                check_whole(f"evaluate: {name}", getattr(self, name), least=1)
+        if not (self.generate or self.score):
+            raise UsageError("nothing to do: neither answers are generated nor the right one scored; allow one of both")
+
+    def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
+        """Positions of the moved item, ascending; all of them must be the task's."""
+        return spread_positions(task) if self.positions is None else task.positions(list(self.positions))
+
+    def tokens_of(self, task: LanguageTask) -> int:
+        """Tokens that are generated at most; 0 where none are."""
+        return (self.max_tokens or task.max_tokens) if self.generate else 0
+
+
+def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[int, ...]:
+    """At most so many positions (>= 1), evenly spread, the first and the last among them."""
+    check_whole("positions: spread", most, least=1)
+    positions = np.linspace(0, task.n_items - 1, min(most, task.n_items))
+    return tuple(sorted({int(position) for position in np.rint(positions)}))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The examples of one sample, one for each position."""
+
+    name: str
+    examples: tuple[Example, ...]
+
+    @property
+    def piece(self) -> str:
+        """Name of its stored piece: changes with every prompt and answer."""
+        text = json.dumps([[str(example.prompt), list(example.answers), example.target] for example in self.examples])
+        return f"sample-{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
+    """The samples of a task, each with its examples at all positions, lazily."""
+    positions = options.positions_of(task)
+    drawn = task.examples(tokenizer, count=options.count, positions=positions, seed=options.seed)
+    for name, group in itertools.groupby(drawn, key=lambda example: example.sample):
+        examples = tuple(group)
+        if len(examples) != len(positions):
+            raise UsageError(f"{task}: sample {name} has {len(examples)} examples for {len(positions)} positions")
+        yield Sample(name, examples)
+
+
+def requests_of(samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> list[Request]:
+    """One request for each example of each sample, in order."""
+    return [
+        Request(
+            prompt=example.prompt,
+            answer=example.target if options.score else None,
+            max_tokens=options.max_tokens or task.max_tokens,
+            group=example.sample,
+            stop=task.stop,
+        )
+        for sample in samples
+        for example in sample.examples
+    ]
+
+
+def request_samples(
+    samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
+) -> list[Pieces]:
+    """Everything about some samples, requested together.
+
+    Raises:
+        UsageError: a request that the model cannot take, such as a conversation without a chat template.
+        RunError: the model fails, or its server cannot be reached.
+    """
+    requests = requests_of(samples, task, options)
+    replies = iter(responder.respond(requests, generate=options.generate, score=options.score))
+    return [_piece(task, [(example, next(replies)) for example in sample.examples]) for sample in samples]
+
+
+def as_bytes(document: Any) -> np.ndarray:
+    """Plain values as an array that a piece can hold."""
+    return np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
+
+
+def read_json(piece: Pieces, name: str) -> Any:
+    """The plain values that an array of a piece holds, such as the outputs, one for each position."""
+    return json.loads(piece[name].tobytes().decode())
+
+
+def _piece(task: LanguageTask, replies: Sequence[tuple[Example, Reply]]) -> Pieces:
+    """What came of one sample, a column for each position."""
+    rows = [_row(task, example, reply) for example, reply in replies]
+    tables = {
+        name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
+        for name in rows[0]
+    }
+    return {**tables, TEXTS: as_bytes([_output(example, reply.response) for example, reply in replies])}
+
+
+def _row(task: LanguageTask, example: Example, reply: Reply) -> dict[str, float | None]:
+    """The numbers of one example by table; None where there is none."""
+    response, score = reply.response, reply.score
+    skipped = response is not None and response.skipped is not None
+    text = None if response is None or skipped else response.text
+    values, tokens = [example.answers[0], *example.companions], example.n_tokens
+    return {
+        "correct": None if text is None else SCORERS[task.scoring](text, example.answers),
+        # Only where a prompt asks for several.
+        "found": None if text is None or not example.companions else share_found(text, values),
+        "logprob": None if score is None else score.logprob,
+        "answer_tokens": None if score is None else score.n_tokens,
+        "first_rank": None if score is None else score.first_rank,
+        "greedy": None if score is None else score.greedy,
+        "gold_token": example.gold_token,
+        "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
+        "too_long": skipped,
+    }
+
+
+def _output(example: Example, response: Response | None) -> dict[str, Any]:
+    skipped = None if response is None else response.skipped
+    return {
+        "sample": example.sample,
+        "position": example.gold_position,
+        "condition": example.condition,
+        "answers": list(example.answers),
+        "text": None if response is None or skipped else response.text,
+        "finish": None if response is None else response.finish,
+        "skipped": skipped,
+    }
