@@ -20,7 +20,7 @@ from run import distance
 from measurement import fresh_model, measure
 from posbias.statistics import resamples
 from posbias.theory.mean_field import mean_field, network_profiles, spec_of
-from posbias.theory.mean_field.networks import scatter
+from posbias.theory.mean_field.prediction import scatter
 
 SEEDS = {
     "llama_64_4_0.1": 256,

@@ -13,11 +13,8 @@ import torch
 from variants import Experiment, run
 
 from posbias.models.attention import BLOCK_QUERIES
-from posbias.theory.power_rollout.description import Description
-from posbias.theory.power_rollout.diagonal import pull_layers, pull_to_stream
-from posbias.theory.power_rollout.probes import covectors, draw_signs, generators
-from posbias.theory.power_rollout.trace import Trace
-from posbias.theory.power_rollout.walk import Walk
+from posbias.theory.power_rollout.prompt_trace import DescribedTrace
+from posbias.theory.power_rollout.walk import Walk, draw_signs, generators
 
 DRAWS, DRAWS_AT_ONCE = 16, 4
 JUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -85,17 +82,17 @@ class JunctionSigns:
         return self._shared[name]
 
 
-def _profiles(description: Description, trace: Trace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    parts, device = description.layers[0].attention.parts, trace.state.device
-    blocks = -(-len(trace.embeddings) // BLOCK_QUERIES)
+def _profiles(trace: DescribedTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    parts, device = trace.description.layers[0].attention.parts, trace.state.device
+    n_positions = len(trace.trace.embeddings)
+    blocks = -(-n_positions // BLOCK_QUERIES)
     for variant, junctions in JUNCTIONS.items():
         generator = next(generators(seed, 1, device))
         signs = JunctionSigns(junctions, parts.heads // parts.key_heads, blocks, generator)
         walk = Walk(power=1, query=True, signs=signs)
-        energy = np.zeros(len(trace.embeddings))
+        energy = np.zeros(n_positions)
         for _ in range(DRAWS // DRAWS_AT_ONCE):
-            vectors = covectors(trace, DRAWS_AT_ONCE, generator)
-            gradients = pull_layers(description, trace, pull_to_stream(description, trace, vectors, 1), walk)
+            gradients = trace.pull(trace.covectors(DRAWS_AT_ONCE, generator), walk)
             energy += gradients.double().square().sum((0, -1)).numpy()
         profile = np.sqrt(energy)
         yield variant, profile / profile.sum()

@@ -57,8 +57,7 @@ def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str,
         arrays = {name: rows[0] for name, rows in ingredients(model, one).per_prompt.items()}
         arrays["signs"] = sign_randomised_rollout(model, one, draws=DRAWS, seed=SEED + index).per_prompt[0]
         share = value_path_share(model, one, probes=PROBES, seed=SEED + index)
-        value_path = share.norms[0, :, 1]
-        return arrays | {"value_path": value_path / value_path.sum(), SHARE: share.total}
+        return arrays | {"value_path": share.profile.influence, SHARE: share.arrays["score_path/total"]}
 
     return computed_once(path, compute)
 

@@ -21,7 +21,7 @@ from posbias.measurement import measure_prompt, resolve_kinds
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
-from posbias.theory.power_rollout import PowerRolloutSettings, attention_rollout_of, power_rollout_of, trace_passing
+from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, power_rollout_of, trace_passing
 
 SCHEDULE = (
     (256, 8),
@@ -41,10 +41,10 @@ ALL_FORMS_PROMPTS = 8
 """Every form of the power rollout is computed on the first prompts of the shorter lengths; elsewhere the chosen one."""
 KINDS = ("jacobian(probes=2)", "probability")
 FORMS = {
-    "diagonal_key": PowerRolloutSettings(form="diagonal", key_path=True),
-    "diagonal": PowerRolloutSettings(form="diagonal", key_path=False),
-    "isotropic_key": PowerRolloutSettings(form="isotropic", key_path=True),
-    "isotropic": PowerRolloutSettings(form="isotropic", key_path=False),
+    "diagonal_key": PowerRollout(form="diagonal", key_path=True),
+    "diagonal": PowerRollout(form="diagonal", key_path=False),
+    "isotropic_key": PowerRollout(form="isotropic", key_path=True),
+    "isotropic": PowerRollout(form="isotropic", key_path=False),
 }
 CHOSEN = "diagonal_key"
 """The form that wins on the first text over all models; see `summary.py`."""

@@ -16,12 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 from variants import Experiment, run
 
-from posbias.theory.power_rollout.description import Description
-from posbias.theory.power_rollout.diagonal import pull_block, pull_to_stream
-from posbias.theory.power_rollout.probes import covectors, draw_signs, generators
+from posbias.theory.power_rollout.prompt_trace import PromptTrace
 from posbias.theory.power_rollout.shared_direction import along, right_singular
-from posbias.theory.power_rollout.trace import Trace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs, generators
 
 DRAWS = 4
 VARIANTS = {
@@ -35,14 +32,14 @@ VARIANTS = {
 """Variant -> what is kept of every position between blocks, and how many shared directions."""
 
 
-def _profiles(description: Description, trace: Trace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def _profiles(trace: PromptTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     for variant, (kept, shared) in VARIANTS.items():
         generator = next(generators(seed, 1, trace.state.device))
-        gradients = pull_to_stream(description, trace, covectors(trace, DRAWS, generator), 1)
-        for layer, activations in zip(reversed(description.layers), reversed(trace.layers), strict=True):
+        gradients = trace.pull_start(trace.covectors(DRAWS, generator), BACK_PROPAGATION)
+        for block in reversed(range(trace.n_blocks)):
             if kept != "all":
                 gradients = _forget(gradients, kept, shared, generator)
-            gradients = pull_block(layer, activations, gradients, BACK_PROPAGATION)
+            gradients = trace.pull_block(block, gradients, BACK_PROPAGATION)
             gradients = gradients / gradients.norm()
         profile = gradients.double().square().sum((0, -1)).sqrt().numpy()
         yield variant, profile / profile.sum()

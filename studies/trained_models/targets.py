@@ -17,7 +17,7 @@ from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
 from posbias.records import Record
-from posbias.theory.power_rollout.rollout import PowerRolloutSettings, power_rollout_prompt
+from posbias.theory.power_rollout.rollout import PowerRollout, power_rollout_prompt
 
 KIND = "probability"
 STARTS = ("jacobian", KIND)
@@ -56,7 +56,7 @@ def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str,
         found = measure_prompt(model, token_ids, kinds=resolve_kinds([KIND]), key=(SEED, index))
         form, key_path = FORMS[CHOSEN].form, FORMS[CHOSEN].key_path
         theories = {
-            start: power_rollout_prompt(model, token_ids, PowerRolloutSettings(form, key_path=key_path, target=start))
+            start: power_rollout_prompt(model, token_ids, PowerRollout(form, key_path=key_path, target=start))
             for start in STARTS
         }
         return theories | {"measured": found.to_arrays()[f"norms/{KIND}"]}

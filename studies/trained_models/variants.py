@@ -18,13 +18,12 @@ from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import load_prompts, shuffled
 from posbias.records import Record
-from posbias.theory.power_rollout.description import Description, describe_model
-from posbias.theory.power_rollout.trace import Trace, trace_prompt
+from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
 
 SEED = 0
 SCRAMBLED = "scrambled"
 
-Profiles = Callable[[Description, Trace, int], Iterator[tuple[str, np.ndarray]]]
+Profiles = Callable[[PromptTrace, int], Iterator[tuple[str, np.ndarray]]]
 """From a traced prompt and a seed to variants by name, each a profile that sums to 1."""
 
 
@@ -80,9 +79,7 @@ def _prompt(
     """Every variant's profile of one prompt, computed once."""
 
     def compute() -> dict[str, np.ndarray]:
-        description = describe_model(model, n_positions=len(token_ids))
-        trace = trace_prompt(model, description, model.token_tensor([token_ids.tolist()])[0], target="jacobian")
-        return dict(experiment.profiles(description, trace, SEED + index))
+        return dict(experiment.profiles(trace_model(model, token_ids), SEED + index))
 
     return computed_once(folder / experiment.name / f"{index:03d}.safetensors", compute)
 

@@ -38,7 +38,7 @@ from posbias.measurement import KINDS, OUTPUTS
 from posbias.memory import peak_bytes, reset_peak, resident_bytes
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS
-from posbias.theory import THEORIES
+from posbias.theory import known_theories
 
 INPUTS = 1000
 SECONDS = 10
@@ -101,7 +101,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "--mask": MASKS,
     "--encoding": ENCODINGS,
     "--mixing": SCHEDULES,
-    "--theory": THEORIES,
+    "--theory": known_theories(),
     "--kinds": KINDS,
     "--output": OUTPUTS,
     "--task": LANGUAGE_TASKS,

@@ -347,7 +347,7 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
 
 @pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen3_moe"])
 def test_the_mean_field_refuses_mixtures_of_experts(name: str) -> None:
-    from posbias.theory.mean_field.extract import spec_of
+    from posbias.theory.mean_field.spec import spec_of
 
     model = shaken_model(name)
     with pytest.raises(UsageError, match=f"MLPs of {name} are mixtures of experts"):
@@ -357,7 +357,7 @@ def test_the_mean_field_refuses_mixtures_of_experts(name: str) -> None:
 
 
 def test_mean_field_has_every_dense_family_or_says_why_not(dense: HuggingFaceModel) -> None:
-    from posbias.theory.mean_field.extract import spec_of
+    from posbias.theory.mean_field.spec import spec_of
 
     parts = dense.family.attention_parts(dense.family.blocks(dense.network)[0], dense.config)
     learned_activation = dense.family.name == "apertus"

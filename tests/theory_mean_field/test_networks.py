@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
-from posbias.theory.mean_field.networks import distance, scatter
+from posbias.theory.mean_field.prediction import distance, scatter
 from posbias.theory.predict import predict
 
 N, SEEDS = 32, 32

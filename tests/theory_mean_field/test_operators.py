@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Alibi, Causal, Full, HeadGroup, Prefix, SlidingWindow
-from posbias.theory.mean_field.bins import Kernel, growing_bins, unit_bins
-from posbias.theory.mean_field.operators import CausalMean, DenseOperator, biased_operators, uniform_operator
+from posbias.theory.mean_field.bins import (
+    CausalMean,
+    DenseOperator,
+    Kernel,
+    biased_operators,
+    growing_bins,
+    uniform_operator,
+    unit_bins,
+)
 
 MASKS = [Causal(), SlidingWindow(width=5), Prefix(length=4), Full()]
 

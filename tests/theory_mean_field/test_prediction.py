@@ -11,9 +11,9 @@ from posbias.models import HuggingFaceModel, Origin, ReferenceConfig, ReferenceT
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import growing_bins, unit_bins
-from posbias.theory.mean_field.inputs import input_kernel
 from posbias.theory.mean_field.levels import Setting
-from posbias.theory.mean_field.prediction import choose_bins, gradient_squares
+from posbias.theory.mean_field.prediction import choose_bins, kernel_squares
+from posbias.theory.mean_field.recursion import input_kernel
 from posbias.theory.predict import predict
 
 
@@ -59,13 +59,18 @@ def test_identity_values_and_sinks_are_refused():
         reference(sinks=0.0)
 
 
+def squares_in(bins, spec, token_ids=None):
+    setting = Setting(bins, spec.width, np.random.default_rng())
+    return kernel_squares(spec, input_kernel(spec, bins, token_ids=token_ids), FirstOrder(), setting)[0]
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_growing_bins_agree_with_single_positions(model_type, fresh):
     spec = spec_of(fresh(model_type, hidden_size=64, num_hidden_layers=3))
-    exact, _ = gradient_squares(spec, None, FirstOrder(), Setting(unit_bins(400), spec.width, np.random.default_rng()))
+    exact = squares_in(unit_bins(400), spec)
     bins = growing_bins(400)
     assert bins.count < 200
-    same, _ = gradient_squares(spec, None, FirstOrder(), Setting(bins, spec.width, np.random.default_rng()))
+    same = squares_in(bins, spec)
     np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=2e-3)
 
 
@@ -73,18 +78,18 @@ def test_growing_bins_see_repeated_tokens(fresh):
     spec = spec_of(fresh("llama", hidden_size=64, num_hidden_layers=3))
     tokens = np.minimum(np.random.default_rng(0).zipf(1.3, 300), 200)
     bins = growing_bins(300)
-    exact, _ = gradient_squares(spec, tokens, FirstOrder(), Setting(unit_bins(300), 64, np.random.default_rng()))
-    same, _ = gradient_squares(spec, tokens, FirstOrder(), Setting(bins, 64, np.random.default_rng()))
+    exact = squares_in(unit_bins(300), spec, tokens)
+    same = squares_in(bins, spec, tokens)
     np.testing.assert_allclose(np.sqrt(bins.spread(same)), np.sqrt(exact), rtol=0.02)
 
 
 def test_windows_are_resolved_in_long_contexts(fresh):
     spec = spec_of(fresh("mistral", hidden_size=64, num_hidden_layers=2, sliding_window=128))
-    exact, _ = gradient_squares(spec, None, FirstOrder(), Setting(unit_bins(700), spec.width, np.random.default_rng()))
+    exact = squares_in(unit_bins(700), spec)
     bins = choose_bins(spec, 700)
     assert bins.sizes.max() == 8
     assert 700 - 128 in bins.starts
-    same, _ = gradient_squares(spec, None, FirstOrder(), Setting(bins, spec.width, np.random.default_rng()))
+    same = squares_in(bins, spec)
     near = slice(700 - 200, 700)  # further back than two windows nothing arrives
     np.testing.assert_allclose(np.sqrt(bins.spread(same))[near], np.sqrt(exact)[near], rtol=0.02)
 
@@ -200,15 +205,6 @@ def test_predict_names_the_theory(fresh):
     np.testing.assert_array_equal(prediction.profile.influence, mean_field(model, 24).profile.influence)
     with pytest.raises(UsageError, match=r"needs a model .*, got Architecture"):
         predict(Architecture(depth=2), 24, theory="mean_field")
-
-
-def test_sinusoids_add_their_gram(fresh):
-    spec = replace(spec_of(fresh("llama")), sinusoidal=True)
-    position, pair = np.arange(9)[:, None], np.arange(64)[None, :]
-    angle = position * 10000.0 ** (-2 * pair / 128)
-    table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
-    expected = table @ table.T / 128 + spec.embedding * np.eye(9)
-    np.testing.assert_allclose(input_kernel(spec, unit_bins(9)).block, expected, rtol=1e-12)
 
 
 def test_a_configuration_is_enough(fresh, tmp_path):

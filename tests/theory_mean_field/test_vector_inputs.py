@@ -13,7 +13,7 @@ from posbias.prompts.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.mean_field.bins import unit_bins
-from posbias.theory.mean_field.inputs import input_kernel, vector_kernel
+from posbias.theory.mean_field.recursion import input_kernel, vector_kernel
 from published_networks import retrieval_network
 
 N = 17

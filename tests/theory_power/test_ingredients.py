@@ -1,6 +1,6 @@
 """Each ingredient left out changes exactly what it says it changes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +10,12 @@ import torch
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout import INGREDIENTS, PowerRolloutSettings, ingredients, power_rollout_prompt
+from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients, power_rollout_prompt
 from posbias.theory.power_rollout.attention import attention_blocks, attention_pull, recompute_attention, unprepare
-from posbias.theory.power_rollout.description import Description, describe_model
-from posbias.theory.power_rollout.diagonal import diagonal_influence, start_energy
-from posbias.theory.power_rollout.ingredient_table import WHOLE, ingredients_prompt
 from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull
-from posbias.theory.power_rollout.trace import Trace, trace_prompt
+from posbias.theory.power_rollout.prompt_trace import DescribedTrace, trace_model
+from posbias.theory.power_rollout.rollout import ingredients_of
+from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import THEORY, Walk
 
 Build = Callable[..., HuggingFaceModel]
@@ -24,9 +23,18 @@ Draw = Callable[..., np.ndarray]
 N_POSITIONS = 21
 
 
-def traced(model: HuggingFaceModel, ids: np.ndarray) -> tuple[Description, Trace]:
-    description = describe_model(model, n_positions=len(ids))
-    return description, trace_prompt(model, description, torch.as_tensor(ids))
+def traced(model: HuggingFaceModel, ids: np.ndarray) -> DescribedTrace:
+    trace = trace_model(model, ids)
+    assert isinstance(trace, DescribedTrace)
+    return trace
+
+
+def start_energy(trace: DescribedTrace) -> torch.Tensor:
+    return trace.pull_start(torch.ones_like(trace.state), THEORY)
+
+
+def layers_down(trace: DescribedTrace) -> Iterator[tuple[LayerDescription, LayerTrace]]:
+    return zip(reversed(trace.description.layers), reversed(trace.trace.layers), strict=True)
 
 
 def normalised(energy: torch.Tensor) -> np.ndarray:
@@ -37,7 +45,7 @@ def normalised(energy: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "opt-350m", "bloom", "gemma3_text"])
 @pytest.mark.parametrize("target", ["jacobian", "probability"])
 def test_every_ingredient_matters(name: str, target: str, tiny_model: Build, random_ids: Draw) -> None:
-    profiles = ingredients_prompt(tiny_model(name), random_ids(), target=target)
+    profiles = ingredients_of(trace_model(tiny_model(name), random_ids(), target=target))
     assert list(profiles) == [WHOLE, *INGREDIENTS]
     for profile in profiles.values():
         assert profile.min() > 0
@@ -49,36 +57,34 @@ def test_every_ingredient_matters(name: str, target: str, tiny_model: Build, ran
 
 def test_whole_and_key_path_are_the_power_rollouts_own(tiny_model: Build, random_ids: Draw) -> None:
     model, ids = tiny_model("gptj"), random_ids()
-    profiles = ingredients_prompt(model, ids, names=["key_path"])
+    profiles = ingredients_of(trace_model(model, ids), ["key_path"])
     assert list(profiles) == [WHOLE, "key_path"]
     np.testing.assert_array_equal(profiles[WHOLE], power_rollout_prompt(model, ids))
-    expected = power_rollout_prompt(model, ids, PowerRolloutSettings(key_path=False))
+    expected = power_rollout_prompt(model, ids, PowerRollout(key_path=False))
     np.testing.assert_array_equal(profiles["key_path"], expected)
 
 
 def test_without_residual_every_path_takes_every_branch(tiny_model: Build, random_ids: Draw) -> None:
-    model, ids = tiny_model("qwen3"), random_ids()
-    description, trace = traced(model, ids)
-    energy = start_energy(description, trace)
-    for layer, kept in zip(reversed(description.layers), reversed(trace.layers), strict=True):
+    trace = traced(tiny_model("qwen3"), random_ids())
+    energy = start_energy(trace)
+    for layer, kept in layers_down(trace):
         energy = attention_pull(layer, kept, mlp_pull(layer, kept, energy, THEORY), THEORY)
-    found = ingredients_prompt(model, ids, names=["residual"])["residual"]
+    found = ingredients_of(trace, ["residual"])["residual"]
     np.testing.assert_allclose(found, normalised(energy), rtol=1e-9)
 
 
 def test_without_mlp_only_attention_and_the_stream_are_left(tiny_model: Build, random_ids: Draw) -> None:
-    model, ids = tiny_model("gpt_neox"), random_ids()
-    description, trace = traced(model, ids)
-    energy = start_energy(description, trace)
-    for layer, kept in zip(reversed(description.layers), reversed(trace.layers), strict=True):
+    trace = traced(tiny_model("gpt_neox"), random_ids())
+    energy = start_energy(trace)
+    for layer, kept in layers_down(trace):
         energy = energy + attention_pull(layer, kept, energy, THEORY)
-    np.testing.assert_allclose(ingredients_prompt(model, ids, names=["mlp"])["mlp"], normalised(energy), rtol=1e-9)
+    np.testing.assert_allclose(ingredients_of(trace, ["mlp"])["mlp"], normalised(energy), rtol=1e-9)
 
 
 def test_even_norms_are_the_models_own_where_positions_agree(tiny_model: Build) -> None:
     """The same token everywhere and no learned position: attention averages equal values, all positions are equal."""
     ids = np.full(9, 5)
-    profiles = ingredients_prompt(tiny_model("llama"), ids, names=["norm_position"])
+    profiles = ingredients_of(trace_model(tiny_model("llama"), ids), ["norm_position"])
     np.testing.assert_allclose(profiles["norm_position"], profiles[WHOLE], rtol=1e-9)
 
 
@@ -86,8 +92,8 @@ def test_even_norms_are_the_models_own_where_positions_agree(tiny_model: Build) 
 def test_even_heads_is_the_theory_of_a_model_whose_heads_have_the_same_gain(
     name: str, tiny_model: Build, random_ids: Draw
 ) -> None:
-    description, trace = traced(tiny_model(name), random_ids())
-    layer, kept = description.layers[1], trace.layers[1]
+    trace = traced(tiny_model(name), random_ids())
+    layer, kept = trace.description.layers[1], trace.trace.layers[1]
     parts = layer.attention.parts
     group = parts.heads // parts.key_heads
 
@@ -114,8 +120,8 @@ def test_without_squares_amplitudes_add_over_positions_heads_and_paths(
     name: str, tiny_model: Build, random_ids: Draw
 ) -> None:
     """Full arrays: sqrt(energy) at a channel is the sum over queries, heads, values and keys of each one's own."""
-    description, trace = traced(tiny_model(name), random_ids())
-    layer, kept = description.layers[1], trace.layers[1]
+    trace = traced(tiny_model(name), random_ids())
+    layer, kept = trace.description.layers[1], trace.trace.layers[1]
     parts, state = layer.attention.parts, recompute_attention(layer, kept)
     energy = torch.rand(N_POSITIONS, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (block,) = attention_blocks(layer, state)
@@ -153,7 +159,7 @@ def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_i
     prompts = Prompts(np.stack([random_ids(seed) for seed in range(2)]))
     table = ingredients(model, prompts, names=["mlp", "squares"], target="logprob")
     assert list(table.profiles) == [WHOLE, "mlp", "squares"]
-    own = [ingredients_prompt(model, ids, names=["mlp", "squares"], target="logprob") for ids in prompts.token_ids]
+    own = [ingredients_of(trace_model(model, ids, target="logprob"), ["mlp", "squares"]) for ids in prompts.token_ids]
     for name, profile in table.profiles.items():
         rows = [profiles[name] for profiles in own]
         np.testing.assert_array_equal(table.per_prompt[name], rows)
@@ -163,7 +169,7 @@ def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_i
 
 
 def test_a_single_position_has_all_influence(tiny_model: Build, random_ids: Draw) -> None:
-    for profile in ingredients_prompt(tiny_model("gemma3_text"), random_ids(0, 1)).values():
+    for profile in ingredients_of(trace_model(tiny_model("gemma3_text"), random_ids(0, 1))).values():
         assert profile.tolist() == [1.0]
 
 
@@ -182,10 +188,10 @@ def test_wrong_options_are_refused(
 
 
 def test_no_residual_in_parallel_blocks_leaves_the_sum_of_both_branches(tiny_model: Build, random_ids: Draw) -> None:
-    description, trace = traced(tiny_model("phi"), random_ids())
-    energy = start_energy(description, trace)
-    for layer, kept in zip(reversed(description.layers), reversed(trace.layers), strict=True):
+    trace = traced(tiny_model("phi"), random_ids())
+    energy = start_energy(trace)
+    for layer, kept in layers_down(trace):
         assert layer.parallel
         energy = mlp_pull(layer, kept, energy, THEORY) + attention_pull(layer, kept, energy, THEORY)
-    found = diagonal_influence(description, trace, Walk(residual=False)).numpy()
+    found = trace.diagonal(Walk(residual=False)).numpy()
     np.testing.assert_allclose(found / found.sum(), normalised(energy), rtol=1e-9)

@@ -11,13 +11,17 @@ from torch.autograd.functional import jacobian
 from posbias.models.attention import norm_forward, rotary_forward
 from posbias.models.families import Norm
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.theory.power_rollout import attention
-from posbias.theory.power_rollout.attention import attention_blocks, attention_pull, recompute_attention
-from posbias.theory.power_rollout.description import Description, LayerDescription, describe_model
-from posbias.theory.power_rollout.diagonal import pull_layers, pull_to_stream
-from posbias.theory.power_rollout.isotropic import PROBE_SEED, attention_energy, isotropic_influence, mlp_gain
-from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull, rotary_pull
-from posbias.theory.power_rollout.trace import LayerTrace, Trace, trace_prompt
+from posbias.theory.power_rollout import attention, local_maps
+from posbias.theory.power_rollout.attention import (
+    attention_blocks,
+    attention_energy,
+    attention_pull,
+    recompute_attention,
+)
+from posbias.theory.power_rollout.local_maps import mlp_gain, mlp_pull, norm_pull, rotary_pull
+from posbias.theory.power_rollout.prompt_trace import DescribedTrace, trace_model
+from posbias.theory.power_rollout.reference import PROBE_SEED
+from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from tiny_families import CONFIGS, MIXTURES
 
@@ -27,9 +31,10 @@ N_POSITIONS = 21
 VALUES_ONLY = Walk(key=False)
 
 
-def traced(model: HuggingFaceModel, ids: np.ndarray) -> tuple[Description, Trace]:
-    description = describe_model(model, n_positions=len(ids))
-    return description, trace_prompt(model, description, torch.as_tensor(ids))
+def traced(model: HuggingFaceModel, ids: np.ndarray) -> DescribedTrace:
+    trace = trace_model(model, ids)
+    assert isinstance(trace, DescribedTrace)
+    return trace
 
 
 def normal(*shape: int, seed: int = 2) -> torch.Tensor:
@@ -48,10 +53,9 @@ def own_gradient(model: HuggingFaceModel, ids: np.ndarray, covector: torch.Tenso
 def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_ids: Draw) -> None:
     """Two covectors in one batch."""
     model, ids = tiny_model(name), random_ids()
-    description, trace = traced(model, ids)
+    trace = traced(model, ids)
     covectors = normal(2, len(trace.state))
-    gradients = pull_layers(description, trace, pull_to_stream(description, trace, covectors, 1), BACK_PROPAGATION)
-    for covector, gradient in zip(covectors, gradients, strict=True):
+    for covector, gradient in zip(covectors, trace.pull(covectors, BACK_PROPAGATION), strict=True):
         expected = own_gradient(model, ids, covector)
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
 
@@ -59,9 +63,9 @@ def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_id
 @pytest.mark.parametrize("name", sorted(CONFIGS | MIXTURES))
 def test_signed_pull_is_back_propagation_in_single_precision(name: str, tiny_model: Build, random_ids: Draw) -> None:
     model, ids = tiny_model(name, torch.float32), random_ids()
-    description, trace = traced(model, ids)
+    trace = traced(model, ids)
     covector = normal(len(trace.state)).float()
-    gradient = pull_layers(description, trace, pull_to_stream(description, trace, covector, 1), BACK_PROPAGATION)
+    gradient = trace.pull(covector, BACK_PROPAGATION)
     expected = own_gradient(model, ids, covector)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
@@ -70,10 +74,9 @@ def test_signed_pull_is_back_propagation_in_single_precision(name: str, tiny_mod
 def test_a_signed_pull_without_a_path_is_not_back_propagation(
     left_out: str, tiny_model: Build, random_ids: Draw
 ) -> None:
-    description, trace = traced(tiny_model("llama"), random_ids())
-    start = pull_to_stream(description, trace, normal(32), 1)
-    full = pull_layers(description, trace, start, BACK_PROPAGATION)
-    partial = pull_layers(description, trace, start, replace(BACK_PROPAGATION, **{left_out: False}))
+    trace = traced(tiny_model("llama"), random_ids())
+    full = trace.pull(normal(32), BACK_PROPAGATION)
+    partial = trace.pull(normal(32), replace(BACK_PROPAGATION, **{left_out: False}))
     assert float((full - partial).abs().max()) > 1e-2 * float(full.abs().max())
 
 
@@ -83,7 +86,8 @@ def test_recomputed_attention_is_the_models_own(
 ) -> None:
     monkeypatch.setattr(attention, "BLOCK_QUERIES", 4)  # several blocks, the last one short
     model, ids = tiny_model(name, implementation="eager"), random_ids()
-    description, trace = traced(model, ids)
+    whole = traced(model, ids)
+    description, trace = whole.description, whole.trace
     expected = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
     assert len(expected) == len(description.layers)
     for layer, kept, truth in zip(description.layers, trace.layers, expected, strict=True):
@@ -149,7 +153,8 @@ def test_rotary_pull_squares_the_rotation(rotary: int) -> None:
 @pytest.mark.parametrize("name", ["llama-biases", "phi3", "gpt2", "opt", "falcon-new", "gpt_neox"])
 def test_mlp_pull_squares_the_hidden_layers_jacobian(name: str, tiny_model: Build, random_ids: Draw) -> None:
     """The map into the hidden layer is squared exactly: cross term of gate and up, any activation, plain too."""
-    description, trace = traced(tiny_model(name), random_ids())
+    whole = traced(tiny_model(name), random_ids())
+    description, trace = whole.description, whole.trace
     layer, kept = replace(description.layers[1], mlp_norm=None), replace(trace.layers[1], up=None, gate=None)
     parts, read, energy = layer.mlp, kept.middle[7], normal(N_POSITIONS, 32).square()
 
@@ -172,7 +177,8 @@ def test_mlp_pull_squares_the_hidden_layers_jacobian(name: str, tiny_model: Buil
 @pytest.mark.parametrize("index", [0, 1])
 def test_attention_pull_is_its_dense_formula(name: str, index: int, tiny_model: Build, random_ids: Draw) -> None:
     """Against section 5 written with full arrays [head, query, key, feature] and rotation matrices."""
-    description, trace = traced(tiny_model(name), random_ids())
+    whole = traced(tiny_model(name), random_ids())
+    description, trace = whole.description, whole.trace
     layer, kept = description.layers[index], trace.layers[index]
     energy = normal(N_POSITIONS, 32).square()
     for walk in (VALUES_ONLY, THEORY):
@@ -222,10 +228,9 @@ def by_head(weight: torch.Tensor, parts) -> torch.Tensor:
 def test_isotropic_mlp_gain_is_the_jacobians_norm(
     tiny_model: Build, random_ids: Draw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posbias.theory.power_rollout import isotropic
-
-    monkeypatch.setattr(isotropic, "PROBES", 400)
-    description, trace = traced(tiny_model("gemma3_text"), random_ids())
+    monkeypatch.setattr(local_maps, "PROBES", 400)
+    whole = traced(tiny_model("gemma3_text"), random_ids())
+    description, trace = whole.description, whole.trace
     layer, kept = description.layers[2], trace.layers[2]
     gain = mlp_gain(layer, kept, torch.Generator().manual_seed(0))
     for place in (0, 13):
@@ -244,7 +249,8 @@ def test_isotropic_attention_is_the_frobenius_norm_of_every_path(
     name: str, tiny_model: Build, random_ids: Draw
 ) -> None:
     """One query's energy reaches key j with sum_h A^2 ||W_O W_V diag(w)||^2 / (d sigma^2), built from full matrices."""
-    description, trace = traced(tiny_model(name), random_ids())
+    whole = traced(tiny_model(name), random_ids())
+    description, trace = whole.description, whole.trace
     layer, kept, parts = description.layers[1], trace.layers[1], description.layers[1].attention.parts
     energy = torch.zeros(N_POSITIONS, dtype=torch.float64)
     energy[-1] = 3.0
@@ -269,7 +275,8 @@ def test_isotropic_walk_of_parallel_blocks_and_norms_of_the_stream(
     def through(norm: Norm | None, values: torch.Tensor | None) -> torch.Tensor | float:
         return 1.0 if norm is None else norm.gain.square().mean() / (values.var(-1, correction=0) + norm.epsilon)
 
-    description, trace = traced(tiny_model(name), random_ids())
+    whole = traced(tiny_model(name), random_ids())
+    description, trace = whole.description, whole.trace
     generator = torch.Generator().manual_seed(PROBE_SEED)
     energy = torch.eye(N_POSITIONS, dtype=torch.float64)[-1]
     for layer, kept in zip(reversed(description.layers), reversed(trace.layers), strict=True):
@@ -281,5 +288,5 @@ def test_isotropic_walk_of_parallel_blocks_and_norms_of_the_stream(
             energy = (energy + mlp) * through(layer.attention_stream_norm, kept.attention_sum)
             energy = energy + attention_energy(layer, kept, energy, THEORY)
     energy = energy * through(description.embedding_norm, trace.embeddings)
-    found = isotropic_influence(description, trace, THEORY)
+    found = whole.isotropic(THEORY)
     torch.testing.assert_close(found / found.sum(), energy.sqrt() / energy.sqrt().sum())

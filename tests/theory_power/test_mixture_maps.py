@@ -14,19 +14,14 @@ from posbias.models.families import MixtureParts, MlpParts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts import Prompts
 from posbias.theory.power_rollout import WHOLE, ingredients, sign_randomised_rollout
-from posbias.theory.power_rollout.description import Description, describe_model
-from posbias.theory.power_rollout.mixture_maps import mixture_pull
-from posbias.theory.power_rollout.trace import Trace, trace_prompt
+from posbias.theory.power_rollout.local_maps import mixture_pull
+from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.trace import describe_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
 from tiny_families import MIXTURES
 
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]
-
-
-def traced(model: HuggingFaceModel, ids: np.ndarray) -> tuple[Description, Trace]:
-    description = describe_model(model, n_positions=len(ids))
-    return description, trace_prompt(model, description, torch.as_tensor(ids))
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -108,9 +103,9 @@ def test_signed_pull_is_the_mixtures_jacobian_for_the_choice_it_is_given(name: s
 
 
 def test_the_choice_is_the_models_own(tiny_model: Build, random_ids: Draw) -> None:
-    description, trace = traced(tiny_model("qwen3_moe"), random_ids())
-    assert [kept.chosen is None for kept in trace.layers] == [False, True, False]
-    for layer, kept in zip(description.layers, trace.layers, strict=True):
+    found = trace_model(tiny_model("qwen3_moe"), random_ids())
+    assert [kept.chosen is None for kept in found.trace.layers] == [False, True, False]
+    for layer, kept in zip(found.description.layers, found.trace.layers, strict=True):
         if isinstance(layer.mlp, MixtureParts):
             assert kept.chosen is not None
             assert kept.chosen.shape == (21, 2)
@@ -118,15 +113,15 @@ def test_the_choice_is_the_models_own(tiny_model: Build, random_ids: Draw) -> No
 
 def test_half_precision_walks_the_experts_that_ran(tiny_model: Build, random_ids: Draw) -> None:
     """In bfloat16 some tokens go elsewhere than the same weights in float32 would send them."""
-    description, trace = traced(tiny_model("mixtral-full", torch.bfloat16), random_ids())
-    gate = description.layers[0].mlp.router_module  # type: ignore[union-attr]
+    found = trace_model(tiny_model("mixtral-full", torch.bfloat16), random_ids())
+    gate = found.description.layers[0].mlp.router_module  # type: ignore[union-attr]
     chosen = []
     handle = gate.register_forward_hook(lambda _module, _args, output: chosen.append(output[-1]))
     model = tiny_model("mixtral-full", torch.bfloat16)
     model.last(model.embed(torch.as_tensor(random_ids())[None]))
     handle.remove()
-    torch.testing.assert_close(trace.layers[0].chosen, chosen[0])
-    assert trace.layers[0].stream.dtype == torch.float32
+    torch.testing.assert_close(found.trace.layers[0].chosen, chosen[0])
+    assert found.trace.layers[0].stream.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))

@@ -11,11 +11,14 @@ from posbias.errors import RunError, UsageError
 from posbias.models.reference import ReferenceConfig, ReferenceTransformer, constants_of, shape_of, stacked
 from posbias.prompts import load_prompts
 from posbias.theory import predict
-from posbias.theory.power_rollout import ingredients, power_rollout, sign_randomised_rollout, value_path_share
-from posbias.theory.power_rollout import reference_isotropic as isotropic
+from posbias.theory.power_rollout import (
+    ingredients,
+    power_rollout,
+    reference,
+    sign_randomised_rollout,
+    value_path_share,
+)
 from posbias.theory.power_rollout.prompt_trace import trace_model
-from posbias.theory.power_rollout.reference_layers import trace_stack
-from posbias.theory.power_rollout.reference_pull import stack_diagonal
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from published_networks import copy_network, retrieval_network
 
@@ -162,32 +165,23 @@ def test_isotropic_key_path_is_the_energy_of_all_keys() -> None:
     """One layer, one head, every channel's unit energy through the keys alone: traces, not approximations."""
     model = build(replace(CONFIGS["retrieval-residual-rope"], architecture=Architecture(1)))
     ids = token_ids(model)
-    trace = trace_model(model, ids).trace  # type: ignore[attr-defined]
+    layer = trace_model(model, ids).trace.layers[0]  # type: ignore[attr-defined]
     start = torch.zeros(1, 1, N, dtype=torch.float64)
     start[..., -1] = 1
-    both, alone = (
-        isotropic.attention_energy(trace.shape, trace.layers[0], start, Walk(key=key)) for key in (True, False)
-    )
+    both, alone = (reference.attention_energy(layer, start, Walk(key=key)) for key in (True, False))
     covector = torch.full((1, 1, N, model.width), 0.0, dtype=torch.float64)
     covector[..., -1, :] = 1
-    from posbias.theory.power_rollout.reference_pull import attention_pull
-
-    pulled, values = (
-        attention_pull(trace.shape, trace.layers[0], covector, Walk(key=key)).sum(-1) for key in (True, False)
-    )
+    pulled, values = (reference.attention_pull(layer, covector, Walk(key=key)).sum(-1) for key in (True, False))
     torch.testing.assert_close((both - alone) * model.width, pulled - values, rtol=1e-10, atol=1e-14)
 
 
 def test_probes_of_the_isotropic_mlp_are_its_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isotropic, "PROBES", 400)
+    monkeypatch.setattr(reference, "PROBES", 400)
     model = build(CONFIGS["gated-grouped"])
-    trace = trace_model(model, token_ids(model)).trace  # type: ignore[attr-defined]
-    layer = trace.layers[0]
-    gain = isotropic.mlp_gain(trace.shape, layer, torch.Generator().manual_seed(0))[0, 0]
-    from posbias.theory.power_rollout.reference_pull import mlp_pull
-
+    layer = trace_model(model, token_ids(model)).trace.layers[0]  # type: ignore[attr-defined]
+    gain = reference.mlp_gain(layer, torch.Generator().manual_seed(0))[0, 0]
     units = torch.eye(model.width, dtype=torch.float64)[:, None, None, None].expand(-1, 1, 1, N, -1)
-    exact = mlp_pull(trace.shape, layer, units, BACK_PROPAGATION).square().sum((0, -1))[0, 0] / model.width
+    exact = reference.mlp_pull(layer, units, BACK_PROPAGATION).square().sum((0, -1))[0, 0] / model.width
     torch.testing.assert_close(gain, exact, rtol=0.1, atol=0)
 
 
@@ -212,9 +206,10 @@ def test_random_signs_have_the_energies_of_paths() -> None:
 def test_share_of_the_score_path_and_ingredients() -> None:
     model = build(CONFIGS["gated-grouped"])
     prompts = load_prompts("synthetic", model, n_positions=N, count=2)
-    assert (value_path_share(model, prompts, probes=4).share > 0).all()
+    assert (value_path_share(model, prompts, probes=4).arrays["score_path/per_prompt"] > 0).all()
     constant = build(CONFIGS["positional"])
-    assert not value_path_share(constant, load_prompts("synthetic", constant, n_positions=N, count=2)).share.any()
+    read = load_prompts("synthetic", constant, n_positions=N, count=2)
+    assert not value_path_share(constant, read).arrays["score_path/per_prompt"].any()
     table = ingredients(model, prompts)
     whole = table.per_prompt["whole"]
     for name, rows in table.per_prompt.items():
@@ -253,9 +248,9 @@ def test_stacks_are_their_members() -> None:
     constants = stacked([constants_of(config, N)] * 3)
     ids = torch.as_tensor(np.random.default_rng(0).integers(0, 20, (3, 4, N)))
     vectors = torch.stack([model.embed(row) for model, row in zip(models, ids, strict=True)])
-    trace = trace_stack(shape, parameters, constants, vectors)
-    together = stack_diagonal(trace, THEORY)
-    even = isotropic.stack_isotropic(trace, THEORY)
+    trace = reference.trace_stack(shape, parameters, constants, vectors)
+    together = reference.stack_diagonal(trace, THEORY)
+    even = reference.stack_isotropic(trace, THEORY)
     for member, model in enumerate(models):
         for prompt in range(4):
             alone = trace_model(model, ids[member, prompt].numpy())

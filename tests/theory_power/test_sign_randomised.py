@@ -15,11 +15,9 @@ from posbias.models.attention import affine, norm_forward, rotary_forward
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import sign_randomised_rollout
-from posbias.theory.power_rollout.description import Description, LayerDescription, describe_model
-from posbias.theory.power_rollout.diagonal import pull_layers, pull_to_stream
-from posbias.theory.power_rollout.probes import draw_signs
-from posbias.theory.power_rollout.trace import LayerTrace, Trace, trace_prompt
-from posbias.theory.power_rollout.walk import Walk
+from posbias.theory.power_rollout.prompt_trace import DescribedTrace, trace_model
+from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk, draw_signs
 
 WIDTH = 8
 
@@ -35,20 +33,15 @@ def small_llama(depth: int, heads: int) -> HuggingFaceModel:
     return HuggingFaceModel(network)
 
 
-def prepared(depth: int, n_positions: int, *, heads: int = 2) -> tuple[Description, Trace, torch.Tensor]:
-    model, ids = small_llama(depth, heads), torch.arange(3, 3 + n_positions)
-    description = describe_model(model, n_positions=n_positions)
-    trace = trace_prompt(model, description, ids)
-    covector = torch.randn(WIDTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    return description, trace, pull_to_stream(description, trace, covector, 1)
+def prepared(depth: int, n_positions: int, *, heads: int = 2) -> tuple[DescribedTrace, torch.Tensor]:
+    trace = trace_model(small_llama(depth, heads), np.arange(3, 3 + n_positions))
+    assert isinstance(trace, DescribedTrace)
+    return trace, torch.randn(WIDTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
 
-def energies(
-    description: Description, trace: Trace, stream: torch.Tensor, *, draws: int, signs: object
-) -> torch.Tensor:
+def energies(trace: DescribedTrace, covector: torch.Tensor, *, draws: int, signs: object) -> torch.Tensor:
     walk = Walk(power=1, query=True, signs=signs)
-    gradients = pull_layers(description, trace, stream.expand(draws, -1, -1), walk)
-    return gradients.square().sum(-1)
+    return trace.pull(covector.expand(draws, -1), walk).square().sum(-1)
 
 
 def head_outputs(layer: LayerDescription, kept: LayerTrace, *inputs: torch.Tensor) -> torch.Tensor:
@@ -66,10 +59,11 @@ def head_outputs(layer: LayerDescription, kept: LayerTrace, *inputs: torch.Tenso
     return attention @ value.transpose(0, 1) @ output
 
 
-def sum_over_paths(description: Description, trace: Trace, stream: torch.Tensor) -> torch.Tensor:
+def sum_over_paths(trace: DescribedTrace, covector: torch.Tensor) -> torch.Tensor:
     """The sum over paths of squared norms, by covariances: C_j <- C_j + sum over terms T from i to j of T' C_i T."""
+    stream = trace.pull_start(covector, BACK_PROPAGATION)
     covariance = torch.einsum("ia,ib->iab", stream, stream)
-    for layer, kept in zip(reversed(description.layers), reversed(trace.layers), strict=True):
+    for layer, kept in zip(reversed(trace.description.layers), reversed(trace.trace.layers), strict=True):
         module = layer.block
         mlp = [jacobian(lambda x, module=module: module.mlp(module.mlp_norm(x)), row) for row in kept.middle]
         covariance = covariance + torch.stack([m.T @ c @ m for m, c in zip(mlp, covariance, strict=True)])
@@ -81,14 +75,14 @@ def sum_over_paths(description: Description, trace: Trace, stream: torch.Tensor)
 
 def test_the_mean_over_all_signs_is_the_sum_over_paths() -> None:
     """One layer, one head, two positions: each of the 2^10 sets of signs once, no randomness left."""
-    description, trace, stream = prepared(1, 2, heads=1)
+    trace, covector = prepared(1, 2, heads=1)
     asked: list[tuple[int, ...]] = []
 
     def count(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         asked.append(shape[1:])
         return torch.ones(shape, dtype=like.dtype)
 
-    energies(description, trace, stream, draws=1, signs=count)
+    energies(trace, covector, draws=1, signs=count)
     # MLP of 2 positions; 2 queries by 2 keys, for values and for keys; 2 queries.
     assert asked == [(2, 1), (1, 2, 2), (1, 2, 2), (1, 2, 1)]
     free = 2 + 3 + 3 + 2  # the second key is hidden from the first query: its signs multiply zero
@@ -102,29 +96,29 @@ def test_the_mean_over_all_signs_is_the_sum_over_paths() -> None:
                 signs[..., query, key] = next(columns).reshape(-1, *[1] * (len(shape) - 3))
         return signs
 
-    mean = energies(description, trace, stream, draws=len(table), signs=scripted).mean(0)
+    mean = energies(trace, covector, draws=len(table), signs=scripted).mean(0)
     assert next(columns, None) is None
-    torch.testing.assert_close(mean, sum_over_paths(description, trace, stream))
+    torch.testing.assert_close(mean, sum_over_paths(trace, covector))
 
 
 def test_many_draws_over_two_layers_approach_the_sum_over_paths() -> None:
-    description, trace, stream = prepared(2, 3)
+    trace, covector = prepared(2, 3)
     draws = 20_000
     drawn = energies(
-        description, trace, stream, draws=draws, signs=partial(draw_signs, generator=torch.Generator().manual_seed(5))
+        trace, covector, draws=draws, signs=partial(draw_signs, generator=torch.Generator().manual_seed(5))
     )
-    expected = sum_over_paths(description, trace, stream)
+    expected = sum_over_paths(trace, covector)
     error = drawn.std(0) / np.sqrt(draws)
     assert float((error / expected).max()) < 0.05
     assert float(((drawn.mean(0) - expected).abs() / error).max()) < 4
 
 
 def test_without_random_signs_the_walk_is_the_gradient() -> None:
-    description, trace, stream = prepared(2, 3)
-    plus = energies(description, trace, stream, draws=1, signs=lambda shape, like: torch.ones(shape, dtype=like.dtype))
-    exact = pull_layers(description, trace, stream, Walk(power=1, query=True)).square().sum(-1)
+    trace, covector = prepared(2, 3)
+    plus = energies(trace, covector, draws=1, signs=lambda shape, like: torch.ones(shape, dtype=like.dtype))
+    exact = trace.pull(covector, BACK_PROPAGATION).square().sum(-1)
     torch.testing.assert_close(plus[0], exact)
-    assert float((exact / sum_over_paths(description, trace, stream) - 1).abs().max()) > 0.1
+    assert float((exact / sum_over_paths(trace, covector) - 1).abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gptj", "opt-350m", "mpt-clip", "bloom"])
@@ -133,23 +127,23 @@ def test_a_set_of_prompts(name: str, target: str, tiny_model: Callable, random_i
     model = tiny_model(name)
     prompts = Prompts(np.stack([random_ids(seed) for seed in range(2)]))
     result = sign_randomised_rollout(model, prompts, draws=4, seed=7, target=target)
-    assert result.energies.shape == (2, 4, 21)
-    np.testing.assert_allclose(result.energies.mean(1).sum(-1), 1)
+    drawn = result.arrays["draws/energies"]
+    assert drawn.shape == (2, 4, 21)
+    np.testing.assert_allclose(drawn.mean(1).sum(-1), 1)
     np.testing.assert_allclose(result.per_prompt.sum(-1), 1)
-    np.testing.assert_allclose(result.per_draw.sum(-1), 1)
-    roots = np.sqrt(result.energies.mean(1))
+    roots = np.sqrt(drawn.mean(1))
     np.testing.assert_allclose(result.per_prompt, roots / roots.sum(-1, keepdims=True))
     np.testing.assert_allclose(result.profile.influence, result.per_prompt.mean(0))
-    assert np.all(result.low < result.high)
+    assert np.all(result.arrays["draws/low"] < result.arrays["draws/high"])
     again = sign_randomised_rollout(model, prompts, draws=4, seed=7, target=target)
-    np.testing.assert_array_equal(again.energies, result.energies)
+    np.testing.assert_array_equal(again.arrays["draws/energies"], drawn)
     other = sign_randomised_rollout(model, prompts, draws=4, seed=8, target=target)
-    assert np.abs(other.energies - result.energies).max() > 1e-3
+    assert np.abs(other.arrays["draws/energies"] - drawn).max() > 1e-3
 
 
 def test_prompts_and_draws_have_signs_of_their_own(tiny_model: Callable, random_ids: Callable) -> None:
     prompts = Prompts(np.stack([random_ids(0)] * 2))
-    energy = sign_randomised_rollout(tiny_model("llama"), prompts, draws=5).energies
+    energy = sign_randomised_rollout(tiny_model("llama"), prompts, draws=5).arrays["draws/energies"]
     flat = energy.reshape(10, -1)
     assert min(np.abs(a - b).max() for a, b in itertools.combinations(flat, 2)) > 1e-4
 

@@ -17,8 +17,7 @@ from posbias.measurement import measure, preflight, resolve_kinds
 from posbias.records import Record
 from posbias.report.layout import store_subjects
 from posbias.statistics import Interval, blocks, jackknife, leave_one_out
-from posbias.theory.model_theories import PowerRolloutTheory
-from posbias.theory.power_rollout import INGREDIENTS, WHOLE, IngredientTable, ingredients
+from posbias.theory.power_rollout import INGREDIENTS, WHOLE, IngredientTable, PowerRollout, ingredients
 from posbias.theory.predict import parse_theory
 
 WHOLE_THEORY = "power_rollout"
@@ -69,10 +68,14 @@ def ingredient_record(
     return store_subjects(record, [compared], left_out=measurement.left_out)
 
 
-def taken_apart(theory: str) -> PowerRolloutTheory:
-    """The theory whose ingredients are known: the diagonal power rollout with its key path, for any target."""
+def taken_apart(theory: str) -> PowerRollout:
+    """The theory whose ingredients are known: the diagonal power rollout with its key path, for any target.
+
+    Raises:
+        UsageError: another theory or another form.
+    """
     _, given = parse_theory(theory)
-    if isinstance(given, PowerRolloutTheory) and given == PowerRolloutTheory(target=given.target):
+    if isinstance(given, PowerRollout) and given == PowerRollout(target=given.target):
         return given
     raise UsageError(
         f"ingredients are those of power_rollout, in its diagonal form with the key path, got theory {theory!r}; "

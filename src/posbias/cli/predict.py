@@ -152,7 +152,7 @@ def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) 
     """What a theory says of a model, and what it read; `prompted`: whether prompts were asked for."""
     from posbias.theory import ModelTheory, parse_theory
     from posbias.theory import predict as predict_profile
-    from posbias.theory.model_architecture import known_mixing
+    from posbias.theory.predict import known_mixing
 
     name, parsed = parse_theory(theory)
     if name == "mean_field" and plan.init_seed is None and not source.startswith("config:"):

@@ -24,7 +24,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.parts import PartStore, fingerprint
 from posbias.prompts import Prompts
 from posbias.theory import predict
-from posbias.theory.power_rollout import PowerRolloutSettings, attention_rollout_prompt, power_rollout_prompt
+from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
 
 UNCHECKED = PassOptions(precision_prompts=0)
 """A decomposition sets half precision beside half precision; the loss against float32 is `measure`'s to report."""
@@ -121,8 +121,8 @@ def _power(setting: Setting, model: HuggingFaceModel) -> dict[str, Profiles]:
     kind = setting.kinds[0].name
     if kind not in TARGETED:
         raise UsageError(f"the power rollout speaks of {', '.join(TARGETED)}, and the first kind measured is {kind}")
-    settings = PowerRolloutSettings(target=kind)
-    return {kind: np.stack([power_rollout_prompt(model, ids, settings) for ids in setting.prompts.token_ids])}
+    theory = PowerRollout(target=kind)
+    return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in setting.prompts.token_ids])}
 
 
 Source = Callable[[Setting, Intervention | None], dict[str, Profiles]]

@@ -26,8 +26,7 @@ from posbias.models.reference.forward import embedded, entrance, hidden_states, 
 from posbias.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
-from posbias.theory.power_rollout.reference_layers import trace_stack
-from posbias.theory.power_rollout.reference_pull import stack_diagonal
+from posbias.theory.power_rollout.reference import stack_diagonal, trace_stack
 from posbias.theory.power_rollout.walk import THEORY
 from posbias.training import Member, TrainedMember
 from posbias.training.trainer import group

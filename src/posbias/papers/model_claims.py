@@ -25,7 +25,7 @@ from posbias.papers.kernels import ROUNDING
 from posbias.progress import track
 from posbias.prompts import Prompts
 from posbias.registry import Registry
-from posbias.theory.power_rollout.attention_trace import trace_attention
+from posbias.theory.power_rollout.actual_attention import trace_attention
 
 MOST_POSITIONS = 256
 """Layers x positions^2 float64 numbers per prompt are kept: 16 MB for 30 layers at 256 positions."""

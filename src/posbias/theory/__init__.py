@@ -1,9 +1,9 @@
 """Predictions of position bias from the architecture."""
 
-from posbias.theory import model_theories as model_theories
+from posbias.theory.base import THEORIES, ModelTheory, Prediction, Theory
 from posbias.theory.closed_form import closed_form, continuous_density, continuous_profile
 from posbias.theory.gradients import ProfileGradient, profile_gradient
-from posbias.theory.predict import THEORIES, Forecast, ModelTheory, Prediction, parse_theory, predict
+from posbias.theory.predict import known_theories, parse_theory, predict
 from posbias.theory.rollout import (
     Rollout,
     rollout_by_depth,
@@ -16,14 +16,15 @@ from posbias.theory.rollout import (
 
 __all__ = [
     "THEORIES",
-    "Forecast",
     "ModelTheory",
     "Prediction",
     "ProfileGradient",
     "Rollout",
+    "Theory",
     "closed_form",
     "continuous_density",
     "continuous_profile",
+    "known_theories",
     "parse_theory",
     "predict",
     "profile_gradient",

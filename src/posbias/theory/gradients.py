@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.theory.kernels import IntervalKernel, Kernel, LinearKernel, SumKernel
-from posbias.theory.kernels.correlation import Correlation
+from posbias.theory.kernels.distance import Correlation
 from posbias.theory.rollout import Rollout
 
 

@@ -1,9 +1,7 @@
 """Attention kernels as operators: pulls, pushes, and the dense matrices they are checked against."""
 
-from posbias.theory.kernels.absolute import AbsoluteKernel
-from posbias.theory.kernels.base import Kernel, SumKernel
+from posbias.theory.kernels.base import AbsoluteKernel, Kernel, SumKernel, dense_group, dense_heads, masked_softmax
 from posbias.theory.kernels.build import group_kernel, layer_kernels
-from posbias.theory.kernels.dense import dense_group, dense_heads, masked_softmax
 from posbias.theory.kernels.distance import DistanceKernel
 from posbias.theory.kernels.interval import IntervalKernel
 from posbias.theory.kernels.linear import LinearKernel

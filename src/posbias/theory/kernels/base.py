@@ -1,16 +1,22 @@
 """What a kernel is: the mean attention of a layer (or of some of its heads) as an operator on rows and columns.
 
 A pull carries influence from queries to keys, y = x A; a push carries it from keys to queries, y = A v
-(docs/theory, section 1). No kernel with a closed positional form builds its N x N matrix to do so.
+(docs/theory, section 1). No kernel with a closed positional form builds its N x N matrix to do so. Here also attention
+as a matrix, the independent check of every pull: rows are softmax(logits) over the visible keys, taken in log space
+with numpy alone; and, by such rows, the kernel of encodings that depend on both positions, in O(N^2).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
+from posbias.architecture import HeadGroup
 from posbias.errors import UsageError
+
+BLOCK_ENTRIES = 1_000_000
+"""Logits held at a time (8 MB)."""
 
 
 class Kernel(ABC):
@@ -65,3 +71,71 @@ class SumKernel(Kernel):
     def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
         """The parts' diagonals, added."""
         return np.sum([part.diagonal() for part in self.parts], axis=0)  # type: ignore[no-any-return]
+
+
+def masked_softmax(
+    visible: Bool[np.ndarray, "query key"], logits: Float64[np.ndarray, "query key"], sink: float = -np.inf
+) -> Float64[np.ndarray, "query key"]:
+    """softmax over the visible keys of each row, with an extra key of logit `sink` that takes its share (not returned).
+
+    Raises:
+        UsageError: a query sees no key at all.
+    """
+    blind = np.flatnonzero(~visible.any(axis=1))
+    if blind.size:
+        raise UsageError(f"query {blind[0]} sees no key; every row of a mask needs at least one")
+    shown = np.where(visible, logits, -np.inf)
+    top = np.maximum(shown.max(axis=1, keepdims=True), sink)
+    weights = np.exp(shown - top)
+    return weights / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top))  # type: ignore[no-any-return]
+
+
+def dense_heads(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "group query key"]:
+    """The attention matrix of every head of a group, content and sinks included."""
+    visible = group.mask.visible(n_positions)
+    logits = group.logits_of_rows(np.arange(n_positions), n_positions)
+    return np.stack([masked_softmax(visible, head, sink) for head, sink in zip(logits, group.sinks, strict=True)])
+
+
+def dense_group(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "query key"]:
+    """The group's part of its layer's mean attention: the sum of its heads over the layer's number of heads."""
+    return dense_heads(group, n_positions).sum(axis=0) / group.n_heads  # type: ignore[no-any-return]
+
+
+class AbsoluteKernel(Kernel):
+    """Heads whose logits are any function of query and key position."""
+
+    def __init__(self, group: HeadGroup, n_positions: int) -> None:
+        self.n_positions = n_positions
+        self._group = group
+        group.encoding.pair_logits(np.array([n_positions - 1]), np.array([0]), group.n_heads)
+
+    def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
+        """row @ A."""
+        total = np.zeros(self.n_positions)
+        for queries, weights in self._blocks():
+            total += row[queries] @ weights
+        return total
+
+    def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
+        """A @ column."""
+        return np.concatenate([weights @ column for _, weights in self._blocks()])
+
+    def matrix(self) -> Float64[np.ndarray, "query key"]:
+        """Softmax of the logits, densely."""
+        return dense_group(self._group, self.n_positions)
+
+    def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
+        """Read off the blocks."""
+        return np.concatenate([weights[np.arange(len(weights)), queries] for queries, weights in self._blocks()])
+
+    def _blocks(self) -> Iterator[tuple[np.ndarray, Float64[np.ndarray, "block n_positions"]]]:
+        """Queries and their rows of the group's part of the layer's mean attention."""
+        group, n_positions = self._group, self.n_positions
+        size = max(1, BLOCK_ENTRIES // (n_positions * len(group.heads)))
+        for start in range(0, n_positions, size):
+            queries = np.arange(start, min(start + size, n_positions))
+            logits = group.logits_of_rows(queries, n_positions)
+            visible = group.mask.visible(n_positions, queries)
+            rows = [masked_softmax(visible, head, sink) for head, sink in zip(logits, group.sinks, strict=True)]
+            yield queries, np.sum(rows, axis=0) / group.n_heads

@@ -4,8 +4,7 @@ from typing import Any
 
 from posbias.architecture import Architecture, HeadGroup
 from posbias.checks import check_whole
-from posbias.theory.kernels.absolute import AbsoluteKernel
-from posbias.theory.kernels.base import Kernel, SumKernel
+from posbias.theory.kernels.base import AbsoluteKernel, Kernel, SumKernel
 from posbias.theory.kernels.distance import DistanceKernel, rises_too_far
 from posbias.theory.kernels.linear import LinearKernel
 

@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import HeadGroup
-from posbias.theory.kernels.base import Kernel
-from posbias.theory.kernels.dense import dense_group
+from posbias.theory.kernels.base import Kernel, dense_group
 
 Side = Literal["lower", "upper"]
 """Keys before the query, or after it."""

@@ -1,10 +1,15 @@
 """Mean-field theory of the Jacobian at initialisation: no free parameter, from a model's configuration alone."""
 
-from posbias.theory.mean_field.extract import spec_of
-from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, SampledHeads, ValueOnly
-from posbias.theory.mean_field.networks import network_profiles, scatter_caveat
-from posbias.theory.mean_field.prediction import MeanField, mean_field
-from posbias.theory.mean_field.spec import MeanFieldSpec
+from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, ValueOnly
+from posbias.theory.mean_field.prediction import (
+    MeanField,
+    MeanFieldTheory,
+    mean_field,
+    network_profiles,
+    scatter_caveat,
+)
+from posbias.theory.mean_field.sampled import SampledHeads
+from posbias.theory.mean_field.spec import MeanFieldSpec, spec_of
 
 __all__ = [
     "LEVELS",
@@ -12,6 +17,7 @@ __all__ = [
     "Level",
     "MeanField",
     "MeanFieldSpec",
+    "MeanFieldTheory",
     "SampledHeads",
     "ValueOnly",
     "mean_field",

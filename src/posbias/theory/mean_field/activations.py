@@ -26,7 +26,8 @@ NODES = 160
 SMALLEST_VARIANCE = 1e-12
 """Below this the activation is linear to double precision, and c_1/sqrt(q) would lose its digits."""
 
-Function = Callable[[Float64[np.ndarray, "..."]], Float64[np.ndarray, "..."]]
+Values = Float64[np.ndarray, "..."]
+Function = Callable[[Values], Values]
 
 
 class Activation(ABC):
@@ -35,7 +36,7 @@ class Activation(ABC):
     name: str
 
     @abstractmethod
-    def value(self, x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    def value(self, x: Values) -> Values:
         """phi(x)."""
 
     @abstractmethod
@@ -50,7 +51,7 @@ class Smooth(Activation):
     name: str
     function: Function
 
-    def value(self, x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    def value(self, x: Values) -> Values:
         """phi(x)."""
         return self.function(x)
 
@@ -90,7 +91,7 @@ class Relu(Activation):
 
     name: str = "relu"
 
-    def value(self, x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    def value(self, x: Values) -> Values:
         """max(x, 0)."""
         return np.asarray(np.maximum(x, 0.0))
 
@@ -108,7 +109,7 @@ class ReluSquared(Activation):
 
     name: str = "relu2"
 
-    def value(self, x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    def value(self, x: Values) -> Values:
         """max(x, 0)^2."""
         return np.asarray(np.maximum(x, 0.0) ** 2)
 
@@ -128,46 +129,24 @@ def _angles(covariance: Kernel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return deviation[:, None] * deviation[None, :], cosine, np.arccos(cosine)
 
 
-def _first_order(cosine: Float64[np.ndarray, "..."], angle: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+def _first_order(cosine: Values, angle: Values) -> Values:
     """(sin t + (pi - t) cos t) / 2 pi."""
     return np.asarray((np.sqrt(1 - cosine**2) + (np.pi - angle) * cosine) / (2 * np.pi))
-
-
-def gelu(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """x Phi(x)."""
-    return np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2))))
-
-
-def gelu_tanh(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """The tanh form of GPT-2, BLOOM and Gemma."""
-    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
-
-
-def silu(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """x times the logistic function."""
-    return np.asarray(x * expit(x))
-
-
-def quick_gelu(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """x times the logistic function of 1.702 x."""
-    return np.asarray(x * expit(1.702 * x))
-
-
-def identity(x: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """x."""
-    return x
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Relu(),
     "relu2": ReluSquared(),
-    "gelu": Smooth("gelu", gelu),
-    "gelu_tanh": Smooth("gelu_tanh", gelu_tanh),
-    "quick_gelu": Smooth("quick_gelu", quick_gelu),
-    "silu": Smooth("silu", silu),
+    "gelu": Smooth("gelu", lambda x: np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2))))),
+    "gelu_tanh": Smooth(
+        "gelu_tanh", lambda x: np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+    ),
+    "quick_gelu": Smooth("quick_gelu", lambda x: np.asarray(x * expit(1.702 * x))),
+    "silu": Smooth("silu", lambda x: np.asarray(x * expit(x))),
     "tanh": Smooth("tanh", np.tanh),
-    "identity": Smooth("identity", identity),
+    "identity": Smooth("identity", lambda x: x),
 }
+"""By name; `gelu_tanh` is the form of GPT-2, BLOOM and Gemma."""
 PROBE_POINTS = np.linspace(-4.0, 4.0, 81)
 MATCH_TOLERANCE = 1e-4
 """Float32 activations agree with ours to 1e-6; the two gelus differ by 5e-4."""

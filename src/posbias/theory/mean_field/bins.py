@@ -1,17 +1,25 @@
-"""Positions gathered into bins, and kernels K(i, j) stored per pair of bins.
+"""Positions gathered into bins, kernels K(i, j) stored per pair of bins, and content-free attention acting on them.
 
 Short contexts use one bin per position, and everything is exact. Long contexts use bins that grow with the position:
 kernels at initialisation vary on a logarithmic scale, except that i = j differs from i != j, so both are kept.
+
+Attention is an operator, X -> C X and X -> C' X. On unit bins causal attention uses cumulative sums, and with ALiBi a
+recursion, O(N^2) for a whole kernel. Windows, prefixes, content on the diagonal and growing bins use the matrix
+P_ab = mean over queries in bin a of their attention to bin b.
 """
 
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from scipy.signal import lfilter
 
+from posbias.architecture import HeadGroup, Mask
 from posbias.errors import UsageError
+from posbias.theory.kernels import dense_heads
 
 EXACT_POSITIONS = 512
 """Up to here every position has its own bin, if nothing asks for more."""
@@ -21,6 +29,7 @@ RELATIVE_WIDTH = 0.02
 """Width of a bin over its position in long contexts; norms then agree to 0.03 % with unit bins (N = 1024)."""
 BINS_PER_WINDOW = 16
 """A sliding window is resolved by at least so many bins."""
+Matrix = Float64[np.ndarray, "bin bin"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +103,7 @@ def growing_bins(n_positions: int, *, relative_width: float = RELATIVE_WIDTH, wi
 class Kernel:
     """A symmetric function of two positions, constant on pairs of bins but for equal positions."""
 
-    block: Float64[np.ndarray, "bin bin"]
+    block: Matrix
     """Value at two different positions of the two bins (with unit bins the diagonal equals `same`)."""
     same: Float64[np.ndarray, "bin"]
     """Value at i = j."""
@@ -115,7 +124,7 @@ class Kernel:
         """K_ij / (scale_i scale_j)."""
         return Kernel(self.block / scale[:, None] / scale[None, :], self.same / scale**2)
 
-    def averaged(self, bins: Bins) -> Float64[np.ndarray, "bin bin"]:
+    def averaged(self, bins: Bins) -> Matrix:
         """Mean over all pairs of positions of two bins, equal positions included."""
         if bins.exact:
             return self.block
@@ -124,18 +133,146 @@ class Kernel:
         np.fill_diagonal(mean, inner + (self.same - inner) / bins.sizes)
         return mean
 
-    def mass(self, bins: Bins) -> Float64[np.ndarray, "bin bin"]:
+    def mass(self, bins: Bins) -> Matrix:
         """Sum over all pairs of positions of two bins."""
         if bins.exact:
             return self.block
         return np.asarray(self.averaged(bins) * bins.sizes[:, None] * bins.sizes[None, :])
 
 
-def smooth(block: Float64[np.ndarray, "bin bin"]) -> Kernel:
+def smooth(block: Matrix) -> Kernel:
     """A kernel without anything special at i = j."""
     return Kernel(block, np.diagonal(block).copy())
 
 
-def from_mass(mass: Float64[np.ndarray, "bin bin"], bins: Bins) -> Kernel:
+def from_mass(mass: Matrix, bins: Bins) -> Kernel:
     """A smooth kernel from its sums over pairs of bins."""
     return smooth(mass if bins.exact else mass / bins.sizes[:, None] / bins.sizes[None, :])
+
+
+class Operator(ABC):
+    """A row-stochastic matrix C (query, key) between bins."""
+
+    @abstractmethod
+    def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
+        """C X: the attention average over keys."""
+
+    @abstractmethod
+    def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
+        """C' X: gradients flow from queries to keys."""
+
+    @abstractmethod
+    def matrix(self) -> Float64[np.ndarray, "query key"]:
+        """C itself."""
+
+    def average(self, x: Float64[np.ndarray, "key key"]) -> Float64[np.ndarray, "query query"]:
+        """C X C' for symmetric X."""
+        return self.left(self.left(x).T)
+
+    def gather(self, x: Float64[np.ndarray, "query query"]) -> Float64[np.ndarray, "key key"]:
+        """C' X C for symmetric X."""
+        return self.pull(self.pull(x).T)
+
+
+@dataclass(frozen=True, eq=False)
+class CausalMean(Operator):
+    """Causal attention with logits -slope (i - j) on unit bins: S_i = x_i + r S_{i-1} with r = exp(-slope)."""
+
+    n_positions: int
+    slope: float = 0.0
+    """0: every query averages over itself and everything before it."""
+
+    @cached_property
+    def totals(self) -> Float64[np.ndarray, "query 1"]:
+        """Sum of the weights of each row before they are normalised."""
+        return self._recursion(np.ones((self.n_positions, 1)))
+
+    def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
+        """The recursion down the rows."""
+        return np.asarray(self._recursion(x) / self.totals)
+
+    def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
+        """The recursion up the rows."""
+        return self._recursion((x / self.totals)[::-1])[::-1]
+
+    def matrix(self) -> Float64[np.ndarray, "query key"]:
+        """C_ij proportional to r^(i - j)."""
+        return self.left(np.eye(self.n_positions))
+
+    def _recursion(self, x: Float64[np.ndarray, "row any"]) -> Float64[np.ndarray, "row any"]:
+        if self.slope == 0:
+            return np.cumsum(x, axis=0)
+        return np.asarray(lfilter([1.0], [1.0, -np.exp(-self.slope)], x, axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class DenseOperator(Operator):
+    """Any attention matrix between bins."""
+
+    weights: Float64[np.ndarray, "query key"]
+
+    def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
+        """C X."""
+        return np.asarray(self.weights @ x)
+
+    def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
+        """C' X."""
+        return np.asarray(self.weights.T @ x)
+
+    def matrix(self) -> Float64[np.ndarray, "query key"]:
+        """C itself."""
+        return self.weights
+
+
+def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float, Operator]]:
+    """A layer's content-free attention: one operator for heads that are alike, with their share of all heads.
+
+    Raises:
+        UsageError: logits that depend on position, on bins wider than one position.
+    """
+    operators: list[tuple[float, Operator]] = []
+    for group in groups:
+        if not depends_on_position(group):
+            operators.append((len(group.heads) / group.n_heads, uniform_operator(group.mask, bins)))
+            continue
+        if not bins.exact:
+            raise UsageError(
+                f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
+            )
+        operators += [(1 / group.n_heads, operator) for operator in biased_operators(group, bins)]
+    return operators
+
+
+def biased_operators(group: HeadGroup, bins: Bins) -> list[Operator]:
+    """One operator for each head of a group whose logits depend on position; bins are single positions."""
+    n, slopes = bins.n_positions, group.linear_slopes()
+    causal = group.mask.reach(n) == n and group.mask.mutual_prefix(n) < 2
+    if slopes is not None and causal and not np.any(group.content):
+        return [CausalMean(n, float(slope)) for slope in slopes]
+    return [DenseOperator(matrix) for matrix in dense_heads(group, n)]
+
+
+def depends_on_position(group: HeadGroup) -> bool:
+    """Whether a visible key's logit depends on where it is (encoding, diagonal content)."""
+    slopes = group.linear_slopes()
+    return slopes is None or bool(np.any(slopes)) or bool(np.any(group.content))
+
+
+@lru_cache(maxsize=4)
+def uniform_operator(mask: Mask, bins: Bins) -> Operator:
+    """Equal attention to every visible key."""
+    n = bins.n_positions
+    reach, prefix = mask.reach(n), mask.mutual_prefix(n)
+    if bins.exact and reach == n and prefix < 2:
+        return CausalMean(n)
+    query = np.arange(n)
+    first = np.maximum(0, query - reach + 1)
+    last = np.maximum(query, np.where(query < prefix, prefix - 1, 0))
+    rows = np.empty((bins.count, bins.count))
+    ends = bins.starts + bins.sizes
+    for a in range(bins.count):
+        inside = slice(bins.starts[a], ends[a])
+        oldest, newest = first[inside, None], last[inside, None]
+        overlap = np.minimum(newest + 1, ends[None, :]) - np.maximum(oldest, bins.starts[None, :])
+        rows[a] = (np.maximum(overlap, 0) / (newest - oldest + 1)).mean(axis=0)
+    return DenseOperator(rows)

@@ -1,31 +1,36 @@
-"""`mean_field`: the Jacobian of a freshly initialised model, from its configuration alone (docs/theory, section 4)."""
+"""`mean_field`: the Jacobian of a freshly initialised model, from its configuration alone (docs/theory, section 4).
+
+The prediction is a mean over endlessly many heads. A network has a few per layer; where its logits are large, each
+attends to keys of its own choice. Networks with as many heads as the model, and endless width, show by how much.
+"""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models import HuggingFaceModel, Origin, load_model
+from posbias.models.initialise import random_network
 from posbias.models.model import Model
 from posbias.models.reference import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
+from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
     MOST_BINS,
     Bins,
     Kernel,
+    depends_on_position,
     growing_bins,
     unit_bins,
 )
-from posbias.theory.mean_field.extract import spec_of
-from posbias.theory.mean_field.first_order import attention_grams
-from posbias.theory.mean_field.inputs import input_kernel, vector_kernel
-from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, SampledHeads, Setting, ValueOnly
-from posbias.theory.mean_field.operators import depends_on_position
-from posbias.theory.mean_field.recursion import Forward, run_backward, run_forward
-from posbias.theory.mean_field.spec import AttentionSpec, MeanFieldSpec
+from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, Setting, ValueOnly, attention_grams
+from posbias.theory.mean_field.recursion import Forward, input_kernel, run_backward, run_forward, vector_kernel
+from posbias.theory.mean_field.sampled import SampledHeads
+from posbias.theory.mean_field.spec import MeanFieldSpec, spec_of
 
 FIRST_ORDER_LIMIT = 0.3
 """Logit variance up to which the first order is trusted (docs/theory, section 4)."""
@@ -34,6 +39,56 @@ SAMPLED_POSITIONS = 256_000
 SAMPLED_RANGE = (200, 2000)
 PROBED_POSITIONS = 16
 """Context from which `auto` reads the size of the logits: with norms before the branches it depends on no length."""
+Profiles = Float64[np.ndarray, "network n_positions"]
+
+
+@THEORIES.register("mean_field")
+@dataclass(frozen=True)
+class MeanFieldTheory(ModelTheory):
+    """Jacobian norms at initialisation, from the variances of the model's own weights (docs/theory, section 4)."""
+
+    reads_prompts: ClassVar[bool] = False
+
+    level: str = "auto"
+    """`value`, `first`, `'sampled(heads=2000)'`, or `auto`."""
+
+    def __post_init__(self) -> None:
+        if self.level != "auto":
+            LEVELS.parse(self.level)
+
+    def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
+        """The root mean square over initialisations; where heads are drawn, how far a single one lies from it.
+
+        The subject may be a Hugging Face configuration or "config:..." too, for which weights are drawn.
+        """
+        model = subject
+        if isinstance(subject, str) and subject.startswith("config:"):
+            model = load_model(subject)
+        elif hasattr(subject, "model_type") and not isinstance(subject, Model):
+            origin = Origin(f"config:{subject.model_type}", init_seed=0)
+            model = HuggingFaceModel(random_network(subject, seed=0), origin=origin)
+        if not isinstance(model, Model | MeanFieldSpec):
+            raise UsageError(
+                f"theory mean_field needs a model (what load_model returns), a Hugging Face configuration or "
+                f"'config:...', got {type(subject).__name__}"
+            )
+        found = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
+        labels: dict[str, Any] = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
+        if not isinstance(found.level, SampledHeads):
+            return Prediction(found.profile, self.name, **labels)
+        spec = model if isinstance(model, MeanFieldSpec) else spec_of(model)
+        networks = network_profiles(spec, n_positions, prompts=prompts, seed=seed)
+        return Prediction(
+            found.profile,
+            self.name,
+            **labels,
+            found={
+                "largest_logit_variance": float(found.logit_variance.max()),
+                "distance_of_one_initialisation": scatter(networks),
+            },
+            arrays={"networks": networks},
+            caveats=(scatter_caveat(networks),),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +102,6 @@ class MeanField:
     level: Level
     logit_variance: Float64[np.ndarray, "layer"]
     """Variance of a logit at the last position: the parameter of the expansion."""
-    stream_power: Float64[np.ndarray, "layer_and_final"]
-    """Mean square of the residual stream at the last position, before every layer and after the last."""
 
 
 def mean_field(
@@ -84,7 +137,12 @@ def mean_field(
 
     Source: ours; Hermite and arc-cosine kernels as in Cho and Saul 2009 and the neural-tangent literature.
     """
-    spec = model if isinstance(model, MeanFieldSpec) else spec_of(_at_birth(model))
+    if isinstance(model, HuggingFaceModel) and model.origin.init_seed is None:
+        raise UsageError(
+            f"mean field speaks of models at initialisation; the weights of {model.origin.source!r} are trained or of "
+            "unknown origin: load it with init_seed=0, or give spec_of(model)"
+        )
+    spec = model if isinstance(model, MeanFieldSpec) else spec_of(model)
     if isinstance(model, Model) and spec.positions > 0 and n_positions > (model.max_positions or n_positions):
         raise UsageError(f"n_positions must be at most {model.max_positions}, the learned positions; got {n_positions}")
     if prompts is not None and prompts.n_positions != n_positions:
@@ -104,31 +162,13 @@ def mean_field(
         jacobian_norm=norm,
         level=chosen,
         logit_variance=_logit_variances(spec, forward),
-        stream_power=_stream_powers(forward),
     )
-
-
-def _at_birth(model: Model) -> Model:
-    """The model, if its weights are as drawn."""
-    if isinstance(model, HuggingFaceModel) and model.origin.init_seed is None:
-        raise UsageError(
-            f"mean field speaks of models at initialisation; the weights of {model.origin.source!r} are trained or of "
-            "unknown origin: load it with init_seed=0, or give spec_of(model)"
-        )
-    return model
-
-
-def gradient_squares(
-    spec: MeanFieldSpec, token_ids: Int[np.ndarray, "n_positions"] | None, level: Level, setting: Setting
-) -> tuple[Float64[np.ndarray, "bin"], Forward]:
-    """G_jj at the input, and the forward pass it came from."""
-    return kernel_squares(spec, input_kernel(spec, setting.bins, token_ids=token_ids), level, setting)
 
 
 def kernel_squares(
     spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setting
 ) -> tuple[Float64[np.ndarray, "bin"], Forward]:
-    """The same from the kernel of the vectors that enter the network."""
+    """G_jj at the input from the kernel of the vectors that enter the network, and the forward pass."""
     forward = run_forward(spec, entry, level, setting)
     return run_backward(spec, forward, level, setting).same, forward
 
@@ -194,20 +234,60 @@ def largest_logit_variance(spec: MeanFieldSpec) -> float:
 
 
 def _logit_variances(spec: MeanFieldSpec, forward: Forward) -> Float64[np.ndarray, "layer"]:
-    grams = [
-        attention_grams(branch.spec, spec.width, branch.x)
-        for step in forward.steps
-        for branch in step.branches
-        if isinstance(branch.spec, AttentionSpec)
-    ]
+    grams = [attention_grams(attention, spec.width, branch.x) for attention, branch in forward.attentions]
     return np.array([gram.logit_variance for gram in grams])
 
 
-def _stream_powers(forward: Forward) -> Float64[np.ndarray, "layer_and_final"]:
-    before = [
-        branch.stream.same[-1]
-        for step in forward.steps
-        for branch in step.branches
-        if isinstance(branch.spec, AttentionSpec)
-    ]
-    return np.array([*before, forward.final.same[-1]])
+def network_profiles(
+    spec: MeanFieldSpec, n_positions: int, *, prompts: Prompts | None = None, count: int = 8, seed: int = 0
+) -> Profiles:
+    """Profiles of networks that have no more heads than the model; the prompts are taken in turn.
+
+    Args:
+        spec: The model.
+        n_positions: Context length N, up to 2048.
+        prompts: As for `mean_field`.
+        count: Networks, >= 1.
+        seed: Of their heads.
+
+    Returns:
+        Rows sum to 1. Their mean compares with a mean over seeds of normalised profiles.
+    """
+    rows = []
+    for index, drawn in enumerate(np.random.SeedSequence(seed).generate_state(count)):
+        prompt = None if prompts is None else Prompts(prompts.token_ids[[index % prompts.count]])
+        found = mean_field(spec, n_positions, prompts=prompt, level=SampledHeads(1), seed=int(drawn))
+        rows.append(found.profile.influence)  # SampledHeads fills up one round of the model's heads
+    return np.stack(rows)
+
+
+def scatter(profiles: Profiles) -> float:
+    """How far one network's profile lies from the mean of many: root mean square W1, at least two networks.
+
+    Shape alone: what finite width adds (W1 .01 at width 128) is not in it.
+    """
+    distances = distance(profiles, profiles.mean(axis=0))
+    return float(np.sqrt((distances**2).sum() / (len(profiles) - 1)))
+
+
+def distance(profiles: Profiles, other: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "network"]:
+    """W1 of each profile to another one, the context scaled to [0, 1]."""
+    gaps = np.abs(np.cumsum(profiles - other, axis=1)[:, :-1])
+    return np.asarray(gaps.sum(axis=1) / max(profiles.shape[1] - 1, 1))
+
+
+def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> str:
+    """What to know before a measurement is held against the prediction, in one sentence.
+
+    Args:
+        profiles: Of networks, at least two.
+        initialisations: How many initialisations were measured, if any.
+    """
+    one = scatter(profiles)
+    flat = distance(profiles.mean(axis=0)[None], np.full(profiles.shape[1], 1 / profiles.shape[1]))[0]
+    many = 100 if initialisations is None else initialisations
+    return (
+        f"mean field: attention logits are large at this initialisation, and a network has few heads: a single one "
+        f"lies at least W1 {one:.3f} from the mean of all, the mean of {many} about {one / np.sqrt(many):.3f}, a flat "
+        f"line {flat:.3f}; a distance no larger than that is chance"
+    )

@@ -1,13 +1,76 @@
-"""Kernels through the whole network: forwards from the input, then the last position's gradient back to it."""
+"""Kernels through the whole network: from the input kernel forwards, then the last position's gradient back to it.
+
+The input kernel says which positions start with equal vectors: different tokens have independent embeddings, equal
+tokens the same one; learned positions add their variance at i = j, encodings that are added to the input the products
+of their vectors. Of a model of vector inputs the vectors themselves are known.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float64, Int
 
-from posbias.theory.mean_field.bins import Kernel
+from posbias.errors import UsageError
+from posbias.theory.mean_field.bins import Bins, Kernel
 from posbias.theory.mean_field.levels import Level, Setting
-from posbias.theory.mean_field.mlp import mlp_backward, mlp_forward
-from posbias.theory.mean_field.spec import AttentionSpec, LayerSpec, MeanFieldSpec, MlpSpec, ResidualSpec
+from posbias.theory.mean_field.spec import AttentionSpec, LayerSpec, MeanFieldSpec, MlpSpec, NormSpec, ResidualSpec
+
+
+def input_kernel(spec: MeanFieldSpec, bins: Bins, *, token_ids: Int[np.ndarray, "n_positions"] | None = None) -> Kernel:
+    """Kernel of the vectors entering the first block (before the embedding norm, if any).
+
+    Args:
+        spec: The model.
+        bins: Positions in bins.
+        token_ids: One prompt of bins.n_positions tokens; None means all tokens differ.
+    """
+    equal = np.zeros((bins.count, bins.count)) if token_ids is None else _equal_tokens(token_ids, bins)
+    block = spec.embedding * equal
+    same = np.full(bins.count, spec.input_power)
+    if spec.added is not None:
+        # In wide bins the vectors of the position in the middle stand for all.
+        middle = spec.added.vectors_at(bins.starts + (bins.sizes - 1) // 2)
+        gram = middle @ middle.T / spec.width
+        block, same = block + gram, same + np.diagonal(gram)
+    if bins.exact:
+        np.fill_diagonal(block, same)
+    return Kernel(block, same)
+
+
+def vector_kernel(spec: MeanFieldSpec, bins: Bins, vectors: Float64[np.ndarray, "position feature"]) -> Kernel:
+    """Kernel of one prompt of given vectors, which only the network's weights are random beside.
+
+    Args:
+        spec: The model.
+        bins: One per position.
+        vectors: What enters the network, before positions are added to it.
+
+    Raises:
+        UsageError: bins of several positions: more than 512 of them.
+    """
+    if not bins.exact:
+        raise UsageError(f"mean field takes given vectors at up to 512 positions, got {bins.n_positions}")
+    if spec.added is not None:
+        vectors = vectors + spec.added.vectors_at(np.arange(bins.n_positions))
+    block = vectors @ vectors.T / spec.width + (spec.input_power - spec.embedding) * np.eye(bins.n_positions)
+    return Kernel(block, np.diagonal(block).copy())
+
+
+def _equal_tokens(token_ids: Int[np.ndarray, "n_positions"], bins: Bins) -> Float64[np.ndarray, "bin bin"]:
+    """Share of pairs of different positions from two bins that hold the same token."""
+    from scipy.sparse import csr_array
+
+    _, token = np.unique(token_ids, return_inverse=True)
+    bin_of = np.repeat(np.arange(bins.count), bins.sizes)
+    counts = csr_array((np.ones(len(token)), (bin_of, token)), shape=(bins.count, int(token.max()) + 1))
+    counts.sum_duplicates()
+    pairs: Any = (counts @ counts.T).toarray()
+    possible = bins.sizes[:, None] * bins.sizes[None, :].astype(np.float64)
+    inner = np.diagonal(pairs) - bins.sizes
+    np.fill_diagonal(pairs, inner)
+    np.fill_diagonal(possible, np.maximum(np.diagonal(possible) - bins.sizes, 1))
+    return np.asarray(pairs / possible)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +102,24 @@ class Forward:
 
     entry: Kernel
     """Input vectors, before an embedding norm."""
-    steps: tuple["Step", ...]
+    steps: tuple[Step, ...]
     final: Kernel
     """Residual stream after the last block."""
+
+    @property
+    def attentions(self) -> list[tuple[AttentionSpec, Branch]]:
+        """The attention branches, from the first layer on."""
+        branches = [branch for step in self.steps for branch in step.branches]
+        return [(branch.spec, branch) for branch in branches if isinstance(branch.spec, AttentionSpec)]
 
 
 def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setting) -> Forward:
     """Push the input kernel through all blocks."""
-    stream = entry if spec.embedding_norm is None else spec.embedding_norm.forward(entry)
-    steps = []
+    stream, steps = _normed(spec.embedding_norm, entry), []
     for layer in spec.layers:
         for members in _groups(layer):
             steps.append(_step(members, stream, level, setting))
-            norm = steps[-1].residual.norm
-            stream = steps[-1].joined if norm is None else norm.forward(steps[-1].joined)
+            stream = _normed(steps[-1].residual.norm, steps[-1].joined)
     return Forward(entry, tuple(steps), stream)
 
 
@@ -61,19 +128,22 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
     count = setting.bins.count
     start = np.zeros((count, count))
     start[-1, -1] = 1.0
-    gradient = Kernel(start, np.diagonal(start).copy())
-    if spec.final_norm is not None:
-        gradient = spec.final_norm.backward(gradient, forward.final)
+    gradient = _pulled(spec.final_norm, Kernel(start, np.diagonal(start).copy()), forward.final)
     for step in reversed(forward.steps):
-        if step.residual.norm is not None:
-            gradient = step.residual.norm.backward(gradient, step.joined)
+        gradient = _pulled(step.residual.norm, gradient, step.joined)
         arriving = gradient.scaled(step.residual.added**2)
         gradient = gradient.scaled(step.residual.kept**2)
         for branch in step.branches:
             gradient = gradient + _branch_gradient(branch, arriving, level, setting)
-    if spec.embedding_norm is not None:
-        gradient = spec.embedding_norm.backward(gradient, forward.entry)
-    return gradient.scaled(spec.input_scale**2)
+    return _pulled(spec.embedding_norm, gradient, forward.entry).scaled(spec.input_scale**2)
+
+
+def _normed(norm: NormSpec | None, kernel: Kernel) -> Kernel:
+    return kernel if norm is None else norm.forward(kernel)
+
+
+def _pulled(norm: NormSpec | None, gradient: Kernel, kernel: Kernel) -> Kernel:
+    return gradient if norm is None else norm.backward(gradient, kernel)
 
 
 def _groups(layer: LayerSpec) -> list[list[AttentionSpec | MlpSpec]]:
@@ -88,29 +158,23 @@ def _step(members: list[AttentionSpec | MlpSpec], stream: Kernel, level: Level, 
     branches = tuple(_run_branch(member, stream, level, setting) for member in members)
     joined = stream.scaled(residual.kept**2)
     for branch in branches:
-        joined = joined + _post_normed(branch).scaled(residual.added**2)
+        joined = joined + _normed(branch.spec.post_norm, branch.output).scaled(residual.added**2)
     return Step(branches, residual, joined)
 
 
 def _run_branch(spec: AttentionSpec | MlpSpec, stream: Kernel, level: Level, setting: Setting) -> Branch:
-    x = stream if spec.pre_norm is None else spec.pre_norm.forward(stream)
+    x = _normed(spec.pre_norm, stream)
     if isinstance(spec, AttentionSpec):
         return Branch(spec, stream, x, level.forward(spec, x, setting))
-    return Branch(spec, stream, x, mlp_forward(spec, setting.width, x))
-
-
-def _post_normed(branch: Branch) -> Kernel:
-    norm = branch.spec.post_norm
-    return branch.output if norm is None else norm.forward(branch.output)
+    return Branch(spec, stream, x, spec.forward(setting.width, x))
 
 
 def _branch_gradient(branch: Branch, gradient: Kernel, level: Level, setting: Setting) -> Kernel:
     """What a branch adds to the gradient kernel of the stream it read."""
     spec = branch.spec
-    if spec.post_norm is not None:
-        gradient = spec.post_norm.backward(gradient, branch.output)
+    gradient = _pulled(spec.post_norm, gradient, branch.output)
     if isinstance(spec, AttentionSpec):
         gradient = level.backward(spec, branch.x, gradient, setting)
     else:
-        gradient = mlp_backward(spec, setting.width, branch.x, gradient)
-    return gradient if spec.pre_norm is None else spec.pre_norm.backward(gradient, branch.stream)
+        gradient = spec.backward(setting.width, branch.x, gradient)
+    return _pulled(spec.pre_norm, gradient, branch.stream)

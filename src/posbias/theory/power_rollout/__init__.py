@@ -9,19 +9,24 @@ from posbias.theory.power_rollout.actual_attention import (
     attention_rollout_prompt,
     attention_rollouts,
 )
-from posbias.theory.power_rollout.ingredient_table import INGREDIENTS, WHOLE, IngredientTable, ingredients
 from posbias.theory.power_rollout.prompt_trace import trace_passing
 from posbias.theory.power_rollout.rollout import (
+    INGREDIENTS,
+    WHOLE,
+    IngredientTable,
     PowerRollout,
-    PowerRolloutSettings,
-    combine_prompts,
+    ingredients,
     power_rollout,
     power_rollout_of,
     power_rollout_prompt,
 )
-from posbias.theory.power_rollout.shared_direction import SharedDirectionRollout, shared_direction_rollout
-from posbias.theory.power_rollout.sign_randomised import SignRandomised, sign_randomised_rollout
-from posbias.theory.power_rollout.value_path import ValuePathShare, value_path_share
+from posbias.theory.power_rollout.shared_direction import SharedDirection, shared_direction_rollout
+from posbias.theory.power_rollout.signed_walks import (
+    SignRandomised,
+    ValuePath,
+    sign_randomised_rollout,
+    value_path_share,
+)
 
 __all__ = [
     "INGREDIENTS",
@@ -31,15 +36,13 @@ __all__ = [
     "AttentionRollouts",
     "IngredientTable",
     "PowerRollout",
-    "PowerRolloutSettings",
-    "SharedDirectionRollout",
+    "SharedDirection",
     "SignRandomised",
-    "ValuePathShare",
+    "ValuePath",
     "attention_rollout",
     "attention_rollout_of",
     "attention_rollout_prompt",
     "attention_rollouts",
-    "combine_prompts",
     "ingredients",
     "power_rollout",
     "power_rollout_of",

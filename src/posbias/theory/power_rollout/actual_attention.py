@@ -1,35 +1,214 @@
 """Rollouts of a model's own attention: what is proposed instead of, and what the power rollout is compared with.
 
-The last row of T_{L-1} ... T_0 is pulled block by block from the top layer down. All variants come from one
-recomputation of each layer's attention (docs/theory, sections 1 and 5).
+One forward pass is kept as what every attention module read (layers x positions x features numbers, no attention
+matrix), how large each branch is beside the stream, and what the norms around it divide by. Then the last row of
+T_{L-1} ... T_0 is pulled block by block from the top layer down; all variants come from one recomputation of each
+layer's attention (docs/theory, sections 1 and 5). Any described family; only the power rollout needs more (trace.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
-from torch import Tensor
+from jaxtyping import Float, Float64, Int, Int64
+from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.models.attention import AttentionState, project_attention, query_blocks, rotated
+from posbias.models.attention import (
+    AttentionBlock,
+    AttentionInput,
+    AttentionLayer,
+    AttentionState,
+    describe_attention,
+    elements_at_once,
+    project_attention,
+    query_blocks,
+    rotated,
+    watch_attention,
+)
+from posbias.models.families import Norm
+from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.attention import attention_input
-from posbias.theory.power_rollout.attention_trace import AttentionTrace, AttentionTraceLayer, trace_attention
-from posbias.theory.power_rollout.attention_transitions import (
-    Transition,
-    mean_transition,
-    norm_transition,
-    power_transition,
-)
+from posbias.theory.power_rollout.attention import attention_input, value_gains
 from posbias.theory.power_rollout.prompt_trace import DescribedTrace
 
 Row = Float64[np.ndarray, "n_positions"]
+Shares = Float[Tensor, "query key"]
+
+
+@dataclass(frozen=True)
+class ScaledNorm:
+    """A norm around the attention branch, and what it divided by at every position."""
+
+    norm: Norm
+    power: Float[Tensor, "position"]
+    """Mean square (of the centred input for LayerNorm) plus epsilon."""
+
+
+@dataclass(frozen=True)
+class AttentionTraceLayer:
+    """One layer on one prompt."""
+
+    layer: AttentionLayer
+    given: AttentionInput
+    before: ScaledNorm | None
+    """The norm the branch reads through; None where there is none."""
+    after: ScaledNorm | None
+    """The norm between the output projection and the stream; None where there is none."""
+
+
+@dataclass(frozen=True)
+class AttentionTrace:
+    """One prompt's forward pass."""
+
+    layers: list[AttentionTraceLayer]
+    mixing: Float64[Tensor, "layers"]
+    """Mean over tokens of |a| / (|x| + |a|), measured."""
+
+
+@torch.no_grad()
+def trace_attention(model: Model, token_ids: Int[Tensor, "position"]) -> AttentionTrace:
+    """Run one prompt forward and keep what each attention module read.
+
+    Raises:
+        UsageError: the model's family is not described, or its attention cannot be recomputed.
+        RunError: the norms of stream and branch are not finite, or both vanish.
+    """
+    layers = describe_attention(model, n_positions=len(token_ids))
+    if not isinstance(model, HuggingFaceModel):
+        raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
+    given: dict[int, AttentionInput] = {}
+    powers: dict[nn.Module, ScaledNorm] = {}
+    blocks = model.family.blocks(model.network)
+    around = [norm for block in blocks for norm in (block.attention_norm, block.attention_post_norm) if norm]
+    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+
+    def receive(layer: AttentionLayer, read: AttentionInput) -> None:
+        given[layer.index] = read
+
+    with (
+        watch_attention(layers, receive, dtype=dtype),
+        watch_branches(blocks) as watch,
+        _watch_norms({module: model.family.norm(module) for module in around}, powers, dtype),
+    ):
+        model.last(model.embed(token_ids[None]))
+    norms = watch.norms()
+    share = norms.branch[:, 0].double() / (norms.stream[:, 0].double() + norms.branch[:, 0].double())
+    if not bool(share.isfinite().all()):
+        layer = int((~share.isfinite()).any(1).nonzero()[0])
+        raise RunError(f"mixing: |x| + |a| is zero or not finite in layer {layer}; it must be finite and > 0")
+
+    def scaled(module: nn.Module | None) -> ScaledNorm | None:
+        return None if module is None else powers[module]
+
+    kept = [
+        AttentionTraceLayer(layer, given[layer.index], scaled(block.attention_norm), scaled(block.attention_post_norm))
+        for layer, block in zip(layers, blocks, strict=True)
+    ]
+    return AttentionTrace(kept, share.mean(1).cpu())
+
+
+@contextmanager
+def _watch_norms(norms: dict[nn.Module, Norm], into: dict[nn.Module, ScaledNorm], dtype: torch.dtype) -> Iterator[None]:
+    """Within the context, keep what every norm divides by on a single prompt."""
+
+    def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
+        values, norm = args[0].reshape(-1, args[0].shape[-1]).to(dtype), norms[module]
+        if norm.kind == "layer":
+            values = values - values.mean(-1, keepdim=True)
+        into[module] = ScaledNorm(norm, values.square().mean(-1) + norm.epsilon)
+
+    with ExitStack() as hooks:
+        for module in norms:
+            hooks.callback(module.register_forward_pre_hook(keep).remove)
+        yield
+
+
+Transition = Callable[[AttentionBlock], Shares]
+"""From a block of attention weights to that block of the matrix that moves influence from queries to keys."""
+
+
+def mean_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transition:
+    """A_ij, the mean over heads; rows sum to 1."""
+    return lambda block: block.weights.mean((0, 1))
+
+
+def norm_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transition:
+    """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)).
+
+    `gain` is that of a norm after the branch; what that norm divides by cancels in a row. The output bias belongs to
+    no position. Norms of sums over heads come from the heads' inner products at every key: no vector is formed twice.
+
+    Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3, with all heads together; the rows are normalised here.
+    """
+    gram = _head_products(kept, state)
+
+    def transition(block: AttentionBlock) -> Shares:
+        weights = block.weights.flatten(0, 1)
+        squares = torch.zeros_like(weights[0])
+        for head, products in enumerate(gram[..., block.keys]):
+            # sum_h' A_h' f_h.f_h', each pair of heads once: ten times faster than a product of small matrices per key.
+            along = weights[head] * products[head]
+            for other in range(head):
+                along.addcmul_(weights[other], products[other], value=2)
+            squares.addcmul_(along, weights[head])
+        lengths = squares.clamp_min(0).sqrt()
+        total: Tensor = lengths.sum(-1, keepdim=True)
+        return torch.where(total > 0, lengths / total, block.weights.mean((0, 1)))
+
+    return transition
+
+
+def power_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transition:
+    """sum_h g_h^2 A_hij^2 / (sigma_j^2 rho_i^2), g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d, rows not normalised.
+
+    sigma^2 and rho^2: what the norms before and after the branch divide by at the key and at the query; w the gain of
+    the one before, that of the one after counts into W_O. A LayerNorm's own mean is left in: one channel in d.
+
+    Source: docs/theory, section 5, isotropic form, its value path alone.
+    """
+    gain, _ = value_gains(kept.layer.parts, _gain(kept.before, state.value), _gain(kept.after, state.value))
+    sent, received = (_divided_by(scaled, state) for scaled in (kept.after, kept.before))
+
+    def transition(block: AttentionBlock) -> Shares:
+        squares = (block.weights.square() * gain[..., None, None]).sum((0, 1))
+        return squares / sent[block.queries, None] / received[block.keys]
+
+    return transition
+
+
+def _head_products(kept: AttentionTraceLayer, state: AttentionState) -> Float[Tensor, "head other position"]:
+    """f_h(x_j) . f_h'(x_j) of every position."""
+    parts, value = kept.layer.parts, state.value
+    output = parts.output.to(value) * _gain(kept.after, value).reshape(-1, 1)
+    output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.head_dim)
+    products = [
+        torch.einsum("wkgc,kjc->jkgw", output, value[:, rows]).flatten(1, 2)
+        for rows in _chunks(value.shape[1], parts.heads * len(output))
+    ]
+    return torch.cat([vectors @ vectors.transpose(1, 2) for vectors in products]).permute(1, 2, 0).contiguous()
+
+
+def _chunks(n_positions: int, each: int) -> Iterator[slice]:
+    """Runs of positions with at most so many numbers together, `each` per position."""
+    rows = max(1, elements_at_once() // each)
+    for start in range(0, n_positions, rows):
+        yield slice(start, start + rows)
+
+
+def _gain(scaled: ScaledNorm | None, like: Float[Tensor, "*any"]) -> Float[Tensor, "features"]:
+    return torch.ones(1).to(like) if scaled is None else scaled.norm.gain.to(like)
+
+
+def _divided_by(scaled: ScaledNorm | None, state: AttentionState) -> Float[Tensor, "position"]:
+    return torch.ones_like(state.value[0, :, 0]) if scaled is None else scaled.power.to(state.value)
 
 
 @dataclass(frozen=True)
@@ -61,6 +240,11 @@ class AttentionRollout:
     """Mean over prompts, with pointwise intervals over prompts."""
     per_prompt: Float64[np.ndarray, "count n_positions"]
     """Each prompt's own rollout; rows sum to 1."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "AttentionRollout":
+        """From each prompt's own."""
+        return cls(Profile.mean_of(np.stack(rows)), np.stack(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +286,15 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     left_out: tuple[str, ...] = ()
     for ids in track(prompts.token_ids, "rollouts of attention"):
         trace = trace_attention(model, model.token_tensor([ids.tolist()])[0])
-        names, left_out = _applicable(trace)
-        shares = trace.mixing.tolist()
-        for name, row in _pull(trace.layers, {name: ROLLOUTS[name] for name in names}, shares).items():
+        rules, shares = dict(ROLLOUTS), trace.mixing.tolist()
+        if any(kept.before is None and kept.after is None for kept in trace.layers):
+            del rules["power"]
+            left_out = ("power: the model normalises the stream itself, after adding to it",)
+        for name, row in _pull(trace.layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
-    return AttentionRollouts({name: _averaged(found) for name, found in rows.items()}, np.array(mixing), left_out)
+    rollouts = {name: AttentionRollout.of(found) for name, found in rows.items()}
+    return AttentionRollouts(rollouts, np.array(mixing), left_out)
 
 
 @checked
@@ -128,33 +315,19 @@ def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | 
     Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel.
     """
     rows = [attention_rollout_prompt(model, ids, mixing) for ids in track(prompts.token_ids, "attention rollout")]
-    return _averaged(rows)
+    return AttentionRollout.of(rows)
 
 
 def attention_rollout_prompt(
     model: Model, token_ids: Int64[np.ndarray, "n_positions"], mixing: Sequence[float] | float
-) -> Float64[np.ndarray, "n_positions"]:
-    """One prompt's rollout: non-negative, sums to 1.
-
-    Args:
-        model: As for `attention_rollout`.
-        token_ids: One prompt.
-        mixing: As for `attention_rollout`.
-    """
+) -> Row:
+    """One prompt's rollout, as `attention_rollout`: non-negative, sums to 1."""
     trace = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
     return _pull(trace.layers, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(trace.layers)))["rollout"]
 
 
 def attention_rollout_of(trace: DescribedTrace, mixing: Sequence[float] | float) -> Row:
-    """The rollout of a prompt that was traced for the power rollout before: no pass of its own.
-
-    Args:
-        trace: Of the prompt.
-        mixing: As for `attention_rollout`.
-
-    Returns:
-        Non-negative, sums to 1.
-    """
+    """The same of a prompt that was traced for the power rollout before: no pass of its own."""
     layers = [
         AttentionTraceLayer(layer.attention, attention_input(layer, kept), before=None, after=None)
         for layer, kept in zip(trace.description.layers, trace.trace.layers, strict=True)
@@ -201,19 +374,6 @@ def _pull_layer(
         for name, rule in rules.items():
             pulled[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
     return pulled
-
-
-def _applicable(trace: AttentionTrace) -> tuple[list[str], tuple[str, ...]]:
-    """Names of the rollouts that a model allows, and a sentence for the others."""
-    if any(kept.before is None and kept.after is None for kept in trace.layers):
-        reason = "power: the model normalises the stream itself, after adding to it"
-        return [name for name in ROLLOUTS if name != "power"], (reason,)
-    return list(ROLLOUTS), ()
-
-
-def _averaged(rows: Sequence[Row]) -> AttentionRollout:
-    per_prompt = np.stack(rows)
-    return AttentionRollout(Profile.mean_of(per_prompt), per_prompt)
 
 
 def _shares(mixing: Sequence[float] | float, depth: int) -> list[float]:

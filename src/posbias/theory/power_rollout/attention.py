@@ -1,7 +1,8 @@
 """One layer's attention, recomputed from its kept input in blocks of queries, and the pulls that go through it.
 
 No matrix larger than heads x block x positions exists at any time. Besides the value path, attention is reached through
-the softmax: moving a key moves the weights of every query that sees it (docs/theory, section 5, "key path").
+the softmax: moving a key moves the weights of every query that sees it (docs/theory, section 5, "key path"). In the
+isotropic form too: one energy per position.
 """
 
 from collections.abc import Iterator
@@ -21,10 +22,13 @@ from posbias.models.attention import (
     rotated,
 )
 from posbias.models.families import AttentionParts, Norm
-from posbias.theory.power_rollout.description import LayerDescription
-from posbias.theory.power_rollout.local_maps import norm_pull, rotary_pull
-from posbias.theory.power_rollout.trace import LayerTrace
-from posbias.theory.power_rollout.walk import Power, Walk
+from posbias.theory.power_rollout.local_maps import gain_and_power, norm_pull, rotary_pull
+from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
+from posbias.theory.power_rollout.walk import Energy, Power, Walk
+
+ByHead = Float[Tensor, "*batch head position head_dim"]
+ByKeyHead = Float[Tensor, "*batch key_head position head_dim"]
+ByQueryHead = Float[Tensor, "*batch key_head group position head_dim"]
 
 
 def attention_input(layer: LayerDescription, trace: LayerTrace) -> AttentionInput:
@@ -43,24 +47,13 @@ def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator
     return query_blocks(layer.attention.parts, state, reach=layer.attention.reach, block=BLOCK_QUERIES)
 
 
-def attention_pull(
-    layer: LayerDescription, trace: LayerTrace, energy: Float[Tensor, "*batch position feature"], walk: Walk
-) -> Float[Tensor, "*batch position feature"]:
+def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
     """Pull through one attention branch alone (the stream's own identity path is the caller's).
 
     r = N_post(e) W_O^p by head; values: Z_j = sum_i A_ij^p r_i; keys: g_j = sum_i B_ij q_i^p with
     B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without), clamp,
-    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). Position logits (ALiBi) are constants.
-
-    Args:
-        layer: The block's maps.
-        trace: The block's activations.
-        energy: At the branch's output, where it is added to the stream.
-        walk: Which score paths are followed beside the values, with which power. With random signs every
-            (head, query, key) has one for its value and one for its key, every (head, query) one for its query.
-
-    Returns:
-        At the branch's input, the block's input stream.
+    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). Position logits (ALiBi) are constants. With random signs
+    every (head, query, key) has one for its value and one for its key, every (head, query) one for its query.
     """
     parts, power = layer.attention.parts, walk.power
     state = recompute_attention(layer, trace)
@@ -84,15 +77,8 @@ def attention_pull(
 
 
 def _pull_blocks(
-    layer: LayerDescription,
-    state: AttentionState,
-    received: Float[Tensor, "*batch key_head group position head_dim"],
-    walk: Walk,
-) -> tuple[
-    Float[Tensor, "*batch key_head position head_dim"],
-    Float[Tensor, "*batch key_head position head_dim"],
-    Float[Tensor, "*batch key_head group position head_dim"],
-]:
+    layer: LayerDescription, state: AttentionState, received: ByQueryHead, walk: Walk
+) -> tuple[ByKeyHead, ByKeyHead, ByQueryHead]:
     """What reaches values, keys and queries (as the dot product sees them), summed over blocks of queries.
 
     With `walk.amplitudes` square roots are summed, over queries and over the heads that share a key head.
@@ -116,14 +102,14 @@ def _pull_blocks(
             _collect(keys, block.keys, through, _by_group(query[:, :, block.queries]).pow(power), walk)
         if walk.query:
             sent = key[:, block.keys].pow(power)
-            reached = through.sqrt() @ sent.sqrt() if walk.amplitudes else through @ sent
+            reached = through @ sent
             reached = walk.signed(reached, (*reached.shape[:-1], 1))
             queries[..., block.queries, :] = reached.reshape(queries[..., block.queries, :].shape)
-    return (values.square(), keys.square(), queries.square()) if walk.amplitudes else (values, keys, queries)
+    return (values.square(), keys.square(), queries) if walk.amplitudes else (values, keys, queries)
 
 
 def _collect(
-    into: Float[Tensor, "*batch key_head position head_dim"],
+    into: ByKeyHead,
     keys: slice,
     transfer: Float[Tensor, "*transfers key_head row key"],
     rows: Float[Tensor, "*rows key_head row head_dim"],
@@ -177,12 +163,12 @@ def _evening(layer: LayerDescription) -> Float[Tensor, "key_head group 1 1"]:
 
 
 def unprepare(
-    energy: Float[Tensor, "*batch head position head_dim"],
+    energy: ByHead,
     raw: Float[Tensor, "position features"],
     norm: Norm | None,
     trace: LayerTrace,
     power: Power,
-) -> Float[Tensor, "*batch head position head_dim"]:
+) -> ByHead:
     """From queries or keys as the dot product sees them to what the projection gave: RoPE and q/k norm undone."""
     energy = rotary_pull(energy, trace.cosine, trace.sine, power)
     if norm is None:
@@ -193,11 +179,7 @@ def unprepare(
     return pulled.reshape(energy.transpose(-3, -2).shape).transpose(-3, -2)
 
 
-def _unclamped(
-    energy: Float[Tensor, "*batch head position head_dim"],
-    raw: Float[Tensor, "position features"],
-    parts: AttentionParts,
-) -> Float[Tensor, "*batch head position head_dim"]:
+def _unclamped(energy: ByHead, raw: Float[Tensor, "position features"], parts: AttentionParts) -> ByHead:
     """Nothing comes back through a clamp from the features it holds at its bound."""
     if parts.clip is None:
         return energy
@@ -206,7 +188,7 @@ def _unclamped(
 
 
 def _project(
-    energy: Float[Tensor, "*batch head position head_dim"], weight: Float[Tensor, "features width"], walk: Walk
+    energy: ByHead, weight: Float[Tensor, "features width"], walk: Walk
 ) -> Float[Tensor, "*batch position width"]:
     """Through a projection of all heads to what they read."""
     matrix = weight.to(energy.dtype).pow(walk.power)
@@ -221,6 +203,69 @@ def _by_group(values: Float[Tensor, "*batch key_head group row last"]) -> Float[
     return values.flatten(-3, -2)
 
 
-def _merged(values: Float[Tensor, "*batch head position head_dim"]) -> Float[Tensor, "*batch position features"]:
+def _merged(values: ByHead) -> Float[Tensor, "*batch position features"]:
     """Heads side by side, as the projections see them."""
     return values.transpose(-3, -2).flatten(-2)
+
+
+def attention_energy(
+    layer: LayerDescription, trace: LayerTrace, energy: Float[Tensor, "position"], walk: Walk
+) -> Float[Tensor, "position"]:
+    """Energy that the attention branch brings from the positions it reads, to its input stream: the isotropic form.
+
+    sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, and what comes by the keys.
+    """
+    parts, state = layer.attention.parts, recompute_attention(layer, trace)
+    post_gain, post_size = gain_and_power(layer.attention_post_norm, trace.attention_branch, trace.stream)
+    gain, size = gain_and_power(layer.attention_norm, trace.stream, trace.stream)
+    head_gain, gram = value_gains(parts, gain, post_gain)
+    sent = energy / post_size
+    pulled = torch.zeros_like(energy)
+    keys = torch.zeros_like(state.key)
+    for block in attention_blocks(layer, state):
+        received = block.weights.square() * sent[block.queries, None]
+        pulled[block.keys] += torch.einsum("kgij,kg->j", received, head_gain)
+        if walk.key:
+            slope = softcap_slope(layer, state, block)
+            if slope is not None:
+                received = received * slope.square().reshape(received.shape)
+            keys[:, block.keys] += _key_energy(block, state, gram / len(parts.output), received) * parts.scale**2
+    if walk.key:
+        raw = unprepare(keys, state.raw_key, parts.key_norm, trace, 2)
+        by_feature = (parts.key.to(energy.dtype) * gain).square().sum(-1).reshape(parts.key_heads, 1, parts.head_dim)
+        pulled += (raw * by_feature).sum((0, 2))
+    return pulled / size
+
+
+def value_gains(
+    parts: AttentionParts, before: Float[Tensor, "_"], after: Float[Tensor, "_"]
+) -> tuple[Float[Tensor, "key_head group"], Float[Tensor, "key_head group head_dim head_dim"]]:
+    """g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d of every head, and the Gram matrices of the heads' output maps.
+
+    Args:
+        parts: The layer's maps.
+        before: Gain w of the norm that the branch reads through, or 1.
+        after: Gain of the norm after the branch, or 1; it counts into W_O.
+    """
+    width = len(parts.output)
+    output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.head_dim)
+    gram = torch.einsum("wkgc,wkgd->kgcd", output, output)
+    value = (parts.value.to(before) * before).reshape(parts.key_heads, parts.head_dim, -1)
+    return torch.einsum("kgcd,kcd->kg", gram, value @ value.transpose(1, 2)) / width, gram
+
+
+def _key_energy(
+    block: AttentionBlock,
+    state: AttentionState,
+    gram: Float[Tensor, "key_head group head_dim head_dim"],
+    received: Float[Tensor, "key_head group query key"],
+) -> Float[Tensor, "key_head key head_dim"]:
+    """sum_i E_i A_ij^2 ||W_O (v_j - o_i)||^2 q_i^2 / d over the block's queries and a key head's group."""
+    value = state.value[:, block.keys].unsqueeze(1)
+    output = block.weights @ value
+    value_side, output_side = value @ gram, output @ gram
+    distance = (value_side * value).sum(-1)[:, :, None, :] + (output_side * output).sum(-1)[..., None]
+    distance = distance - 2 * output_side @ value.transpose(2, 3)
+    through = received * distance.clamp_min(0)
+    query = state.query[:, :, block.queries].square()
+    return torch.einsum("kgij,kgic->kjc", through, query)

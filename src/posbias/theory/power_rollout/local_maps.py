@@ -5,17 +5,23 @@ which is how the tests check them. With power 2 it applies the elementwise squar
 becomes of energies when contributions have unrelated directions (docs/theory, section 5).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from posbias.models.attention import norm_forward
-from posbias.models.families import MixtureParts, Norm
-from posbias.theory.power_rollout.description import LayerDescription
-from posbias.theory.power_rollout.hidden_maps import hidden_layer, hidden_pull
-from posbias.theory.power_rollout.mixture_maps import mixture_pull
-from posbias.theory.power_rollout.trace import LayerTrace
-from posbias.theory.power_rollout.walk import Power, Walk
+from posbias.models.attention import affine, norm_forward
+from posbias.models.families import MixtureParts, MlpParts, Norm
+from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Energy, Power, Walk
+
+PROBES = 2
+"""Random vectors per layer for ||J_mlp||_F^2: with hundreds of channels two already give it to a few percent."""
+
+Hidden = Float[Tensor, "position hidden"]
+Table = Float[Tensor, "position feature"]
 
 
 def norm_pull(
@@ -68,6 +74,25 @@ def norm_pull(
     return pulled.clamp_min(0) / divisor  # below 0 only by round-off, where one feature carries the whole norm
 
 
+def gain_and_power(
+    norm: Norm | None, values: Float[Tensor, "*places feature"] | None, like: Float[Tensor, "*places feature"]
+) -> tuple[Float[Tensor, "*heads feature"], Float[Tensor, "*places"]]:
+    """A norm's gain, and the power it divides by at every place; ones where there is no norm."""
+    if norm is None or values is None:
+        return like.new_ones(like.shape[-1]), torch.ones_like(like[..., 0])
+    if norm.kind == "layer":
+        values = values - values.mean(-1, keepdim=True)
+    return norm.gain.to(like.dtype), values.square().mean(-1) + norm.epsilon
+
+
+def even_gain(norm: Norm | None, values: Float[Tensor, "*places feature"] | None) -> Float[Tensor, "*places"] | float:
+    """What a norm of the whole stream does to an energy spread evenly over its channels: mean w^2 / sigma^2."""
+    if norm is None or values is None:
+        return 1.0
+    gain, size = gain_and_power(norm, values, values)
+    return gain.square().mean(-1) / size
+
+
 def rotary_pull(
     energy: Float[Tensor, "*heads position feature"],
     cosine: Float[Tensor, "position rotary"] | None,
@@ -84,19 +109,137 @@ def rotary_pull(
     return torch.cat([turned * cosine.pow(power) + swapped, rest], -1)
 
 
-def mlp_pull(
-    layer: LayerDescription, trace: LayerTrace, energy: Float[Tensor, "*batch position feature"], walk: Walk
-) -> Float[Tensor, "*batch position feature"]:
+def hidden_layer(parts: MlpParts, read: Table) -> tuple[Hidden, Hidden | None]:
+    """What the MLP's maps `up` and `gate` (None without a gate) give, before any activation."""
+    gate = None if parts.gate is None else affine(read, parts.gate, parts.gate_bias)
+    return affine(read, parts.up, parts.up_bias), gate
+
+
+def hidden_pull(
+    parts: MlpParts,
+    up: Hidden,
+    gate: Hidden | None,
+    hidden: Float[Tensor, "*batch position hidden"],
+    power: Power,
+) -> Energy:
+    """From the hidden layer to what the MLP read: the transpose of the map into it.
+
+    Plain, with a = act'(up): the map is a W_u. Gated, with a = act'(gate) up and b = act(gate): it is a W_g + b W_u,
+    whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u). Where up has an activation
+    of its own, its value stands in a and its derivative is a factor of b. `up` and `gate` as `hidden_layer` gives them.
+    """
+    up_weight = parts.up.to(hidden.dtype)
+    if parts.gate is None or gate is None:
+        _, slope = value_and_slope(parts.activation, up)
+        return (hidden * slope.pow(power)) @ up_weight.pow(power)
+    gate_weight = parts.gate.to(hidden.dtype)
+    value, slope = value_and_slope(parts.activation, gate)
+    if parts.up_activation is not None:
+        up, up_slope = value_and_slope(parts.up_activation, up)
+        value = value * up_slope
+    slope = slope * up
+    return joint_pull(hidden, (slope, gate_weight), (value, up_weight), power)
+
+
+def joint_pull(
+    hidden: Float[Tensor, "*batch position hidden"],
+    one: tuple[Tensor, Tensor],
+    other: tuple[Tensor, Tensor],
+    power: Power,
+) -> Energy:
+    """Through a W_1 + b W_2, given as (a, W_1) and (b, W_2): one map, whose square keeps the cross term."""
+    (first, first_weight), (second, second_weight) = one, other
+    pulled = (hidden * first.pow(power)) @ first_weight.pow(power)
+    pulled = pulled + (hidden * second.pow(power)) @ second_weight.pow(power)
+    if power == 1:
+        return pulled
+    pulled = pulled + (2 * hidden * first * second) @ (first_weight * second_weight)
+    return pulled.clamp_min(0)  # a sum of squares; the cross term may round below 0
+
+
+def hidden_output(parts: MlpParts, up: Hidden, gate: Hidden | None) -> Hidden:
+    """What the MLP's map `down` reads, from what `hidden_layer` gives."""
+    if gate is None:
+        hidden: Tensor = parts.activation(up)
+        return hidden
+    passed = up if parts.up_activation is None else parts.up_activation(up)
+    gated: Tensor = parts.activation(gate) * passed
+    return gated
+
+
+def value_and_slope(
+    activation: Callable[[Tensor], Tensor], before: Float[Tensor, "*rows hidden"]
+) -> tuple[Float[Tensor, "*rows hidden"], Float[Tensor, "*rows hidden"]]:
+    """The activation and its derivative, elementwise."""
+    with torch.enable_grad():
+        leaf = before.detach().requires_grad_(True)
+        value = activation(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), slope
+
+
+def mixture_pull(
+    mixture: MixtureParts,
+    read: Table,
+    chosen: Int[Tensor, "position top"],
+    energy: Energy,
+    walk: Walk,
+) -> Energy:
+    """Pull through a mixture of experts, from its output to what it read.
+
+    With y = sum_{e in S} w_e(x) E_e(x), S the chosen experts, J = sum_e w_e J_e + sum_f u_f (W_r)_f: the experts' own
+    maps and the router's path, which is to a mixture what the key path is to attention. Where the weights of S are made
+    to sum to 1, u_f = w_f (E_f - y) for f in S; where they are a softmax over all experts,
+    u_f = p_f ([f in S] E_f - y) for all f. The choice itself is piecewise constant. Energies add between experts, and
+    between them and the router. `read` is what the mixture read, after the norm before it; `chosen` are the experts
+    that the model gave each token to.
+    """
+    power = walk.power
+    probability = affine(read, mixture.router, mixture.router_bias).softmax(-1)
+    kept = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
+    weights = kept / kept.sum(-1, keepdim=True) if mixture.renormalised else kept
+    scale = weights if mixture.renormalised else probability
+    runs = [_run(parts, read, chosen, expert) for expert, parts in enumerate(mixture.experts)]
+    output = torch.zeros_like(read)
+    for expert, run in enumerate(runs):
+        output[run.tokens] += weights[run.tokens, expert, None] * run.output
+    total, reached = torch.zeros_like(energy), energy.new_zeros(*energy.shape[:-1], len(runs))
+    for expert, (parts, run) in enumerate(zip(mixture.experts, runs, strict=True)):
+        share, own = weights[run.tokens, expert, None], energy[..., run.tokens, :]
+        hidden = share.pow(power) * own @ parts.down.to(own.dtype).pow(power)
+        pulled = hidden_pull(parts, run.up, run.gate, hidden, power)
+        total[..., run.tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
+        moved = scale[run.tokens, expert, None] * (run.output - output[run.tokens])
+        reached[..., run.tokens, expert] = (own * moved.pow(power)).sum(-1)
+    if not mixture.renormalised:
+        unchosen = torch.where(kept > 0, 0, probability).pow(power)
+        reached += unchosen * (energy * (-output).pow(power)).sum(-1, keepdim=True)
+    routed = reached @ mixture.router.to(energy.dtype).pow(power)
+    return (total + routed.sqrt()).square() if walk.amplitudes else total + routed
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One expert on the tokens it was given."""
+
+    tokens: Int[Tensor, "token"]
+    """Their positions."""
+    up: Float[Tensor, "token hidden"]
+    gate: Float[Tensor, "token hidden"] | None
+    output: Float[Tensor, "token feature"]
+
+
+def _run(parts: MlpParts, read: Table, chosen: Int[Tensor, "position top"], expert: int) -> _Run:
+    tokens = (chosen == expert).any(-1).nonzero()[:, 0]
+    up, gate = hidden_layer(parts, read[tokens])
+    return _Run(tokens, up, gate, affine(hidden_output(parts, up, gate), parts.down, parts.down_bias))
+
+
+def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
     """Pull through the MLP branch alone (the stream's own identity path is the caller's).
 
-    Args:
-        layer: The block's maps.
-        trace: The block's activations.
-        energy: At the branch's output, where it is added to the stream.
-        walk: Signed or energies; with random signs, one for each batch entry and position.
-
-    Returns:
-        At the branch's input: the stream after attention, or the block's input where the branches are parallel.
+    From the branch's output, where it is added to the stream, to its input: the stream after attention, or the block's
+    input where the branches are parallel. Random signs are one for each batch entry and position.
     """
     power, even = walk.power, walk.even_norms
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power, even=even)
@@ -105,9 +248,7 @@ def mlp_pull(
     return walk.signed(pulled, (*pulled.shape[:-1], 1))
 
 
-def _branch_pull(
-    layer: LayerDescription, trace: LayerTrace, energy: Float[Tensor, "*batch position feature"], walk: Walk
-) -> Float[Tensor, "*batch position feature"]:
+def _branch_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
     """Through the MLP itself, between its norms."""
     parts = layer.mlp
     if isinstance(parts, MixtureParts):
@@ -118,3 +259,13 @@ def _branch_pull(
         up, gate = hidden_layer(parts, norm_forward(layer.mlp_norm, trace.middle))
     hidden = energy @ parts.down.to(energy.dtype).pow(walk.power)
     return hidden_pull(parts, up, gate, hidden, walk.power)
+
+
+def mlp_gain(layer: LayerDescription, trace: LayerTrace, generator: torch.Generator) -> Float[Tensor, "position"]:
+    """||J_mlp||_F^2 / d at every position, by random signed vector-Jacobian products."""
+    stream = trace.middle
+    total = torch.zeros_like(stream[:, 0])
+    for _ in range(PROBES):
+        probe = torch.randn(stream.shape, generator=generator, dtype=torch.float32).to(stream)
+        total += mlp_pull(layer, trace, probe, BACK_PROPAGATION).square().sum(-1)
+    return total / (PROBES * stream.shape[1])

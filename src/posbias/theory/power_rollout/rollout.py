@@ -1,11 +1,12 @@
-"""`power_rollout`: the profile that squared attention predicts for a trained model on given prompts.
+"""The power rollout: the profile that squared attention predicts for a trained model on given prompts.
 
-Each prompt gives one profile from its own forward activations; prompts are normalised, then averaged, with an
-interval over prompts (docs/theory, section 5).
+Each prompt gives one profile from its own forward activations; prompts are normalised, then averaged, with an interval
+over prompts. Also the same with one ingredient left out at a time: the distance each costs to the measured profile is
+the ingredient table of docs/theory, section 5.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,87 +18,85 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
+from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
-from posbias.theory.power_rollout.trace import TARGETS
-from posbias.theory.power_rollout.walk import Walk
+from posbias.theory.power_rollout.trace import check_target
+from posbias.theory.power_rollout.walk import THEORY, Walk
 
+Row = Float64[np.ndarray, "n_positions"]
 FORMS = ("diagonal", "isotropic")
-"""How energies are kept: per residual channel, or one number per position."""
+WHOLE = "whole"
+"""Name of the prediction with nothing left out."""
+INGREDIENTS: dict[str, dict[str, Any]] = {
+    "residual": {"residual": False},
+    "mlp": {"mlp": False},
+    "norm_position": {"even_norms": True},
+    "head_gains": {"even_heads": True},
+    "key_path": {"key": False},
+    "squares": {"amplitudes": True},
+}
+"""What leaving each out changes in the walk.
+
+residual: nothing passes by a branch; every path takes every branch in turn.
+mlp: no MLP branches.
+norm_position: norms of the stream and of branches divide by the mean of sigma over positions (q/k norms, and the final
+    norm, which reads one position, stay).
+head_gains: every head's received energy is scaled so that all heads of a layer have the layer's mean value gain
+    1' N_post^2 W_O^2 W_V^2 N_in^2 1.
+key_path: attention weights are constants.
+squares: amplitudes add, as in the published rollout, instead of energies: where identity, branches, positions, heads,
+    values and keys meet, square roots are summed, so that attention enters as A and not as A^2. Within a weight matrix
+    or a norm channels still add as energies, so the local maps are the same.
+"""
 
 
+@THEORIES.register("power_rollout")
 @dataclass(frozen=True)
-class PowerRolloutSettings:
-    """Which form of the theory, and for which output of the last position."""
+class PowerRollout(ModelTheory):
+    """Energies through a trained model: squared attention, values, keys and MLPs (docs/theory, section 5)."""
 
     form: str = "diagonal"
-    """One of FORMS."""
+    """How energies are kept: "diagonal" (per residual channel) or "isotropic" (one per position)."""
     key_path: bool = True
     """Whether keys, which move the attention weights, carry influence beside the values."""
-    query_path: bool = False
-    """Whether queries do; diagonal form only. It changes little and costs a product more per layer."""
     target: str = "jacobian"
-    """One of TARGETS; the isotropic form does not know directions and gives the same profile for all."""
+    """Which output of the last position, one of TARGETS: the whole final state, or the predicted token's score. The
+    isotropic form does not know directions and gives the same profile for all."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key_path, bool):
+            raise UsageError(f"power_rollout: key_path must be True or False, got {self.key_path!r}")
         if self.form not in FORMS:
             raise UsageError(f"unknown form {self.form!r} of the power rollout; known: {', '.join(FORMS)}")
-        if self.target not in TARGETS:
-            raise UsageError(f"unknown target {self.target!r} of the power rollout; known: {', '.join(TARGETS)}")
-        if self.query_path and self.form == "isotropic":
-            raise UsageError("query_path=True needs form='diagonal', got form='isotropic'")
+        check_target(self.target)
 
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, eq=False)
-class PowerRollout:
-    """The prediction for a set of prompts."""
-
-    profile: Profile
-    """Mean over normalised prompts, with pointwise intervals over prompts."""
-    per_prompt: Float64[np.ndarray, "count n_positions"]
-    """Each prompt's own profile; rows sum to 1."""
-    settings: PowerRolloutSettings
+    def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
+        """The mean over prompts, with its interval."""
+        self.check_reading(subject, prompts, n_positions)
+        rows = [power_rollout_prompt(subject, ids, self) for ids in track(prompts.token_ids, "power rollout")]
+        return self.mean_of(np.stack(rows), seed)
 
 
 @checked
 def power_rollout(
     model: Model, prompts: Prompts, *, form: str = "diagonal", key_path: bool = True, target: str = "jacobian"
-) -> PowerRollout:
+) -> Prediction:
     """Predict how much each input position influences the last one, from forward activations alone.
 
-    Args:
-        model: A pretrained or random Hugging Face model of any described family, or a reference model.
-        prompts: Equally long prompts.
-        form: "diagonal" (energies per residual channel) or "isotropic" (one energy per position).
-        key_path: Follow the attention weights' dependence on keys beside the values.
-        target: "jacobian" (the whole final state), "probability" or "logprob" of the predicted token.
-
-    Returns:
-        The mean profile with its interval, and one profile per prompt.
-
-    Raises:
-        UsageError: undescribed family, unknown form or target, prompts too long for the model.
-        RunError: activations are not finite.
-
-    Source: docs/theory, section 5.
+    As `predict` with the theory `power_rollout`, whose parameters these are.
     """
-    settings = PowerRolloutSettings(form=form, key_path=key_path, target=target)
-    rows = [power_rollout_prompt(model, ids, settings) for ids in track(prompts.token_ids, "power rollout")]
-    return combine_prompts(rows, settings)
+    return PowerRollout(form, key_path, target).predict(model, prompts.n_positions, prompts)
 
 
 def power_rollout_prompt(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], settings: PowerRolloutSettings | None = None
-) -> Float64[np.ndarray, "n_positions"]:
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], theory: PowerRollout | None = None
+) -> Row:
     """One prompt's predicted profile; pure, so that a caller may keep it and resume elsewhere.
 
     Args:
-        model: As for `power_rollout`.
+        model: A Hugging Face model of any described family, or a reference model.
         token_ids: One prompt.
-        settings: Form, paths and target; None is the default.
+        theory: Form, paths and target; None is the default.
 
     Returns:
         Non-negative, sums to 1.
@@ -106,44 +105,69 @@ def power_rollout_prompt(
         UsageError: undescribed family or a prompt too long for the model.
         RunError: activations or energies are not finite.
     """
-    settings = settings or PowerRolloutSettings()
-    return power_rollout_of(trace_model(model, token_ids, target=settings.target), settings)
+    theory = theory or PowerRollout()
+    return power_rollout_of(trace_model(model, token_ids, target=theory.target), theory)
 
 
-def power_rollout_of(trace: PromptTrace, settings: PowerRolloutSettings) -> Float64[np.ndarray, "n_positions"]:
-    """The predicted profile of a prompt that was traced before.
-
-    Args:
-        trace: For the target that `settings` name.
-        settings: Form and paths.
-
-    Returns:
-        Non-negative, sums to 1.
-
-    Raises:
-        RunError: energies are not finite.
-    """
-    walk = Walk(key=settings.key_path, query=settings.query_path)
-    form = trace.diagonal if settings.form == "diagonal" else trace.isotropic
+def power_rollout_of(trace: PromptTrace, theory: PowerRollout) -> Row:
+    """The same of a prompt that was traced before, for the target that `theory` names."""
+    walk = Walk(key=theory.key_path)
+    form = trace.diagonal if theory.form == "diagonal" else trace.isotropic
     influence = np.asarray(form(walk).cpu().numpy())
     if not np.all(np.isfinite(influence)):
         raise RunError(
-            f"the {settings.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
+            f"the {theory.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
         )
     return np.asarray(influence / influence.sum())
 
 
-def combine_prompts(rows: Sequence[Float64[np.ndarray, "n_positions"]], settings: PowerRolloutSettings) -> PowerRollout:
-    """Average normalised prompts, with a pointwise interval over prompts.
+@dataclass(frozen=True, eq=False)
+class IngredientTable:
+    """Predictions with nothing (`WHOLE`) and with each ingredient left out, by name, for a set of prompts."""
+
+    profiles: dict[str, Profile]
+    """Means over normalised prompts, with pointwise intervals over prompts."""
+    per_prompt: dict[str, Float64[np.ndarray, "count n_positions"]]
+    """Each prompt's own profile; rows sum to 1."""
+    target: str
+
+
+@checked
+def ingredients(
+    model: Model, prompts: Prompts, *, names: Sequence[str] = tuple(INGREDIENTS), target: str = "jacobian"
+) -> IngredientTable:
+    """Predict with the diagonal power rollout as it is, and without each of its ingredients.
 
     Args:
-        rows: One profile per prompt, at least 1, equally long.
-        settings: What they were computed with.
+        model: A Hugging Face model of any described family, or a reference model.
+        prompts: Equally long prompts.
+        names: Ingredients to leave out, one at a time, of INGREDIENTS.
+        target: One of TARGETS.
+
+    Returns:
+        A profile per ingredient that was left out, and `WHOLE`.
 
     Raises:
-        UsageError: no rows.
+        UsageError: undescribed family, unknown ingredient or target, prompts too long for the model.
+        RunError: activations or energies are not finite.
     """
-    if not rows:
-        raise UsageError("the power rollout needs at least 1 prompt, got 0")
-    per_prompt = np.stack(list(rows))
-    return PowerRollout(Profile.mean_of(per_prompt), per_prompt, settings)
+    check_target(target)
+    for name in names:
+        if name not in INGREDIENTS:
+            raise UsageError(f"unknown ingredient {name!r} of the power rollout; known: {', '.join(INGREDIENTS)}")
+    rows = [
+        ingredients_of(trace_model(model, ids, target=target), names) for ids in track(prompts.token_ids, "ingredients")
+    ]
+    per_prompt = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return IngredientTable({name: Profile.mean_of(rows) for name, rows in per_prompt.items()}, per_prompt, target)
+
+
+def ingredients_of(trace: PromptTrace, names: Sequence[str] = tuple(INGREDIENTS)) -> dict[str, Row]:
+    """One prompt's profiles, by what was left out, all from its one forward pass; `WHOLE` first."""
+    profiles = {}
+    for name, change in {WHOLE: {}, **{name: INGREDIENTS[name] for name in names}}.items():
+        influence = trace.diagonal(replace(THEORY, **change)).cpu().numpy()
+        if not np.all(np.isfinite(influence)) or influence.sum() <= 0:
+            raise RunError(f"energies of the power rollout without {name!r} are not finite and positive")
+        profiles[name] = np.asarray(influence / influence.sum())
+    return profiles

@@ -15,39 +15,23 @@ position's path is its own; only what is left is taken for incoherent (docs/theo
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_size, checked
 from posbias.errors import RunError
+from posbias.limits import REPEATS
 from posbias.models.model import Model
-from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.probes import check_draws, check_request, covectors, generators
+from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
-
-
-@dataclass(frozen=True, eq=False)
-class SharedDirectionRollout:
-    """The prediction for a set of prompts."""
-
-    profile: Profile
-    """Mean over normalised prompts, with pointwise intervals over prompts."""
-    per_prompt: Float64[np.ndarray, "count n_positions"]
-    """Each prompt's own profile; rows sum to 1."""
-    own: Float64[np.ndarray, "count layers"]
-    """Share of the energy below each block, from the first on, that the last position's own gradient holds."""
-    shared: Float64[np.ndarray, "count layers"]
-    """Share that the other positions hold along the shared directions; the rest are energies."""
-    target: str
-    probes: int
-    directions: int
-    seed: int
+from posbias.theory.power_rollout.trace import check_target
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, generators
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,64 +41,65 @@ class SharedDirectionPrompt:
     profile: Float64[np.ndarray, "n_positions"]
     """Sums to 1."""
     own: Float64[np.ndarray, "layers"]
-    """As in `SharedDirectionRollout`."""
+    """Share of the energy below each block, from the first on, that the last position's own gradient holds."""
     shared: Float64[np.ndarray, "layers"]
-    """As in `SharedDirectionRollout`."""
+    """Share that the other positions hold along the shared directions; the rest are energies."""
+
+
+@THEORIES.register("shared_direction")
+@dataclass(frozen=True)
+class SharedDirection(ModelTheory):
+    """The power rollout with what positions share carried exactly: closer, at the price of a measurement.
+
+    Closer than `power_rollout` where positions do not add in unrelated directions (at initialisation, scrambled tokens,
+    Gemma), at the price of a signed walk per covector and two of energies: about what measuring costs. It says of what
+    influence is made, block by block, rather than sparing the measurement. Details: `own` and `shared`
+    [prompt, layer], as in `SharedDirectionPrompt`.
+
+    Source: ours; docs/theory, section 5.
+    """
+
+    probes: int = 2
+    """Random covectors at the final state for the target "jacobian", at least 2; a score has one, its gradient."""
+    directions: int = 1
+    """Shared directions, >= 0; as many as positions or features is back-propagation."""
+    target: str = "jacobian"
+    """One of TARGETS."""
+
+    def __post_init__(self) -> None:
+        check_target(self.target)
+        check_size("probes", self.probes, REPEATS, least=2)
+        check_size("directions", self.directions, REPEATS, least=0)
+
+    def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
+        """The mean over prompts, with its interval; prompts draw their covectors independently."""
+        self.check_reading(subject, prompts, n_positions)
+        rows = []
+        sources = generators(seed, prompts.count, subject.device)
+        for ids, source in zip(track(prompts.token_ids, "shared-direction rollout"), sources, strict=True):
+            trace = trace_model(subject, ids, target=self.target)
+            vectors = trace.covectors(self.probes if self.target == "jacobian" else 1, source)
+            rows.append(shared_direction_of(trace, vectors, directions=self.directions))
+        details = {"own": np.stack([row.own for row in rows]), "shared": np.stack([row.shared for row in rows])}
+        return self.mean_of(np.stack([row.profile for row in rows]), seed, details=details)
 
 
 @checked
 def shared_direction_rollout(
     model: Model, prompts: Prompts, *, probes: int = 2, directions: int = 1, seed: int = 0, target: str = "jacobian"
-) -> SharedDirectionRollout:
+) -> Prediction:
     """Predict influence on the last position by its own path, one direction shared by the others, and energies.
 
-    Closer than `power_rollout` where positions do not add in unrelated directions (at initialisation, scrambled tokens,
-    Gemma), at the price of a signed walk per covector and two of energies: about what measuring costs. It tells of
-    what influence is made, block by block, rather than sparing the measurement.
-
-    Args:
-        model: A Hugging Face model of any described family, or a reference model.
-        prompts: Equally long prompts.
-        probes: Random covectors at the final state for the target "jacobian", at least 2; other targets have one
-            covector, their gradient.
-        directions: Shared directions, >= 0; as many as positions or features is back-propagation.
-        seed: Of the covectors; prompts draw independently of each other.
-        target: One of TARGETS.
-
-    Returns:
-        The mean profile with its interval, one profile per prompt, and what the directions hold.
-
-    Raises:
-        UsageError: undescribed family, unknown target, fewer than 2 probes, negative directions, prompts too long.
-        RunError: activations or gradients are not finite.
-
-    Source: ours; docs/theory, section 5.
+    As `predict` with the theory `shared_direction`, whose parameters these are.
     """
-    check_request(model, prompts, target=target)
-    check_draws("probes", probes, seed)
-    check_whole("directions", directions, least=0)
-    sources = generators(seed, len(prompts.token_ids), model.device)
-    rows = []
-    for ids, source in zip(track(prompts.token_ids, "shared-direction rollout"), sources, strict=True):
-        trace = trace_model(model, ids, target=target)
-        vectors = covectors(trace, probes if target == "jacobian" else 1, source)
-        rows.append(shared_direction_of(trace, vectors, directions=directions))
-    per_prompt = np.stack([row.profile for row in rows])
-    profile = Profile.mean_of(per_prompt)
-    own, shared = np.stack([row.own for row in rows]), np.stack([row.shared for row in rows])
-    return SharedDirectionRollout(profile, per_prompt, own, shared, target, probes, directions, seed)
+    return SharedDirection(probes, directions, target).predict(model, prompts.n_positions, prompts, seed=seed)
 
 
 @torch.no_grad()
 def shared_direction_of(
     trace: PromptTrace, vectors: Float[Tensor, "probe state"], *, directions: int = 1
 ) -> SharedDirectionPrompt:
-    """The prediction for a prompt that was traced before.
-
-    Args:
-        trace: Of the prompt.
-        vectors: Covectors at the final state.
-        directions: As for `shared_direction_rollout`.
+    """The prediction for a prompt that was traced before, from covectors at its final state.
 
     Raises:
         RunError: energies are not finite.
@@ -150,13 +135,8 @@ def _pull_energies(
     """Energies through one block, grown as the last position's exact gradient grows on its own path.
 
     Squared maps lose the cancellation between a block's paths, so that energies grow too fast beside what is carried
-    with its sign. The last position alone reads itself: its energy is known both ways.
-
-    Args:
-        trace: Of the prompt.
-        block: Index from the input.
-        energy: Above the block.
-        own: The last position's gradients above and below the block.
+    with its sign. The last position alone reads itself: its energy is known both ways, from its `own` gradients above
+    and below the block.
     """
     above, below = own
     alone = torch.zeros_like(energy)

@@ -1,30 +1,125 @@
-"""One forward pass of a described model, kept as the few activations from which every local map can be rebuilt.
+"""A described model taken apart, and one forward pass of it, kept so that every local map can be rebuilt.
 
-Kept per layer: the stream before attention and before the MLP, the branches before a post-norm, the rotary cosines and
-sines the attention module received and, within a bound, the MLP's hidden layer. Queries, keys, values and attention are
-recomputed from these, layer by layer, so nothing of size layers x heads x positions x positions ever exists
-(docs/theory, section 5).
+Everything comes from `posbias.models`: a model is supported when its family is described and its attention can be
+recomputed. Kept per layer: the stream before attention and before the MLP, the branches before a post-norm, the rotary
+cosines and sines the attention module received and, within a bound, the MLP's hidden layer. Queries, keys, values and
+attention are recomputed from these, layer by layer, so nothing of size layers x heads x positions x positions ever
+exists (docs/theory, section 5).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.errors import RunError
-from posbias.models.attention import AttentionInput, AttentionLayer, norm_forward, watch_attention
-from posbias.models.families import MixtureParts, MlpParts
+from posbias.errors import RunError, UsageError
+from posbias.models.attention import (
+    AttentionInput,
+    AttentionLayer,
+    describe_attention,
+    norm_forward,
+    watch_attention,
+)
+from posbias.models.families import Block, MixtureParts, MlpParts, Norm
+from posbias.models.families.parts import weight_of
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.theory.power_rollout.description import Description, LayerDescription
 
 TARGETS = ("jacobian", "probability", "logprob")
 """What the last position's output is: the whole final state, or the predicted token's (log) probability."""
 KEPT_BYTES = 1 << 29
 """Most memory for hidden layers of MLPs, all blocks together; those of further blocks are computed again."""
+NORMS = (
+    "attention_norm",
+    "attention_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "attention_stream_norm",
+    "mlp_stream_norm",
+)
+"""A block's norms, by role."""
+
+
+def check_target(target: str) -> None:
+    """Refuse an output of the last position that is not known.
+
+    Raises:
+        UsageError: not among TARGETS.
+    """
+    if target not in TARGETS:
+        raise UsageError(f"unknown target {target!r} of the power rollout; known: {', '.join(TARGETS)}")
+
+
+@dataclass(frozen=True)
+class LayerDescription:
+    """One block's maps and facts."""
+
+    block: Block
+    attention: AttentionLayer
+    mlp: MlpParts | MixtureParts
+    attention_norm: Norm | None
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp_post_norm: Norm | None
+    attention_stream_norm: Norm | None
+    """Of the stream after the attention branch was added (OPT-350M)."""
+    mlp_stream_norm: Norm | None
+    """Of the stream after the MLP branch was added (OPT-350M)."""
+    parallel: bool
+    """Both branches read the block's input."""
+
+    def inputs(self) -> dict[str, nn.Module]:
+        """Modules whose inputs a trace keeps, by the name they are kept under."""
+        block = self.block
+        modules: dict[str, nn.Module | None] = {
+            "stream": block.module,
+            "attention_branch": block.attention_post_norm,
+            "mlp_branch": block.mlp_post_norm,
+            "attention_sum": block.attention_stream_norm,
+            "mlp_sum": block.mlp_stream_norm,
+        }
+        if not self.parallel and block.attention_stream_norm is None:
+            modules["middle"] = block.mlp_norm or block.mlp
+        return {name: module for name, module in modules.items() if module is not None}
+
+    def hidden_maps(self) -> dict[str, nn.Module]:
+        """Modules that are the MLP's maps into its hidden layer, whole; none where one module holds several maps."""
+        if isinstance(self.mlp, MixtureParts):
+            return {}
+        weights = {"up": self.mlp.up, "gate": self.mlp.gate}
+        found = {}
+        for module in self.block.module.modules():
+            held = getattr(module, "weight", None)
+            for name, weight in weights.items():
+                if isinstance(held, Tensor) and weight is not None and _same_storage(held, weight):
+                    found[name] = module
+        return found
+
+
+@dataclass(frozen=True)
+class Description:
+    """A whole model, taken apart."""
+
+    layers: list[LayerDescription]
+    final_module: nn.Module | None
+    final_norm: Norm | None
+    embedding_norm: Norm | None
+    """Between the vectors entering the network and the first block (BLOOM)."""
+    input_projection: Float[Tensor, "stream width"] | None
+    """From the vectors entering the network to the stream (OPT-350M)."""
+    output_projection: Float[Tensor, "state stream"] | None
+    """From the final stream to what the unembedding reads (OPT-350M)."""
+    input_scale: float
+    """What the network multiplies the vectors entering it by (Granite)."""
+    unembedding: nn.Module
+    dtype: torch.dtype
+    """What the theory computes in: float64 for float64 models, float32 otherwise."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +130,17 @@ class LayerTrace:
     """The block's input."""
     middle: Float[Tensor, "position feature"]
     """What the MLP branch reads: the stream after the attention branch was added, or `stream` in parallel blocks."""
-    attention_branch: Float[Tensor, "position feature"] | None
-    """The attention branch before its post-norm; None where the family has no post-norm."""
-    mlp_branch: Float[Tensor, "position feature"] | None
-    """The MLP branch before its post-norm; None where the family has no post-norm."""
-    attention_sum: Float[Tensor, "position feature"] | None
-    """The stream with the attention branch added, before the norm of the stream; None where there is none."""
-    mlp_sum: Float[Tensor, "position feature"] | None
-    """The stream with the MLP branch added, before the norm of the stream; None where there is none."""
     cosine: Float[Tensor, "position rotary"] | None
     """RoPE cosines of this layer; None where it has no RoPE."""
     sine: Float[Tensor, "position rotary"] | None
+    attention_branch: Float[Tensor, "position feature"] | None = None
+    """The attention branch before its post-norm; None where the family has no post-norm."""
+    mlp_branch: Float[Tensor, "position feature"] | None = None
+    """The MLP branch before its post-norm; None where the family has no post-norm."""
+    attention_sum: Float[Tensor, "position feature"] | None = None
+    """The stream with the attention branch added, before the norm of the stream; None where there is none."""
+    mlp_sum: Float[Tensor, "position feature"] | None = None
+    """The stream with the MLP branch added, before the norm of the stream; None where there is none."""
     up: Float[Tensor, "position hidden"] | None = None
     """What the MLP's map `up` gave, before any activation; None where it is computed again."""
     gate: Float[Tensor, "position hidden"] | None = None
@@ -73,26 +168,64 @@ class Trace:
 class _Kept:
     """What the hooks caught so far."""
 
-    layers: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-    rotary: dict[int, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
-    chosen: dict[int, Tensor] = field(default_factory=dict)
+    layers: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    """By block and by field of `LayerTrace`."""
     final_stream: Tensor | None = None
     state: Tensor | None = None
+
+
+def describe_model(model: Model, *, n_positions: int) -> Description:
+    """Take a model apart for prompts of `n_positions` tokens.
+
+    Raises:
+        UsageError: the family is not described, attention cannot be recomputed, a layer is not causal, the model
+            does not take so many tokens, or its weights lie on several devices.
+    """
+    if not isinstance(model, HuggingFaceModel):
+        raise UsageError(
+            f"the power rollout has no local maps for {type(model).__name__}; "
+            "give a Hugging Face model or a reference model"
+        )
+    family, network = model.family, model.network
+    if n_positions < 1 or (model.max_positions is not None and n_positions > model.max_positions):
+        raise UsageError(f"prompts must have 1 to {model.max_positions} tokens for this model, got {n_positions}")
+    places = sorted({str(parameter.device) for parameter in network.parameters()})
+    if len(places) > 1:
+        raise UsageError(f"the power rollout needs all weights on one device, got {', '.join(places)}")
+    final_module = family.final_norm_module(network)
+    embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
+    entry, leave = family.projections(network)
+
+    def describe(block: Block, attention: AttentionLayer) -> LayerDescription:
+        norms = {name: getattr(block, name) for name in NORMS}
+        return LayerDescription(
+            block=block,
+            attention=attention,
+            mlp=family.mixture_parts(block, model.config) or block.mlp_added(family.mlp_parts(block, model.config)),
+            parallel=family.is_parallel(model.config),
+            **{name: None if module is None else family.norm(module) for name, module in norms.items()},
+        )
+
+    blocks, attention = family.blocks(network), describe_attention(model, n_positions=n_positions)
+    return Description(
+        layers=[describe(block, layer) for block, layer in zip(blocks, attention, strict=True)],
+        final_module=final_module,
+        final_norm=None if final_module is None else family.norm(final_module),
+        embedding_norm=embedding,
+        input_projection=None if entry is None else weight_of(entry),
+        output_projection=None if leave is None else weight_of(leave),
+        input_scale=family.input_scale(model.config),
+        unembedding=network.get_output_embeddings(),  # type: ignore[operator]
+        dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
+    )
 
 
 def trace_prompt(
     model: Model, description: Description, token_ids: Int[Tensor, "position"], *, target: str = "jacobian"
 ) -> Trace:
-    """Run one prompt forward and keep what the pulls need.
+    """Run one prompt forward and keep what the pulls need, detached and in `description.dtype`.
 
-    Args:
-        model: Any described causal language model.
-        description: The same model, taken apart.
-        token_ids: One prompt.
-        target: One of TARGETS; a score's gradient by the final state is exact and needs no pass through the blocks.
-
-    Returns:
-        The activations, detached, in `description.dtype`.
+    A score's gradient by the final state is exact and needs no pass back through the blocks.
 
     Raises:
         RunError: an activation is not finite.
@@ -114,14 +247,9 @@ def trace_of_pass(
 ) -> Iterator[Callable[[], Trace]]:
     """Keep what the pulls need from a forward pass that somebody else runs, so that it costs no pass of its own.
 
-    Args:
-        model: Any described causal language model.
-        description: The same model, taken apart.
-        token_ids: The prompt that the pass within the context reads, alone in its batch and whole. The last such pass
-            counts; whether its values are finite is for who runs it to check.
-
-    Yields:
-        What gives the trace, for the target "jacobian", after the pass.
+    The pass within the context reads the prompt `token_ids`, alone in its batch and whole. The last such pass counts;
+    whether its values are finite is for who runs it to check. Yields what gives the trace, for the target "jacobian",
+    after the pass.
     """
     kept = _Kept()
 
@@ -140,39 +268,18 @@ def _embedded(model: Model, token_ids: Int[Tensor, "position"]) -> Float[Tensor,
 
 
 def _trace(
-    description: Description,
-    kept: _Kept,
-    embeddings: Float[Tensor, "1 position width"],
-    gradient: Float[Tensor, "state"] | None,
+    description: Description, kept: _Kept, embeddings: Float[Tensor, "1 position width"], gradient: Tensor | None
 ) -> Trace:
     assert kept.state is not None
-    return Trace(
-        embeddings=embeddings[0].to(description.dtype),
-        layers=[_layer_trace(layer, kept) for layer in description.layers],
-        final_stream=kept.final_stream,
-        state=kept.state[0, -1].detach().to(description.dtype),
-        score_gradient=gradient,
-    )
-
-
-def _layer_trace(layer: LayerDescription, kept: _Kept) -> LayerTrace:
-    values = {name: value for (index, name), value in kept.layers.items() if index == layer.index}
-    if "attention_sum" in values:
-        values["middle"] = norm_forward(layer.attention_stream_norm, values["attention_sum"])
-    cosine, sine = kept.rotary[layer.index]
-    return LayerTrace(
-        stream=values["stream"],
-        middle=values.get("middle", values["stream"]),
-        attention_branch=values.get("attention_branch"),
-        mlp_branch=values.get("mlp_branch"),
-        attention_sum=values.get("attention_sum"),
-        mlp_sum=values.get("mlp_sum"),
-        cosine=cosine,
-        sine=sine,
-        up=values.get("up"),
-        gate=values.get("gate"),
-        chosen=kept.chosen.get(layer.index),
-    )
+    layers = []
+    for layer in description.layers:
+        values = kept.layers[layer.attention.index]
+        values.setdefault("middle", values["stream"])
+        if "attention_sum" in values:
+            values["middle"] = norm_forward(layer.attention_stream_norm, values["attention_sum"])
+        layers.append(LayerTrace(**values))
+    state = kept.state[0, -1].detach().to(description.dtype)
+    return Trace(embeddings[0].to(description.dtype), layers, kept.final_stream, state, gradient)
 
 
 def _score_gradient(
@@ -201,25 +308,19 @@ def _hooks(description: Description, kept: _Kept, n_positions: int, *, restart: 
 
     def keep(index: int, name: str, value: Tensor) -> None:
         # OPT flattens batch and position before its MLP.
-        kept.layers[index, name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
+        kept.layers[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
 
-    def keep_input(index: int, name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            keep(index, name, args[0] if args else kwargs["hidden_states"])
+    def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        keep(index, name, args[0] if args else kwargs["hidden_states"])
 
-        return hook
+    def keep_output(index: int, name: str, _module: nn.Module, _args: object, output: Tensor) -> None:
+        keep(index, name, output)
 
-    def keep_output(index: int, name: str) -> Callable[..., None]:
-        return lambda _module, _args, output: keep(index, name, output)
-
-    def keep_chosen(index: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
-            kept.chosen[index] = output[-1]
-
-        return hook
+    def keep_chosen(index: int, _module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
+        kept.layers[index]["chosen"] = output[-1]
 
     def keep_attention(layer: AttentionLayer, given: AttentionInput) -> None:
-        kept.rotary[layer.index] = given.cosine, given.sine
+        kept.layers[layer.index] |= {"cosine": given.cosine, "sine": given.sine}
 
     def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
         kept.final_stream = args[0][0, -1].detach().to(dtype)
@@ -231,18 +332,23 @@ def _hooks(description: Description, kept: _Kept, n_positions: int, *, restart: 
     with ExitStack() as hooks:
         for layer in description.layers:
             for name, module in layer.inputs().items():
-                handle = module.register_forward_pre_hook(keep_input(layer.index, name), with_kwargs=True)
-                hooks.callback(handle.remove)
+                hook = partial(keep_input, layer.attention.index, name)
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            if isinstance(layer.mlp, MixtureParts):
+                hook = partial(keep_chosen, layer.attention.index)
+                hooks.callback(layer.mlp.router_module.register_forward_hook(hook).remove)
         for layer in description.layers[: _layers_kept(description, n_positions)]:
             for name, module in layer.hidden_maps().items():
-                hooks.callback(module.register_forward_hook(keep_output(layer.index, name)).remove)
-        for layer in description.layers:
-            if isinstance(layer.mlp, MixtureParts):
-                hooks.callback(layer.mlp.router_module.register_forward_hook(keep_chosen(layer.index)).remove)
-        hooks.enter_context(
-            watch_attention([layer.attention for layer in description.layers], keep_attention, dtype=dtype)
-        )
+                hook = partial(keep_output, layer.attention.index, name)
+                hooks.callback(module.register_forward_hook(hook).remove)
+        watched = [layer.attention for layer in description.layers]
+        hooks.enter_context(watch_attention(watched, keep_attention, dtype=dtype))
         if description.final_module is not None:
             hooks.callback(description.final_module.register_forward_pre_hook(keep_final).remove)
         hooks.callback(description.unembedding.register_forward_pre_hook(keep_state).remove)
         yield
+
+
+def _same_storage(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers in the same place, transposed or not."""
+    return one.numel() == other.numel() and one.data_ptr() == other.data_ptr() != 0

@@ -1,20 +1,24 @@
 """How a pull through the local maps treats the paths it meets: which it follows, and how they add where they meet.
 
-The default is the theory (energies, values and keys); everything else is there to take it apart (docs/theory, 5).
+The default is the theory (energies, values and keys); everything else is there to take it apart (docs/theory, 5). Also
+the random signs that walks carry, from independent generators for every prompt.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.checks import check_seed
+
 Power = Literal[1, 2]
 """1: signed maps, back-propagation; 2: their elementwise squares, energies."""
-
-
+Energy = Float[Tensor, "*batch position feature"]
+"""Energies (power 2, >= 0) or gradients (power 1) in every residual channel."""
 Signs = Callable[[tuple[int, ...], Tensor], Tensor]
 """Asked with a shape and a tensor, gives +1 or -1 with equal chance in that shape and in the tensor's type and place,
 independent of each other and of everything given before."""
@@ -67,3 +71,16 @@ class Walk:
 THEORY = Walk()
 BACK_PROPAGATION = Walk(power=1, query=True)
 """The exact gradient: signed maps along values, keys and queries."""
+
+
+def draw_signs(shape: tuple[int, ...], like: Float[Tensor, "..."], generator: torch.Generator) -> Tensor:
+    """+1 or -1 with equal chance, independently, in the type and place of `like`."""
+    drawn = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
+    return drawn.to(like).mul_(2).sub_(1)
+
+
+def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:
+    """One generator for each of `count` prompts, all from `seed` (>= 0) and independent of each other."""
+    check_seed(seed)
+    states = [child.generate_state(1, np.uint64)[0] for child in np.random.SeedSequence(seed).spawn(count)]
+    return (torch.Generator(device).manual_seed(int(state >> np.uint64(1))) for state in states)

@@ -1,0 +1,165 @@
+"""What a theory is, and what it predicts: a registered frozen class whose fields are its parameters.
+
+A theory of an architecture is spelled by its name, one of a model with its parameters as a literal call:
+`power_rollout(form=isotropic, key_path=False)`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.architecture import Architecture
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.records import Record
+from posbias.registry import Registry
+from posbias.statistics import Interval
+
+THEORIES: Registry["Theory"] = Registry("theory")
+"""Complete once `posbias.theory.known_theories` was called: theories of models are imported when they are needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A theory's profile and what it was computed for."""
+
+    profile: Profile
+    """Influence of every input position on the last one."""
+    theory: str
+    """Name in `THEORIES`."""
+    architecture: Architecture | None
+    """The architecture, as given or with what the theory ignores taken out; None for theories of a model."""
+    n_positions: int
+    """Context length N."""
+    sink_share: float = 0.0
+    """Share of the last position that comes from attention sinks; the profile is what comes from positions, scaled to
+    sum to 1."""
+    spelled: str = ""
+    """The theory with its parameters as a literal call; empty: its name alone."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """All parameters as resolved; none for theories of architectures."""
+    per_prompt: Float64[np.ndarray, "count n_positions"] | None = None
+    """Each prompt's own profile, where the theory reads prompts; rows sum to 1."""
+    found: Mapping[str, Interval | float] = field(default_factory=dict)
+    """Numbers beside the profile, by name, such as the value path's `score_path_share`."""
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Arrays beside the profile, by slash-separated name."""
+    details: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Further arrays, which a record does not keep."""
+    caveats: tuple[str, ...] = ()
+    """What bounds the trust in this prediction, one sentence each."""
+    seed: int = 0
+
+    def record(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        command: str = "",
+        model: Mapping[str, Any] | None = None,
+        prompts: Mapping[str, Any] | None = None,
+    ) -> Record:
+        """The prediction as a record that reports can draw.
+
+        Args:
+            arguments: What the user passed.
+            command: What repeats it in a shell.
+            model: `describe()` of the model, where the theory read one.
+            prompts: `describe()` of the prompts, where it read any.
+        """
+        about = "an architecture" if model is None else str(model.get("source", "a model"))
+        resolved = {
+            "title": f"{self.spelled or self.theory} of {about}",
+            "theory": self.theory,
+            "parameters": dict(self.parameters),
+            "n_positions": self.n_positions,
+            "architecture": None if self.architecture is None else self.architecture.describe(),
+            "model": model,
+            "prompts": prompts,
+            "command": command,
+        }
+        record = Record("predict", dict(arguments), resolved, scalars={"sink_share": self.sink_share})
+        if self.parameters:
+            record.seeds["theory"] = self.seed
+        if self.found:
+            record.scalars["found"] = {name: _numbers(value) for name, value in self.found.items()}
+        if self.caveats:
+            record.scalars["caveats"] = list(self.caveats)
+        arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
+        known = {name: array for name, array in arrays.items() if array is not None and np.any(np.isfinite(array))}
+        record.arrays.update({f"profile/{name}": array for name, array in known.items()})
+        record.arrays.update(self.arrays)
+        return record
+
+
+def _numbers(value: Interval | float) -> dict[str, float | None]:
+    """A number with its interval, None where it has none."""
+    if not isinstance(value, Interval):
+        return {"value": float(value), "low": None, "high": None}
+    return value.as_record()
+
+
+class Theory(ABC):
+    """One way to predict a profile; its fields are its parameters."""
+
+    name: ClassVar[str]
+    reads_prompts: ClassVar[bool] = True
+
+    @abstractmethod
+    def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
+        """What the theory says of an architecture or a model.
+
+        Args:
+            subject: An `Architecture`, or what `load_model` returns.
+            n_positions: Context length N, >= 1.
+            prompts: What `load_prompts` returns; None where none are given.
+            seed: Of everything that the theory draws, its intervals included.
+
+        Raises:
+            UsageError: the theory does not apply to the subject, or lacks prompts.
+        """
+
+
+class ModelTheory(Theory):
+    """A theory of a loaded model, most often one that follows its forward activations on prompts."""
+
+    def describe(self) -> dict[str, Any]:
+        """The parameters as plain values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def labels(self, seed: int) -> dict[str, Any]:
+        """What every prediction of the theory says of it."""
+        return {"spelled": THEORIES.spell(self), "parameters": self.describe(), "seed": seed}
+
+    def mean_of(self, rows: Float64[np.ndarray, "count n_positions"], seed: int, **beside: Any) -> Prediction:
+        """The mean over prompts with its pointwise interval, from a profile for each of them.
+
+        Args:
+            rows: One for each prompt, each sums to 1.
+            seed: Of what was drawn.
+            beside: What else the prediction holds, by its field.
+        """
+        profile = Profile.mean_of(rows)
+        return Prediction(profile, self.name, None, rows.shape[1], per_prompt=rows, **self.labels(seed), **beside)
+
+    def check_reading(self, subject: Any, prompts: Any, n_positions: int) -> None:
+        """Refuse what is no loaded model, and prompts of another length than was asked for.
+
+        Raises:
+            UsageError: it is.
+        """
+        from posbias.models.model import Model
+
+        if not isinstance(subject, Model):
+            raise UsageError(
+                f"theory {self.name} needs a model (what load_model returns), got {type(subject).__name__}"
+            )
+        if prompts is None:
+            raise UsageError(f"theory {self.name} reads activations: give prompts=load_prompts(...)")
+        if prompts.n_positions != n_positions:
+            raise UsageError(
+                f"theory {self.name}: prompts of {prompts.n_positions} positions given for n_positions={n_positions}"
+            )

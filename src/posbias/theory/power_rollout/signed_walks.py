@@ -1,0 +1,224 @@
+"""Theories by exact signed local maps: back-propagation with random signs, and at constant attention weights.
+
+Sign-randomised back-propagation is what the power rollout approximates: its energies assume that contributions of
+different paths are unrelated. Here they are made so, by an independent random sign on every path term, and nothing else
+is assumed: every channel of every local map is exact.
+
+The value path is J_value, the Jacobian with every attention weight held constant, so that influence passes by values
+alone; what is missing, J - J_value, passes at least once by a query or key: the score path. Both are pulled with the
+same random probes (docs/theory, section 5).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from posbias.checks import check_size, checked
+from posbias.errors import RunError
+from posbias.limits import REPEATS
+from posbias.models.model import Model
+from posbias.profiles import Profile
+from posbias.progress import track
+from posbias.prompts.prompts import Prompts
+from posbias.statistics import estimate, mean_ends, mean_of
+from posbias.theory.base import THEORIES, ModelTheory, Prediction
+from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
+from posbias.theory.power_rollout.trace import check_target
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk, draw_signs, generators
+
+AT_ONCE = 4
+"""Draws or probes that share one recomputation of attention; more would need more memory."""
+CONSTANT_ATTENTION = Walk(power=1, key=False)
+"""Signed maps along values alone."""
+
+Draws = Float64[np.ndarray, "count draws n_positions"]
+Row = Float64[np.ndarray, "n_positions"]
+
+
+@THEORIES.register("sign_randomised")
+@dataclass(frozen=True)
+class SignRandomised(ModelTheory):
+    """Back-propagation with an independent random sign on every path: the reference for incoherence.
+
+    A path term is one of, for each layer: the MLP branch of one position; for one head and a (query, key) pair, what
+    passes by the key's value, and what passes by the key's weight; for one head and query, what passes by its query.
+    The stream's own identity path and the norms carry no sign. A path from the last position to j takes one term, or
+    the identity, at each branching, and two different paths differ somewhere; so their signs are uncorrelated, and
+
+        E ||g_j||^2 = sum over paths to j of ||J_path' v||^2
+
+    over the signs, with v at the final state and J_path the product of the path's exact Jacobians. For the target
+    "jacobian" a draw also takes random signs in the channels of the final state, as a probe would.
+
+    A prompt's profile is the root of its mean energy over draws, normalised. Arrays: `draws/energies`
+    [prompt, draw, position], ||g_j||^2 of every draw (heavy-tailed), scaled so that a prompt's mean over draws sums
+    to 1; `draws/low` and `draws/high`, the profile's pointwise interval over draws, these prompts fixed.
+    """
+
+    draws: int = 32
+    """Sets of signs per prompt, at least 2. Energies are unbiased at any number; their root, the profile, is biased by
+    the order of the spread over draws squared."""
+    target: str = "jacobian"
+    """One of TARGETS."""
+
+    def __post_init__(self) -> None:
+        check_target(self.target)
+        check_size("draws", self.draws, REPEATS, least=2)
+
+    def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
+        """The mean over prompts, with one interval over prompts and one over draws; prompts draw independently."""
+        self.check_reading(subject, prompts, n_positions)
+        sources = generators(seed, prompts.count, subject.device)
+        rows = [
+            self.energies_of(trace_model(subject, ids, target=self.target), source)
+            for ids, source in zip(track(prompts.token_ids, "sign-randomised rollout"), sources, strict=True)
+        ]
+        energies = np.stack([row / row.mean(0).sum() for row in rows])
+        per_prompt = _profiles(energies.mean(1))
+        profile, (low, high) = Profile.mean_of(per_prompt), _over_draws(energies)
+        found = {
+            "half_width_over_draws": _half_width(profile.influence, low, high),
+            "half_width_over_prompts": _half_width(profile.influence, profile.low, profile.high),
+        }
+        arrays = {"draws/low": low, "draws/high": high, "draws/energies": energies}
+        return self.mean_of(per_prompt, seed, found=found, arrays=arrays)
+
+    @torch.no_grad()
+    def energies_of(self, trace: PromptTrace, generator: torch.Generator) -> Float64[np.ndarray, "draws n_positions"]:
+        """||g_j||^2 of one prompt, draw by draw."""
+        walk = Walk(power=1, query=True, signs=partial(draw_signs, generator=generator))
+        rows = []
+        for start in range(0, self.draws, AT_ONCE):
+            gradients = trace.pull(trace.covectors(min(AT_ONCE, self.draws - start), generator), walk)
+            rows.append(gradients.double().square().sum(-1).cpu().numpy())
+        energies = np.concatenate(rows)
+        if not np.all(np.isfinite(energies)) or energies.sum() == 0:
+            raise RunError(
+                "sign-randomised energies are not finite and positive; load it in a wider type (float32, float64)"
+            )
+        return energies
+
+
+@THEORIES.register("value_path")
+@dataclass(frozen=True)
+class ValuePath(ModelTheory):
+    """The exact Jacobian with attention weights held constant, and the share of it that passes by the weights.
+
+    The profile is proportional to ||J_value_j||_F. Arrays: `score_path/per_prompt` [prompt, position],
+    ||(J - J_value)_j||_F / ||J_j||_F of each prompt, above 1 where the two parts cancel; its mean `score_path/value`
+    with the pointwise interval over prompts `score_path/low` and `score_path/high`; `score_path/total` [prompt], the
+    same ratio with squares summed over all positions first. Details: `share_error` and `total_error`, their standard
+    errors over probes (jackknife; 0 for a score, whose gradient is exact), and `squares`
+    [prompt, probe, position, quantity], of every probe v: ||v'J_j||^2, ||v'J_value_j||^2 and ||v'(J - J_value)_j||^2.
+    """
+
+    probes: int = 8
+    """Random probes of the final state per prompt, at least 2; a score's gradient needs none."""
+    target: str = "jacobian"
+    """One of TARGETS."""
+
+    def __post_init__(self) -> None:
+        check_target(self.target)
+        check_size("probes", self.probes, REPEATS, least=2)
+
+    def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
+        """The value path's profile, and ||J - J_value|| / ||J|| by position and in total."""
+        self.check_reading(subject, prompts, n_positions)
+        sources = generators(seed, prompts.count, subject.device)
+        rows = [
+            self.squares_of(trace_model(subject, ids, target=self.target), source)
+            for ids, source in zip(track(prompts.token_ids, "value path"), sources, strict=True)
+        ]
+        squares = np.stack(rows)
+        norms = np.sqrt(squares.mean(1))[..., 1]
+        (share, share_error), (total, total_error) = _ratio(squares), _ratio(squares.sum(2, keepdims=True))
+        low, high = mean_ends(share, least=0.0)
+        shares = {"per_prompt": share, "value": share.mean(0), "low": low, "high": high, "total": total[:, 0]}
+        return self.mean_of(
+            norms / norms.sum(axis=1, keepdims=True),
+            seed,
+            found={
+                "score_path_share": mean_of(total[:, 0]).interval(least=0.0),
+                "score_path_share_error_of_probes": float(np.linalg.norm(total_error) / len(squares)),
+            },
+            arrays={f"score_path/{name}": array for name, array in shares.items()},
+            details={"share_error": share_error, "total_error": total_error[:, 0], "squares": squares},
+        )
+
+    @torch.no_grad()
+    def squares_of(
+        self, trace: PromptTrace, generator: torch.Generator
+    ) -> Float64[np.ndarray, "probes n_positions quantity"]:
+        """Squared norms of one prompt's gradients, probe by probe; of a score's own gradient once."""
+        probes, rows = self.probes if self.target == "jacobian" else 1, []
+        for start in range(0, probes, AT_ONCE):
+            vectors = trace.covectors(min(AT_ONCE, probes - start), generator)
+            whole, value = (trace.pull(vectors, walk).double() for walk in (BACK_PROPAGATION, CONSTANT_ATTENTION))
+            parts = (whole, value, whole - value)
+            rows.append(torch.stack([part.square().sum(-1) for part in parts], -1).cpu().numpy())
+        squares = np.concatenate(rows)
+        if not np.all(np.isfinite(squares)):
+            raise RunError("gradients of the value path are not finite; load it in a wider type (float32, float64)")
+        return squares
+
+
+@checked
+def sign_randomised_rollout(
+    model: Model, prompts: Prompts, *, draws: int = 32, seed: int = 0, target: str = "jacobian"
+) -> Prediction:
+    """The unbiased reference for incoherence: energies of back-propagation with random signs on its path terms.
+
+    As `predict` with the theory `sign_randomised`, whose parameters these are.
+    """
+    return SignRandomised(draws, target).predict(model, prompts.n_positions, prompts, seed=seed)
+
+
+@checked
+def value_path_share(
+    model: Model, prompts: Prompts, *, probes: int = 8, seed: int = 0, target: str = "jacobian"
+) -> Prediction:
+    """Compare the exact Jacobian with the one that holds attention weights constant.
+
+    As `predict` with the theory `value_path`, whose parameters these are.
+    """
+    return ValuePath(probes, target).predict(model, prompts.n_positions, prompts, seed=seed)
+
+
+def _profiles(energies: Float64[np.ndarray, "*rows n_positions"]) -> Float64[np.ndarray, "*rows n_positions"]:
+    roots = np.sqrt(energies)
+    return np.asarray(roots / roots.sum(-1, keepdims=True))
+
+
+def _over_draws(energies: Draws) -> tuple[Row, Row]:
+    """Interval of the mean profile over draws, the prompts fixed: each prompt's draws are a sample of their own."""
+    count, draws, _ = energies.shape
+    left_out = _profiles((energies.sum(axis=1, keepdims=True) - energies) / (draws - 1))
+    value = _profiles(energies.mean(axis=1)).mean(axis=0)
+    return estimate(value, *((1 - draws) * rows / count for rows in left_out)).ends(least=0.0, most=1.0)
+
+
+def _half_width(middle: Row, low: Any, high: Any) -> float:
+    """Half the width of a pointwise interval as a share of the profile, median over positions with influence."""
+    known = middle > 0
+    return float(np.median((high - low)[known] / (2 * middle[known])))
+
+
+def _ratio(
+    squares: Float64[np.ndarray, "count probes places quantity"],
+) -> tuple[Float64[np.ndarray, "count places"], Float64[np.ndarray, "count places"]]:
+    """sqrt(sum over probes of the difference / of the whole), 0 where both vanish, and its jackknife error."""
+
+    def share(sums: Float64[np.ndarray, "*rows quantity"]) -> Float64[np.ndarray, "*rows"]:
+        whole, difference = sums[..., 0], sums[..., 2]
+        ratio = np.divide(difference, whole, out=np.zeros_like(whole), where=whole > 0)
+        return np.asarray(np.sqrt(ratio))
+
+    total = squares.sum(1)
+    probes = squares.shape[1]
+    without = share(total[:, None] - squares) if probes > 1 else share(squares)
+    spread = np.square(without - without.mean(1, keepdims=True)).sum(1)
+    return share(total), np.sqrt((probes - 1) / probes * spread)
