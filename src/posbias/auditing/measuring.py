@@ -260,7 +260,7 @@ def measure_models(
 
 
 def directory_names(sources: Sequence[str]) -> dict[str, str]:
-    """{name: source}: directories named by the last part of every model's name, with as many before it as are needed."""
+    """{name: source}: directories named by the last part of every model's name, with as many before it as needed."""
     if not sources:
         raise UsageError("no model to measure; give at least 1")
     parts = {source: _parts(source) for source in sources}

@@ -7,7 +7,6 @@ from posbias.decomposition.decomposition import (
     Decomposition,
     DecompositionOptions,
     counterfactuals,
-    decomposition_record,
     finished_decomposition,
 )
 from posbias.decomposition.shifts import MASSES, Score, Shift
@@ -25,6 +24,5 @@ __all__ = [
     "Score",
     "Shift",
     "counterfactuals",
-    "decomposition_record",
     "finished_decomposition",
 ]

@@ -6,6 +6,7 @@ without the ingredient is one unit, and so is its theory's.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -37,6 +38,10 @@ class Shift:
     gap: Interval | None
     """A theory's shift less the measured one, prompt by prompt; None for the measurement, or where there is none."""
 
+    def as_record(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: held.as_record() if isinstance(held, Interval) else held for name, held in vars(self).items()}
+
 
 @dataclass(frozen=True)
 class Score:
@@ -61,6 +66,11 @@ class Score:
         if self.n_units < UNITS_FOR_CLAIM or not self.difference.excludes(0.0):
             return 0
         return -1 if self.difference.value < 0 else 1
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values."""
+        numbers = {name: getattr(self, name).as_record() for name in ("error", "no_shift", "difference")}
+        return {**vars(self), **numbers, "interventions": list(self.interventions), "decides": self.decides}
 
 
 def masses(profiles: Profiles) -> Float64[np.ndarray, "count 3"]:

@@ -110,7 +110,7 @@ class Estimate:
     def ends(
         self, confidence: float = CONFIDENCE, *, least: float = -np.inf, most: float = np.inf
     ) -> tuple[Numbers, Numbers]:
-        """Low and high ends of the intervals, within the truth's range [least, most]; infinite where nothing is known."""
+        """Low and high ends of the intervals, within the truth's range; infinite where nothing is known."""
         from scipy.special import stdtrit
 
         if not 0 < confidence < 1:
