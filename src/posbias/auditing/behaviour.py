@@ -132,7 +132,6 @@ class Weighing:
     evaluation: Evaluation
     store: PartStore
     prompt_theories: bool
-    """Whether theories that read every prompt are computed too."""
 
     def series(self) -> tuple[dict[tuple[Name, str], Scores], list[str]]:
         """Shares of influence by ((source, kind), GOLD or PLACE), one row per content, and what was left out.

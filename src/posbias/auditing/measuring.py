@@ -18,7 +18,6 @@ from posbias.directories import held
 from posbias.errors import RunError, UsageError
 from posbias.measurement import (
     DEFAULT_KINDS,
-    DepthProfiles,
     Kind,
     Measurement,
     MeasureOptions,
@@ -73,6 +72,21 @@ def measured_subject(
     """What was measured on one state of a model, with the theories set beside it; not compared yet."""
     # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
     by_norm = measurement.options.averaging == "norms"
+    mixing: dict[str, Mixing] = {}
+    depth: Depth | None = None
+    if measurement.mixing is not None and measurement.mixing_frobenius is not None:
+        mixing = {
+            "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
+            "frobenius": Mixing(
+                measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
+            ),
+        }
+    if measurement.depth is not None:
+        profiles = measurement.depth.profiles
+        depth = Depth(np.array(measurement.depth.layers), np.stack([profile.influence for profile in profiles]))
+        if len(measurement.depth.per_prompt) > 1:  # a single prompt gives no intervals
+            low, high = ([getattr(profile, end) for profile in profiles] for end in ("low", "high"))
+            depth = replace(depth, low=np.stack(low), high=np.stack(high))
     return Subject(
         name=name,
         measured={
@@ -81,32 +95,9 @@ def measured_subject(
             for norms in [measurement.per_prompt[kind]]
         },
         theories=dict(theories or {}),
-        mixing=measured_mixing(measurement),
-        depth=None if measurement.depth is None else measured_depth(measurement.depth),
+        mixing=mixing,
+        depth=depth,
     )
-
-
-def measured_depth(depth: DepthProfiles) -> Depth:
-    """The profiles of the layers' outputs as arrays; no intervals where a single prompt gives none."""
-    bounded = len(depth.per_prompt) > 1
-    return Depth(
-        layers=np.array(depth.layers),
-        influence=np.stack([profile.influence for profile in depth.profiles]),
-        low=np.stack([profile.low for profile in depth.profiles if profile.low is not None]) if bounded else None,
-        high=np.stack([profile.high for profile in depth.profiles if profile.high is not None]) if bounded else None,
-    )
-
-
-def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
-    """Mixing per layer by both definitions; nothing where the model's family has no description."""
-    if measurement.mixing is None or measurement.mixing_frobenius is None:
-        return {}
-    return {
-        "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
-        "frobenius": Mixing(
-            measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
-        ),
-    }
 
 
 @dataclass(frozen=True)
@@ -135,7 +126,6 @@ class MeasurePlan(Loading):
     n_positions: int = 512
     """Context length N in positions, >= 1."""
     count: int = 16
-    """Prompts, >= 1."""
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     seed: int = 0
     """Of prompts, probes and the bootstrap, >= 0."""

@@ -9,20 +9,17 @@ from posbias.decomposition.decomposition import (
     counterfactuals,
     finished_decomposition,
 )
-from posbias.decomposition.shifts import MASSES, Score, Shift
-from posbias.decomposition.sources import MEASURED, SOURCES
+from posbias.decomposition.shifts import MASSES
+from posbias.decomposition.sources import SOURCES
 
 __all__ = [
     "DEFAULT_INTERVENTIONS",
     "DEFAULT_KINDS",
     "MASSES",
-    "MEASURED",
     "SOURCES",
     "Counterfactual",
     "Decomposition",
     "DecompositionOptions",
-    "Score",
-    "Shift",
     "counterfactuals",
     "finished_decomposition",
 ]

@@ -55,11 +55,9 @@ class DecompositionOptions:
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     """Kinds of influence; the power rollout is set beside the first, if that is jacobian, probability or logprob."""
     seed: int = 0
-    """Of the random probes, >= 0."""
     directory: Path | None = None
     """Run directory in which every finished piece is kept until the record is saved; None keeps nothing."""
     resume: bool = False
-    """Whether to continue from the pieces that are there."""
 
 
 @dataclass(frozen=True, eq=False)

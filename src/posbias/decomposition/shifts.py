@@ -28,11 +28,8 @@ class Shift:
     """"measured", or a theory's name."""
     kind: str
     mass: str
-    """One of MASSES."""
     before: Interval
-    """The mass without the intervention."""
     after: Interval
-    """With it."""
     shift: Interval
     """With it less without it, prompt by prompt."""
     gap: Interval | None
@@ -58,7 +55,6 @@ class Score:
     interventions: tuple[str, ...]
     """Which interventions both speak of."""
     n_units: int
-    """Prompts."""
 
     @property
     def decides(self) -> int:

@@ -180,7 +180,6 @@ class Starts:
     """How many workers to have: fewer than asked for once several have died while preparing, as for want of memory."""
 
     workers: int
-    """Asked for, >= 1."""
     _lost: int = 0
     _reason: str = ""
 

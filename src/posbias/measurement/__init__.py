@@ -3,8 +3,6 @@
 from posbias.measurement.attention import (
     AttentionOptions,
     AttentionStatistics,
-    HeadStatistic,
-    PrefixMonotonicity,
     attention_statistics,
 )
 from posbias.measurement.cost import calibrate, estimate_cost, preflight
@@ -24,7 +22,7 @@ from posbias.measurement.measurement import (
 )
 from posbias.measurement.outputs import OUTPUTS, Output, PassOptions, resolve_output
 from posbias.measurement.perturbation import Perturbation
-from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
+from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
 
 __all__ = [
     "DEFAULT_KINDS",
@@ -35,7 +33,6 @@ __all__ = [
     "CostEstimate",
     "DepthProfiles",
     "Fisher",
-    "HeadStatistic",
     "IntegratedGradients",
     "Jacobian",
     "Kind",
@@ -46,8 +43,6 @@ __all__ = [
     "Output",
     "PassOptions",
     "Perturbation",
-    "PrecisionLoss",
-    "PrefixMonotonicity",
     "Probability",
     "PromptMeasurement",
     "RunOptions",

@@ -42,7 +42,6 @@ class Perturbation(Experiment):
     """Measure only so many positions, >= 3: the first, the last, and one at random in each of equally long stretches
     between, whose positions all get its value. None: all positions."""
     root: bool = False
-    """Report the square root of the mean."""
     batch: int = 16
     """Changed prompts per forward pass, >= 1; changes memory and speed alone."""
 

@@ -76,7 +76,6 @@ class ContentLogits:
     off_diagonal: HeadStatistic
     """Mean at visible j < i."""
     scale: Float64[np.ndarray, "layers"]
-    """What q.k is multiplied by."""
 
     @property
     def difference(self) -> HeadStatistic:
@@ -116,7 +115,6 @@ class Similarity:
     """Share of the diagonal entries outside the bins, which the histogram leaves out; at 1 the similarity is 0."""
     off_diagonal_outside: HeadStatistic
     edges: Float64[np.ndarray, "count 2"]
-    """The two quantiles of each prompt."""
     of_mean: MeanSimilarity | None
     """Of the mean content logits over prompts; None where those were not kept."""
 
@@ -229,7 +227,6 @@ class AttentionStatistics:
     row_error: float
     """Largest |sum_j A_ij - 1| met, learned sinks counted in."""
     left_out: tuple[str, ...]
-    """What was not computed, and why."""
     caveats: tuple[str, ...]
     """Where what ran is not what the model's name promises."""
 

@@ -70,7 +70,6 @@ class Accumulators:
     diagonal: Float64[np.ndarray, "layers heads n_positions"]
     mixing_by_position: Float64[np.ndarray, "layers n_positions"]
     rows: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """Small arrays, one per prompt."""
     row_error: float = 0.0
 
     @classmethod
