@@ -85,8 +85,8 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document."""
-        told = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
-        document = {name: plain(value) for name, value in {**vars(self), **told}.items() if name not in UNWRITTEN}
+        cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
+        document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name not in UNWRITTEN}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
         return document
 
@@ -293,7 +293,7 @@ def without_paths(text: str) -> str:
 
 
 def portable(value: Any) -> Any:
-    """Plain values as a record tells them: every absolute path, which belongs to one machine, cut to its last part."""
+    """Plain values as a record holds them: every absolute path, which belongs to one machine, cut to its last part."""
     if isinstance(value, Mapping):
         return {name: portable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -310,8 +310,8 @@ def audit_behaviour(
         )
         series, left_out = weighing.series()
         record = evaluation_record(evaluation, given, command=command)
-        told = fingerprint({"evaluation": evaluation.fingerprint, **beside})
-        record.resolved |= {"kinds": beside["kinds"], "fingerprint": told}
+        record.resolved["kinds"] = beside["kinds"]
+        record.resolved["fingerprint"] = fingerprint({"evaluation": evaluation.fingerprint, **beside})
         if directory is not None and directory.name == BEHAVIOUR:
             record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         record.scalars["cost_of_influence"] = dict(plan.cost or {})

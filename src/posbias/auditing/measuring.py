@@ -241,7 +241,7 @@ def measure_models(
                     raise
                 record = Record(verb="measure", arguments=each, status="failed", error=str(error))
                 if own is not None:
-                    _tell_failure(own, each, error)
+                    _save_failure(own, each, error)
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
@@ -280,7 +280,7 @@ def _measured(
         return record
 
 
-def _tell_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
+def _save_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
     """Leave why a model failed in its directory, unless a finished record is there or another run is at work."""
     with suppress(RunError, UsageError), held(path) as own:
         if finished_record(own) is None:

@@ -59,7 +59,7 @@ class Pullback(Kind):
     """Where the covectors live: at the hidden states after the final norm, or at the logits."""
 
     def passes(self, width: int) -> int:
-        """How many covectors, hence vector-Jacobian products, a model with `width` features needs: one unless told."""
+        """How many covectors, hence vector-Jacobian products, a model with `width` features needs."""
         return 1
 
     @abstractmethod

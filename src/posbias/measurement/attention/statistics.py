@@ -315,11 +315,11 @@ class AttentionOptions:
             content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
-                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: {self._ways_out(content)}"
+                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: {self._remedies(content)}"
             )
         return size
 
-    def _ways_out(self, content: bool) -> str:
+    def _remedies(self, content: bool) -> str:
         """What would take less and is in use, by flag and by parameter."""
         heads = ", no kernels of heads (--heads, by_head)" if self.by_head else ""
         logits = ", in Python no mean content logits (mean_content=False)" if content else ""
