@@ -16,15 +16,7 @@ from posbias.checks import checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
 from posbias.directories import held
 from posbias.errors import RunError, UsageError
-from posbias.measurement import (
-    DEFAULT_KINDS,
-    Kind,
-    Measurement,
-    MeasureOptions,
-    measure,
-    preflight,
-    resolve_kinds,
-)
+from posbias.measurement import DEFAULT_KINDS, Kind, Measurement, MeasureOptions, measure, preflight, resolve_kinds
 from posbias.models import Model, load_model
 from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts

@@ -1,10 +1,6 @@
 """Influence, mixing and attention, measured on models."""
 
-from posbias.measurement.attention import (
-    AttentionOptions,
-    AttentionStatistics,
-    attention_statistics,
-)
+from posbias.measurement.attention import AttentionOptions, AttentionStatistics, attention_statistics
 from posbias.measurement.cost import calibrate, estimate_cost, preflight
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.integrated import IntegratedGradients
