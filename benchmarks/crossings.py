@@ -1,7 +1,8 @@
 """Files and functions of posbias that one `measure` and one `audit` enter: what a reader crosses who follows a prompt.
 
-`python benchmarks/crossings.py`. Counted twice: the whole command, imports included, and from the moment the prompts
-are ready until the record is saved. Lambdas, comprehensions and nested generators belong to the function around them.
+`python benchmarks/crossings.py`. Counted three times: the whole command, imports included; from the moment the prompts
+are ready until the record is saved; and while one prompt after another is measured. Lambdas, comprehensions and nested
+generators belong to the function around them.
 `--list measure` prints what is entered between the two moments.
 """
 
@@ -21,6 +22,8 @@ COMMANDS = {
 }
 BEGIN, END = "load_prompts", "Record.save"
 """The returns of these functions bound the second count."""
+UNIT = "UnitWork.compute"
+"""The third count is of what this function calls."""
 
 
 class Crossings:
@@ -29,7 +32,8 @@ class Crossings:
     def __init__(self) -> None:
         self.everything: dict[CodeType, None] = {}
         self.between: dict[CodeType, None] = {}
-        self._inside = False
+        self.of_a_prompt: dict[CodeType, None] = {}
+        self._inside = self._measuring = False
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
@@ -39,6 +43,11 @@ class Crossings:
             self.everything[code] = None
             if self._inside:
                 self.between[code] = None
+            self._measuring |= code.co_qualname == UNIT
+            if self._measuring:
+                self.of_a_prompt[code] = None
+        elif event == "return" and code.co_qualname == UNIT:
+            self._measuring = False
         elif event == "return" and code.co_qualname in (BEGIN, END):
             self._inside = code.co_qualname == BEGIN
 
@@ -64,7 +73,8 @@ def trace(verb: str, *, listed: bool) -> None:
             sys.setprofile(None)
             if end.code:
                 raise
-    for name, entered in (("in all", crossings.everything), ("of the work", crossings.between)):
+    counted = {"in all": crossings.everything, "of the work": crossings.between, "of a prompt": crossings.of_a_prompt}
+    for name, entered in counted.items():
         found = functions(entered)
         files = {entry.partition(":")[0] for entry in found}
         print(f"{verb:8} {name:12} {len(files):4} files {len(found):5} functions", file=sys.stderr)

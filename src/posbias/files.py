@@ -130,8 +130,11 @@ def strict_json(content: bytes) -> Any:
     except RecursionError:
         raise ValueError(f"is nested deeper than {MOST_LEVELS} levels") from None
     _check_levels(value)
-    if SURROGATE.search(text):
-        _check_pairs(value)
+    if SURROGATE.search(text):  # pairs of escapes were joined by the parser; what is left of them is half a character
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"holds text with half a character ({error.object[error.start]!r})") from None
     return value
 
 
@@ -189,12 +192,3 @@ def _check_levels(value: Any) -> None:
         if not level:
             return
     raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
-
-
-def _check_pairs(value: Any) -> None:
-    """Pairs of escapes were joined by the parser; what is left of them is half a character."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"holds text with half a character ({half!r})") from None

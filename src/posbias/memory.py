@@ -37,7 +37,7 @@ UNKNOWN = 600 * 10**6
 def keep_freed_memory() -> None:
     """Let this process keep up to 512 MiB of what it frees, for the next allocation; only glibc has the setting.
 
-    Training allocates and frees the same megabytes at every step. Unless told otherwise glibc returns them each time,
+    Training allocates and frees the same megabytes at every step. By default glibc returns them each time,
     and the kernel clears every page anew: up to a fifth of the processor time (benchmarks/train).
     """
     _allocate(kept=KEPT, mapped_from=MAPPED_FROM)
@@ -46,7 +46,7 @@ def keep_freed_memory() -> None:
 def give_back_freed_memory() -> None:
     """Let this process return every freed block of 64 KiB or more at once, so that it holds what its tensors hold.
 
-    Unless told otherwise glibc keeps freed blocks of up to 32 MiB, and the holes between them: 1.4 times what the
+    By default glibc keeps freed blocks of up to 32 MiB, and the holes between them: 1.4 times what the
     tensors of a pass hold, and 2 to 4 times with checkpointing (benchmarks/README.md). Costs processor time.
     """
     _allocate(kept=GIVEN_BACK_FROM, mapped_from=GIVEN_BACK_FROM)

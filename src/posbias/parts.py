@@ -60,7 +60,7 @@ class PartStore:
             self._write(self._directory / f"{name}.safetensors", whole)
         return whole
 
-    def tell(self, count: int) -> None:
+    def report(self, count: int) -> None:
         """Say how many of `count` pieces were found, and how many there are that belong to something else."""
         if self.reused:
             announce(f"{self.reused} of {count} pieces were finished before and are taken over")
@@ -123,8 +123,8 @@ def finished_run(
     their fingerprint as `resolved["fingerprint"]`.
     """
     record = finished_record(directory) if resume and directory is not None else None
-    told = None if record is None else record.resolved.get("fingerprint")
-    return record if told is not None and told == fingerprint(settings()) else None
+    kept = None if record is None else record.resolved.get("fingerprint")
+    return record if kept is not None and kept == fingerprint(settings()) else None
 
 
 def made_by() -> dict[str, Any]:

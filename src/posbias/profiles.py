@@ -25,7 +25,6 @@ class Profile:
     low: Float64[np.ndarray, "n_positions"] | None = None
     """Lower end of the pointwise interval, where the profile was estimated; infinite where nothing is known."""
     high: Float64[np.ndarray, "n_positions"] | None = None
-    """Upper end of the pointwise interval."""
 
     def __post_init__(self) -> None:
         influence = self.influence

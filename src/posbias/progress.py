@@ -19,7 +19,7 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None) 
     yield from rich_track(items, description=description, total=total, console=Console(stderr=True), transient=True)
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     """One line on stderr, for a log too."""
     print(line, file=sys.stderr, flush=True)
 

@@ -78,7 +78,6 @@ class Record:
     seeds: dict[str, int] = field(default_factory=dict)
     status: Status = "done"
     error: str | None = None
-    """Why the run failed, one line; None when done."""
     environment: dict[str, Any] = field(default_factory=lambda: describe_environment())
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -94,8 +93,8 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document."""
-        told = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
-        document = {name: plain(value) for name, value in {**vars(self), **told}.items() if name not in UNWRITTEN}
+        cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
+        document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name not in UNWRITTEN}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
         return document
 
@@ -186,14 +185,11 @@ def _no_number(text: str) -> None:
 
 def _check_types(record: Record) -> None:
     """Refuse a document whose fields are of another sort."""
-    sorts: dict[type, tuple[str, ...]] = {
-        str: ("verb", "created", "run_id"),
-        dict: ("arguments", "resolved", "scalars", "seeds", "environment"),
-    }
-    for sort, names in sorts.items():
-        for name in names:
-            if not isinstance(getattr(record, name), sort):
-                raise TypeError(f"field {name!r} is {getattr(record, name)!r:.80}")
+    sorts: dict[str, type] = dict.fromkeys(("verb", "created", "run_id"), str)
+    sorts |= dict.fromkeys(("arguments", "resolved", "scalars", "seeds", "environment"), dict)
+    for name, sort in sorts.items():
+        if not isinstance(getattr(record, name), sort):
+            raise TypeError(f"field {name!r} is {getattr(record, name)!r:.80}")
     if record.status not in get_args(Status) or not isinstance(record.error, str | None):
         raise TypeError(f"status is {record.status!r:.80}, error {record.error!r:.80}")
 
@@ -305,7 +301,7 @@ def without_paths(text: str) -> str:
 
 
 def portable(value: Any) -> Any:
-    """Plain values as a record tells them: every absolute path, which belongs to one machine, cut to its last part."""
+    """Plain values as a record holds them: every absolute path, which belongs to one machine, cut to its last part."""
     if isinstance(value, Mapping):
         return {name: portable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -331,24 +327,18 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def describe_environment() -> dict[str, Any]:
     """Versions and hardware that a number may depend on; no paths, no host names, no secrets."""
-    packages: Mapping[str, str | None] = {
-        name: _version(name) for name in ("torch", "transformers", "numpy", "scipy", "numba")
-    }
+    packages: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "numpy", "scipy", "numba"))
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "posbias": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "processors": os.cpu_count(),
-        "packages": dict(packages),
+        "packages": packages,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

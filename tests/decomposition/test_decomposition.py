@@ -14,7 +14,6 @@ from posbias.decomposition import (
     SOURCES,
     DecompositionOptions,
     counterfactuals,
-    decomposition_record,
     sources,
 )
 from posbias.decomposition.shifts import mean_intervals, scores_of, shifts_of
@@ -284,5 +283,5 @@ def test_one_prompt_and_three_positions_work_with_infinite_intervals(model, prom
     found = counterfactuals(model, one, interventions=["no_rope"], options=DecompositionOptions(kinds=("probability",)))
     assert all(shift.shift.low == -np.inf for shift in found.shifts)
     assert all(score.decides == 0 for score in found.scores)
-    record = decomposition_record(found, {})
+    record = found.record({})
     assert json.loads(json.dumps(record.as_json(), allow_nan=False))["scalars"]["count"] == 1

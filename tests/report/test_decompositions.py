@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from posbias.decomposition import Counterfactual, Decomposition, decomposition_record
+from posbias.decomposition import Counterfactual, Decomposition
 from posbias.errors import UsageError
 from posbias.interventions import resolve_interventions
 from posbias.measurement import resolve_kinds
@@ -45,7 +45,7 @@ def build(count: int) -> Record:
         seed=0,
         describes={"model": {"source": "made <up>"}, "prompts": {"count": count}},
     )
-    return decomposition_record(decomposition, {"model": "made up"}, command="posbias decompose made-up")
+    return decomposition.record({"model": "made up"}, command="posbias decompose made-up")
 
 
 @pytest.fixture

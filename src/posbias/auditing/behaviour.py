@@ -67,7 +67,6 @@ class SampleSpans:
     """By place of the answer; every one located in tokens."""
     places: tuple[int, ...]
     """Places that are looked at, ascending."""
-    n_items: int
     tokenizer: Any
 
     def prompt(self, gold: int) -> tuple[Int64[np.ndarray, "_"], int]:
@@ -110,7 +109,7 @@ def spans_of(
         if any(example.gold_position is None for example in examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
         by_place = dict(zip(wanted, examples, strict=True))
-        yield SampleSpans(by_place, tuple(places), task.n_items, tokenizer)
+        yield SampleSpans(by_place, tuple(places), tokenizer)
 
 
 GOLD, PLACE = "gold", "place"
@@ -133,7 +132,6 @@ class Weighing:
     evaluation: Evaluation
     store: PartStore
     prompt_theories: bool
-    """Whether theories that read every prompt are computed too."""
 
     def series(self) -> tuple[dict[tuple[Name, str], Scores], list[str]]:
         """Shares of influence by ((source, kind), GOLD or PLACE), one row per sample, and what was left out.
@@ -170,9 +168,15 @@ class Weighing:
             reasons += [name.removeprefix(LEFT_OUT) for name in piece if name.startswith(LEFT_OUT)]
             profiles = {name: values for name, values in piece.items() if not name.startswith(LEFT_OUT)}
             spans = sample.spans(gold)
-            pieces.append({name: summed(values, spans) for name, values in profiles.items()})
+            pieces.append(
+                {name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles.items()}
+            )
         shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
-        return {_named(name): np.stack([piece[name] for piece in pieces]) for name in shared}, reasons
+        shares: dict[Name, np.ndarray] = {}
+        for name in shared:
+            source, _, kind = name.partition("/")
+            shares[source, kind or None] = np.stack([piece[name] for piece in pieces])
+        return shares, reasons
 
     def _measure(self, token_ids: Int64[np.ndarray, "_"], answer: int, index: int) -> dict[str, np.ndarray]:
         """Profiles of one prompt, each summing to 1, by name."""
@@ -197,13 +201,6 @@ class Weighing:
         return {**arrays, **{LEFT_OUT + reason: np.zeros(0) for reason in left_out}}
 
 
-def summed(
-    profile: Float64[np.ndarray, "n_positions"], spans: Sequence[tuple[int, int]]
-) -> Float64[np.ndarray, "n_places"]:
-    """Share of the influence on each span of tokens."""
-    return np.array([float(profile[begin:end].sum()) for begin, end in spans])
-
-
 def elsewhere(matrix: Float64[np.ndarray, "gold place"]) -> Float64[np.ndarray, "place"]:
     """Each place's mean over the prompts whose answer stands at another one; NaN with a single place."""
     n_places = len(matrix)
@@ -211,11 +208,6 @@ def elsewhere(matrix: Float64[np.ndarray, "gold place"]) -> Float64[np.ndarray, 
         return np.full(n_places, np.nan)
     mean: np.ndarray = (matrix * (1 - np.eye(n_places))).sum(axis=0) / (n_places - 1)
     return mean
-
-
-def _named(name: str) -> Name:
-    source, _, kind = name.partition("/")
-    return source, kind or None
 
 
 @checked
@@ -310,8 +302,8 @@ def audit_behaviour(
         )
         series, left_out = weighing.series()
         record = evaluation_record(evaluation, given, command=command)
-        told = fingerprint({"evaluation": evaluation.fingerprint, **beside})
-        record.resolved |= {"kinds": beside["kinds"], "fingerprint": told}
+        record.resolved["kinds"] = beside["kinds"]
+        record.resolved["fingerprint"] = fingerprint({"evaluation": evaluation.fingerprint, **beside})
         if directory is not None and directory.name == BEHAVIOUR:
             record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         record.scalars["cost_of_influence"] = dict(plan.cost or {})

@@ -16,16 +16,7 @@ from posbias.checks import checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
 from posbias.directories import held
 from posbias.errors import RunError, UsageError
-from posbias.measurement import (
-    DEFAULT_KINDS,
-    DepthProfiles,
-    Kind,
-    Measurement,
-    MeasureOptions,
-    measure,
-    preflight,
-    resolve_kinds,
-)
+from posbias.measurement import DEFAULT_KINDS, Kind, Measurement, MeasureOptions, measure, preflight, resolve_kinds
 from posbias.models import Model, load_model
 from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
@@ -73,6 +64,21 @@ def measured_subject(
     """What was measured on one state of a model, with the theories set beside it; not compared yet."""
     # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
     by_norm = measurement.options.averaging == "norms"
+    mixing: dict[str, Mixing] = {}
+    depth: Depth | None = None
+    if measurement.mixing is not None and measurement.mixing_frobenius is not None:
+        mixing = {
+            "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
+            "frobenius": Mixing(
+                measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
+            ),
+        }
+    if measurement.depth is not None:
+        profiles = measurement.depth.profiles
+        depth = Depth(np.array(measurement.depth.layers), np.stack([profile.influence for profile in profiles]))
+        if len(measurement.depth.per_prompt) > 1:  # a single prompt gives no intervals
+            low, high = ([getattr(profile, end) for profile in profiles] for end in ("low", "high"))
+            depth = replace(depth, low=np.stack(low), high=np.stack(high))
     return Subject(
         name=name,
         measured={
@@ -81,32 +87,9 @@ def measured_subject(
             for norms in [measurement.per_prompt[kind]]
         },
         theories=dict(theories or {}),
-        mixing=measured_mixing(measurement),
-        depth=None if measurement.depth is None else measured_depth(measurement.depth),
+        mixing=mixing,
+        depth=depth,
     )
-
-
-def measured_depth(depth: DepthProfiles) -> Depth:
-    """The profiles of the layers' outputs as arrays; no intervals where a single prompt gives none."""
-    bounded = len(depth.per_prompt) > 1
-    return Depth(
-        layers=np.array(depth.layers),
-        influence=np.stack([profile.influence for profile in depth.profiles]),
-        low=np.stack([profile.low for profile in depth.profiles if profile.low is not None]) if bounded else None,
-        high=np.stack([profile.high for profile in depth.profiles if profile.high is not None]) if bounded else None,
-    )
-
-
-def measured_mixing(measurement: Measurement) -> dict[str, Mixing]:
-    """Mixing per layer by both definitions; nothing where the model's family has no description."""
-    if measurement.mixing is None or measurement.mixing_frobenius is None:
-        return {}
-    return {
-        "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
-        "frobenius": Mixing(
-            measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
-        ),
-    }
 
 
 @dataclass(frozen=True)
@@ -135,7 +118,6 @@ class MeasurePlan(Loading):
     n_positions: int = 512
     """Context length N in positions, >= 1."""
     count: int = 16
-    """Prompts, >= 1."""
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     seed: int = 0
     """Of prompts, probes and the bootstrap, >= 0."""
@@ -251,7 +233,7 @@ def measure_models(
                     raise
                 record = Record(verb="measure", arguments=each, status="failed", error=str(error))
                 if own is not None:
-                    _tell_failure(own, each, error)
+                    _save_failure(own, each, error)
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
@@ -260,7 +242,7 @@ def measure_models(
 
 
 def directory_names(sources: Sequence[str]) -> dict[str, str]:
-    """{name: source}: directories named by the last parts of every model's name, as many as are needed."""
+    """{name: source}: directories named by the last part of every model's name, with as many before it as needed."""
     if not sources:
         raise UsageError("no model to measure; give at least 1")
     parts = {source: _parts(source) for source in sources}
@@ -290,7 +272,7 @@ def _measured(
         return record
 
 
-def _tell_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
+def _save_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
     """Leave why a model failed in its directory, unless a finished record is there or another run is at work."""
     with suppress(RunError, UsageError), held(path) as own:
         if finished_record(own) is None:

@@ -30,7 +30,6 @@ class Audit:
     subjects: tuple[Subject, ...]
     """The model as trained (where it was), then at initialisation."""
     contrasts: dict[str, Contrast]
-    """Per kind: as trained against at initialisation."""
     directory: Path | None
     report: Path | None
     """The HTML page; None where no directory was given."""

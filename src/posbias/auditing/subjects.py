@@ -59,9 +59,7 @@ class AuditOptions(Loading):
     resume: bool = False
     """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
     passes: PassOptions = field(default_factory=PassOptions)
-    """Memory against time."""
     engine: Engine = field(default_factory=Local)
-    """Which processes or machines measure."""
     command: str = ""
     """The shell line that repeats the audit, for its record, where there is one."""
 
@@ -99,7 +97,6 @@ class PromptTheories:
 
     profiles: dict[str, Row]
     left_out: list[str]
-    """A sentence for each theory that does not apply."""
     networks: Float64[np.ndarray, "network n_positions"] | None = None
     """Of which mean field is the mean; a single row where it draws no heads."""
 
@@ -202,9 +199,7 @@ class Examined:
     subject: Subject
     """Not compared yet."""
     left_out: list[str]
-    """What was not measured or does not apply, one sentence each."""
     caveats: list[str]
-    """What bounds the trust in a theory, one sentence each."""
 
 
 def examine(

@@ -89,7 +89,7 @@ def _decomposed(
     Raises:
         UsageError: none of the interventions is possible; or as raised by `counterfactuals`.
     """
-    from posbias.decomposition import counterfactuals, decomposition_record
+    from posbias.decomposition import counterfactuals
     from posbias.parts import clear_parts
 
     found = counterfactuals(model, prompts, interventions=interventions, options=settings)
@@ -98,4 +98,4 @@ def _decomposed(
             clear_parts(settings.directory)
         reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
         raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
-    return decomposition_record(found, passed_arguments(context), command=command_line(context))
+    return found.record(passed_arguments(context), command=command_line(context))

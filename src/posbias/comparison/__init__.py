@@ -15,7 +15,6 @@ from posbias.comparison.sampling import (
 from posbias.comparison.subject import (
     Comparison,
     Depth,
-    Distances,
     KindComparison,
     MeasuredKind,
     Mixing,
@@ -33,7 +32,6 @@ __all__ = [
     "Comparison",
     "Contrast",
     "Depth",
-    "Distances",
     "KindComparison",
     "MeasuredKind",
     "Mixing",

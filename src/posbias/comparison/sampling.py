@@ -94,7 +94,6 @@ class SplitHalf:
     low: float
     """2.5 % quantile over random halvings (NaN with a single unit, as the other two)."""
     high: float
-    """97.5 % quantile over random halvings."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,7 @@ class PromptComparison:
     per_prompt: Interval
     """Median over units of the W1 to the single unit (of the unit's own prediction, where there is one)."""
     per_prompt_flat: Interval
-    """The same for the flat line."""
     n_units: int
-    """Independent units."""
 
     @property
     def decides(self) -> int:

@@ -52,9 +52,6 @@ class Comparison(Distances):
 
     flat: Distances
 
-    def __getattr__(self, name: str) -> float:
-        return super().__getattr__(name)
-
 
 @checked
 def compare(predicted: Profile, measured: Profile) -> Comparison:
@@ -154,7 +151,6 @@ class Depth:
     """How the measured profile forms: one profile per layer's output."""
 
     layers: Int64[np.ndarray, "n_layers"]
-    """Ascending; layer 0 is nearest the input."""
     influence: Float64[np.ndarray, "n_layers n_positions"]
     """Rows sum to 1."""
     low: Float64[np.ndarray, "n_layers n_positions"] | None = None
@@ -168,7 +164,6 @@ class KindComparison:
     kind: str
     theory: str
     comparison: Comparison
-    """All metrics, and the flat line's beside them."""
     prompts: PromptComparison | None
     """Intervals and noise; None where the measurement has no single units."""
 
@@ -183,7 +178,6 @@ class Subject:
     theories: Mapping[str, TheoryProfile] = field(default_factory=dict)
     mixing: Mapping[str, Mixing] = field(default_factory=dict)
     depth: Depth | None = None
-    """Profiles of the layers' own outputs, where they were measured."""
     summaries: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
     """Per measured kind, every statistic (shares, minimum ...) with its interval."""
     comparisons: tuple[KindComparison, ...] = ()

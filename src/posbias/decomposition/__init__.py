@@ -7,24 +7,19 @@ from posbias.decomposition.decomposition import (
     Decomposition,
     DecompositionOptions,
     counterfactuals,
-    decomposition_record,
     finished_decomposition,
 )
-from posbias.decomposition.shifts import MASSES, Score, Shift
-from posbias.decomposition.sources import MEASURED, SOURCES
+from posbias.decomposition.shifts import MASSES
+from posbias.decomposition.sources import SOURCES
 
 __all__ = [
     "DEFAULT_INTERVENTIONS",
     "DEFAULT_KINDS",
     "MASSES",
-    "MEASURED",
     "SOURCES",
     "Counterfactual",
     "Decomposition",
     "DecompositionOptions",
-    "Score",
-    "Shift",
     "counterfactuals",
-    "decomposition_record",
     "finished_decomposition",
 ]

@@ -55,11 +55,9 @@ class DecompositionOptions:
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     """Kinds of influence; the power rollout is set beside the first, if that is jacobian, probability or logprob."""
     seed: int = 0
-    """Of the random probes, >= 0."""
     directory: Path | None = None
     """Run directory in which every finished piece is kept until the record is saved; None keeps nothing."""
     resume: bool = False
-    """Whether to continue from the pieces that are there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +120,42 @@ class Decomposition:
     def count(self) -> int:
         """Prompts."""
         return len(next(iter(self.baseline.values())))
+
+    def record(self, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+        """The decomposition with every prompt's profile; the command is what repeats it in a shell."""
+        resolved = {
+            "title": str(self.describes.get("model", {}).get("source", "model")),
+            "command": command,
+            "interventions": [item.name for item in self.counterfactuals],
+            "kinds": [str(kind) for kind in self.kinds],
+            **plain(dict(self.describes)),
+        }
+        record = Record("decompose", dict(arguments), resolved, seeds={"measure": self.seed})
+        record.arrays |= {f"baseline/{source}/{kind}": rows for (source, kind), rows in self.baseline.items()}
+        for item in self.counterfactuals:
+            stem = f"changed/{item.name}"
+            record.arrays |= {f"{stem}/{source}/{kind}": rows for (source, kind), rows in item.profiles.items()}
+            if item.divergence is not None:
+                record.arrays[f"divergence/{item.name}"] = item.divergence
+        divergences = {name: interval.as_record() for name, interval in self.divergences.items()}
+        record.scalars = {
+            "count": self.count,
+            "kinds": [kind.name for kind in self.kinds],
+            "sources": list(dict.fromkeys(source for source, _ in self.baseline)),
+            "left_out": dict(self.left_out),
+            "interventions": [
+                {
+                    "name": item.name,
+                    "ingredient": item.intervention.ingredient,
+                    "reasons": dict(item.reasons),
+                    "divergence": divergences.get(item.name),
+                }
+                for item in self.counterfactuals
+            ],
+            "shifts": [shift.as_record() for shift in self.shifts],
+            "scores": [score.as_record() for score in self.scores],
+        }
+        return record
 
 
 def settings_of(model: Any, prompts: Prompts, options: DecompositionOptions) -> dict[str, Any]:
@@ -198,75 +232,6 @@ def counterfactuals(
         divergence = None if MEASURED in reasons else examiner.divergence(intervention)
         found.append(Counterfactual(intervention, profiles, reasons, divergence))
     return Decomposition(baseline, tuple(found), left_out, kinds, options.seed, describes)
-
-
-def decomposition_record(decomposition: Decomposition, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """The decomposition with every prompt's profile; the command is what repeats it in a shell."""
-    describes = dict(decomposition.describes)
-    record = Record(
-        verb="decompose",
-        arguments=dict(arguments),
-        resolved={
-            "title": str(describes.get("model", {}).get("source", "model")),
-            "command": command,
-            "interventions": [item.name for item in decomposition.counterfactuals],
-            "kinds": [str(kind) for kind in decomposition.kinds],
-            **plain(describes),
-        },
-        seeds={"measure": decomposition.seed},
-        arrays=_arrays(decomposition),
-    )
-    divergences = decomposition.divergences
-    record.scalars = {
-        "count": decomposition.count,
-        "kinds": [kind.name for kind in decomposition.kinds],
-        "sources": list(dict.fromkeys(source for source, _ in decomposition.baseline)),
-        "left_out": dict(decomposition.left_out),
-        "interventions": [_intervention(item, divergences) for item in decomposition.counterfactuals],
-        "shifts": [_shift(shift) for shift in decomposition.shifts],
-        "scores": [_score(score) for score in decomposition.scores],
-    }
-    return record
-
-
-def _arrays(decomposition: Decomposition) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {
-        f"baseline/{source}/{kind}": rows for (source, kind), rows in decomposition.baseline.items()
-    }
-    for item in decomposition.counterfactuals:
-        stem = f"changed/{item.name}"
-        arrays |= {f"{stem}/{source}/{kind}": rows for (source, kind), rows in item.profiles.items()}
-        if item.divergence is not None:
-            arrays[f"divergence/{item.name}"] = item.divergence
-    return arrays
-
-
-def _intervention(item: Counterfactual, divergences: Mapping[str, Interval]) -> dict[str, Any]:
-    divergence = divergences.get(item.name)
-    return {
-        "name": item.name,
-        "ingredient": item.intervention.ingredient,
-        "reasons": dict(item.reasons),
-        "divergence": None if divergence is None else divergence.as_record(),
-    }
-
-
-def _shift(shift: Shift) -> dict[str, Any]:
-    texts = {name: getattr(shift, name) for name in ("intervention", "source", "kind", "mass")}
-    numbers = {name: getattr(shift, name).as_record() for name in ("before", "after", "shift")}
-    return {**texts, **numbers, "gap": None if shift.gap is None else shift.gap.as_record()}
-
-
-def _score(score: Score) -> dict[str, Any]:
-    numbers = {name: getattr(score, name).as_record() for name in ("error", "no_shift", "difference")}
-    return {
-        "source": score.source,
-        "kind": score.kind,
-        **numbers,
-        "interventions": list(score.interventions),
-        "n_units": score.n_units,
-        "decides": score.decides,
-    }
 
 
 def preflight_decomposition(

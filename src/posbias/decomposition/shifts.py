@@ -6,6 +6,7 @@ without the ingredient is one unit, and so is its theory's.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -27,15 +28,16 @@ class Shift:
     """"measured", or a theory's name."""
     kind: str
     mass: str
-    """One of MASSES."""
     before: Interval
-    """The mass without the intervention."""
     after: Interval
-    """With it."""
     shift: Interval
     """With it less without it, prompt by prompt."""
     gap: Interval | None
     """A theory's shift less the measured one, prompt by prompt; None for the measurement, or where there is none."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: held.as_record() if isinstance(held, Interval) else held for name, held in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class Score:
     interventions: tuple[str, ...]
     """Which interventions both speak of."""
     n_units: int
-    """Prompts."""
 
     @property
     def decides(self) -> int:
@@ -61,6 +62,11 @@ class Score:
         if self.n_units < UNITS_FOR_CLAIM or not self.difference.excludes(0.0):
             return 0
         return -1 if self.difference.value < 0 else 1
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values."""
+        numbers = {name: getattr(self, name).as_record() for name in ("error", "no_shift", "difference")}
+        return {**vars(self), **numbers, "interventions": list(self.interventions), "decides": self.decides}
 
 
 def masses(profiles: Profiles) -> Float64[np.ndarray, "count 3"]:

@@ -27,7 +27,7 @@ LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def usual_threads() -> int:
-    """What PyTorch uses in this process unless told otherwise."""
+    """What PyTorch uses in this process where nobody sets it."""
     import torch
 
     return torch.get_num_threads()
@@ -136,7 +136,7 @@ class Engine(ABC):
 
     @property
     def in_process(self) -> bool:
-        """Whether units are done here, with what is prepared here: then nothing needs to be told from afar."""
+        """Whether units are done here, with what is prepared here: then no other process has to know the model."""
         return False
 
     def describe(self) -> dict[str, Any]:
@@ -180,7 +180,6 @@ class Starts:
     """How many workers to have: fewer than asked for once several have died while preparing, as for want of memory."""
 
     workers: int
-    """Asked for, >= 1."""
     _lost: int = 0
     _reason: str = ""
 
@@ -218,7 +217,7 @@ def collect(
     `workload.prepare` would make, where the caller has it.
     """
     done = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
-    store.tell(len(names))
+    store.report(len(names))
     missing = [unit for unit in range(len(names)) if unit not in done]
     failures: dict[int, str] = {}
     outcomes = engine.run(workload, missing, prepared=prepared)

@@ -154,7 +154,6 @@ class _Worker:
     process: subprocess.Popen[bytes]
     pipe: Connection
     unit: int | None = None
-    """The unit it is at; None while it prepares."""
 
 
 class _Crew:

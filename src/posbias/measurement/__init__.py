@@ -1,12 +1,6 @@
 """Influence, mixing and attention, measured on models."""
 
-from posbias.measurement.attention import (
-    AttentionOptions,
-    AttentionStatistics,
-    HeadStatistic,
-    PrefixMonotonicity,
-    attention_statistics,
-)
+from posbias.measurement.attention import AttentionOptions, AttentionStatistics, attention_statistics
 from posbias.measurement.cost import calibrate, estimate_cost, preflight
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.integrated import IntegratedGradients
@@ -24,7 +18,7 @@ from posbias.measurement.measurement import (
 )
 from posbias.measurement.outputs import OUTPUTS, Output, PassOptions, resolve_output
 from posbias.measurement.perturbation import Perturbation
-from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
+from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
 
 __all__ = [
     "DEFAULT_KINDS",
@@ -35,7 +29,6 @@ __all__ = [
     "CostEstimate",
     "DepthProfiles",
     "Fisher",
-    "HeadStatistic",
     "IntegratedGradients",
     "Jacobian",
     "Kind",
@@ -46,8 +39,6 @@ __all__ = [
     "Output",
     "PassOptions",
     "Perturbation",
-    "PrecisionLoss",
-    "PrefixMonotonicity",
     "Probability",
     "PromptMeasurement",
     "RunOptions",

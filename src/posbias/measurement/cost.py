@@ -34,7 +34,7 @@ from posbias.measurement.prompt import measure_prompt
 from posbias.memory import beside_weights, give_back_freed_memory
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED, not_convertible
-from posbias.progress import announce, tell
+from posbias.progress import announce, report
 from posbias.prompts.controls import embedded_tokens
 from posbias.prompts.prompts import Prompts
 
@@ -219,7 +219,7 @@ def tell_cost(
     estimate.check(workers=workers, max_memory=max_memory, remedies=remedies)
     if not estimate.coefficients:
         return {}
-    tell(estimate.line(count, workers=workers))
+    report(estimate.line(count, workers=workers))
     return estimate.describe(count, workers=workers)
 
 

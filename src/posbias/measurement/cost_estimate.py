@@ -23,21 +23,15 @@ MARGIN = 0.03
 CPU = torch.device("cpu")
 
 
-def _nothing(_: int) -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class CostEstimate:
     """What one prompt of one length is expected to take in one process."""
 
     n_positions: int
     weights_bytes: int
-    """Of the weights in place."""
     coefficients: tuple[float, ...]
     """Bytes of one prompt's passes: a polynomial in the length, constant first."""
     seconds: float
-    """Of one prompt."""
     process_bytes: int = 0
     """What the process takes beside weights and passes; 0 on an accelerator."""
     loading_bytes: int = 0
@@ -47,8 +41,7 @@ class CostEstimate:
     copies: int = 0
     """Most processes that hold such a copy at a time."""
     device: torch.device = CPU
-    """Whose memory it is."""
-    kept: Callable[[int], int] = _nothing
+    kept: Callable[[int], int] = lambda n_positions: 0
     """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
     shorter: str = "--length {}"
     """What asks for fewer positions, for a message."""
@@ -56,12 +49,8 @@ class CostEstimate:
     @property
     def passes_bytes(self) -> int:
         """What the passes of one prompt take beyond the weights."""
-        return self._bytes_at(self.n_positions)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The process's peak."""
-        return self.needed(1)
+        tensors = sum(value * self.n_positions**power for power, value in enumerate(self.coefficients))
+        return int(HEADROOM * max(tensors, 0.0)) + self.kept(self.n_positions)
 
     def describe(self, count: int, *, workers: int = 1) -> dict[str, Any]:
         """Plain values for a record."""
@@ -103,7 +92,8 @@ class CostEstimate:
         if allowed is None or self.needed(workers) <= allowed:
             return
         room = int(allowed * (1 - MARGIN))
-        ways = [way for way, remedy in (remedies or {}).items() if _fits(remedy(), room, workers)]
+        then = {way: remedy() for way, remedy in (remedies or {}).items()}
+        ways = [way for way, known in then.items() if known is not None and known.needed(workers) <= room]
         fewer = next((number for number in range(workers - 1, 0, -1) if self.needed(number) <= room), None)
         ways += [] if fewer is None else [f"--workers {fewer}"]
         fits = self.longest_fitting(room, workers=workers)
@@ -154,10 +144,6 @@ class CostEstimate:
         parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes.items() if size)
         return parts if workers == 1 else f"each: {parts}"
 
-    def _bytes_at(self, n_positions: int) -> int:
-        tensors = sum(value * n_positions**power for power, value in enumerate(self.coefficients))
-        return int(HEADROOM * max(tensors, 0.0)) + self.kept(n_positions)
-
 
 Remedy = Callable[[], CostEstimate | None]
 """What a run would take under other options."""
@@ -172,7 +158,3 @@ def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:
     free, _ = cuda.mem_get_info(device)
     # What PyTorch has taken from the device and holds no tensor in is there for the next tensors.
     return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))
-
-
-def _fits(estimate: CostEstimate | None, room: int, workers: int) -> bool:
-    return estimate is not None and estimate.needed(workers) <= room

@@ -45,7 +45,6 @@ class PathIntegral:
     """Sum over the pieces of their gap or, where it is larger, of the shares that the last halving changed there; all
     of the shares where the path was never halved."""
     steps: int
-    """Places that were evaluated."""
 
 
 def integrate_path(
@@ -89,7 +88,6 @@ class _Piece:
     high: float
     values: Float64[np.ndarray, "n"]
     gap: float
-    """|what the values miss of the score's change|."""
     change: float = 0.0
     """Half of what the halving that made this piece changed, summed over |shares|."""
 

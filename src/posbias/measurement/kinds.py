@@ -58,9 +58,9 @@ class Pullback(Kind):
     site: ClassVar[Site]
     """Where the covectors live: at the hidden states after the final norm, or at the logits."""
 
-    @abstractmethod
     def passes(self, width: int) -> int:
         """How many covectors, hence vector-Jacobian products, a model with `width` features needs."""
+        return 1
 
     @abstractmethod
     def covectors(
@@ -155,10 +155,6 @@ class Probability(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def passes(self, width: int) -> int:
-        """One."""
-        return 1
-
     def covectors(
         self, output: Outputs, reading: Reading, generator: torch.Generator
     ) -> Float64[Tensor, "passes outputs features"]:
@@ -176,10 +172,6 @@ class LogProbability(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def passes(self, width: int) -> int:
-        """One."""
-        return 1
-
     def covectors(
         self, output: Outputs, reading: Reading, generator: torch.Generator
     ) -> Float64[Tensor, "passes outputs features"]:
@@ -193,10 +185,6 @@ class Logit(Pullback):
     """||d z_t/dx_j||, z the logits, t the predicted token or the target's."""
 
     site: ClassVar[Site] = "logits"
-
-    def passes(self, width: int) -> int:
-        """One."""
-        return 1
 
     def covectors(
         self, output: Outputs, reading: Reading, generator: torch.Generator

@@ -50,7 +50,6 @@ class Unit:
     """One independent unit of a measurement."""
 
     prompt: int
-    """Index of its prompt."""
     init_seed: int | None = None
     """Seed of the re-initialisation it is measured on; None for the model as loaded."""
 
@@ -122,7 +121,6 @@ class DepthProfiles:
     per_prompt: Float64[np.ndarray, "count layers n_positions"]
     """Raw norms of every prompt, not normalised."""
     standard_errors: Float64[np.ndarray, "count layers n_positions"] | None
-    """Of the raw norms, from the spread over probes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +143,6 @@ class Measurement:
     mixing_frobenius_low: Float64[np.ndarray, "layers"] | None
     mixing_frobenius_high: Float64[np.ndarray, "layers"] | None
     left_out: tuple[str, ...]
-    """What could not be measured on this model, and why."""
     seeds: dict[str, int]
     options: MeasureOptions
     details: dict[str, dict[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)

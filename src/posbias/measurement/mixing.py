@@ -40,7 +40,7 @@ def mixing_of_first_pass(
 ) -> Iterator[Callable[[], Mixing | None]]:
     """Both mixings from the first forward pass within the context, so that they cost no pass of their own.
 
-    A pass that reads more than the prompt (a target after it, copies in a batch) tells of the prompt all the same if
+    A pass that reads more than the prompt (a target after it, copies in a batch) measures the prompt all the same if
     every layer is causal; after one that reads less, or none at all, there is a pass for the mixing alone. What is
     yielded gives the mixing when the context is over; None without a family description.
     """

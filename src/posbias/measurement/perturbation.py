@@ -32,7 +32,7 @@ class Perturbation(Experiment):
 
     Cost: `draws` forward passes for every measured position, each over what follows the position (half the prompt on
     average) where the network's cache of keys and values can be trusted with the unchanged beginning, which is tried
-    on every prompt and told in `details`; over the whole prompt otherwise. That is as much as `draws` N / 2 forward
+    on every prompt and reported in `details`; over the whole prompt otherwise. That is as much as `draws` N / 2 forward
     passes of a prompt of N positions, 1 / `batch` more for the unchanged prompt: take `positions` for long contexts.
     """
 
@@ -42,7 +42,6 @@ class Perturbation(Experiment):
     """Measure only so many positions, >= 3: the first, the last, and one at random in each of equally long stretches
     between, whose positions all get its value. None: all positions."""
     root: bool = False
-    """Report the square root of the mean."""
     batch: int = 16
     """Changed prompts per forward pass, >= 1; changes memory and speed alone."""
 

@@ -29,7 +29,6 @@ class DepthInfluence:
     """||dh_l/dx_j||_F on one prompt, not normalised."""
 
     layers: tuple[int, ...]
-    """Ascending; layer 0 is nearest the input."""
     norms: Float64[np.ndarray, "layers n_positions"]
     standard_errors: Float64[np.ndarray, "layers n_positions"] | None
     """From the spread over probes; None where nothing was drawn."""
@@ -152,13 +151,10 @@ class PromptMeasurement:
     """Mean over tokens of |a| / (|x| + |a|); None for a model without a family description."""
     mixing_frobenius: Float64[np.ndarray, "layers"] | None
     details: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What else a kind found, by kind name."""
     depth: DepthInfluence | None = None
-    """Influence on the stream after the chosen layers."""
     full_precision: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
     """The norms again, by a float32 copy of the model; only for models below float32, on the first prompts."""
     left_out: tuple[str, ...] = ()
-    """What could not be measured, and why."""
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat arrays by slash-separated name, for storage."""

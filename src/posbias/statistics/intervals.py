@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 
 CONFIDENCE = 0.95
-"""Coverage that an interval claims unless told otherwise."""
+"""Coverage that an interval claims by default."""
 MISSING = "–"
 """What stands for a number that does not exist."""
 
@@ -82,7 +82,7 @@ def _plain(number: float, spec: str) -> str:
 ROUNDING = 64 * np.finfo(np.float64).eps
 """Spread over units, relative to their size, that counts as none."""
 UNITS_FOR_SKEWNESS = 6
-"""Units below which the skewness cannot be told, and Student's interval stands alone."""
+"""Units below which the skewness cannot be estimated, and Student's interval stands alone."""
 LEAST_SKEWNESS = 1e-6
 """Below it Hall's transformation is the identity to within rounding."""
 
@@ -110,7 +110,7 @@ class Estimate:
     def ends(
         self, confidence: float = CONFIDENCE, *, least: float = -np.inf, most: float = np.inf
     ) -> tuple[Numbers, Numbers]:
-        """Ends of the intervals, within the truth's range [least, most]; infinite where nothing is known."""
+        """Low and high ends of the intervals, within the truth's range; infinite where nothing is known."""
         from scipy.special import stdtrit
 
         if not 0 < confidence < 1:

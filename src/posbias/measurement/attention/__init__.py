@@ -4,28 +4,20 @@ from posbias.measurement.attention.layer import prefix_monotonicity
 from posbias.measurement.attention.statistics import (
     AttentionOptions,
     AttentionStatistics,
-    ContentLogits,
     HeadStatistic,
     MeanKernels,
-    MixingStatistics,
-    Monotonicity,
     PrefixMonotonicity,
     PromptMean,
-    Similarity,
 )
 from posbias.measurement.attention.streaming import attention_statistics
 
 __all__ = [
     "AttentionOptions",
     "AttentionStatistics",
-    "ContentLogits",
     "HeadStatistic",
     "MeanKernels",
-    "MixingStatistics",
-    "Monotonicity",
     "PrefixMonotonicity",
     "PromptMean",
-    "Similarity",
     "attention_statistics",
     "prefix_monotonicity",
 ]

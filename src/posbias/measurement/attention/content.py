@@ -39,7 +39,6 @@ class LayerContent:
     counts: Int64[np.ndarray, "heads cells"]
     """Of the visible entries j < i."""
     bound: Float64[np.ndarray, "heads"]
-    """B of every head."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class Pairs:
     reach: int
     """Keys a query sees, its own included, >= 2."""
     rows: int
-    """Most queries in a block."""
 
 
 def reduce_content(

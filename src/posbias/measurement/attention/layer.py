@@ -114,7 +114,6 @@ class LayerStatistics:
     sinks: Float64[np.ndarray, "thresholds n_positions"]
     """Mean over heads."""
     learned_sink: Float64[np.ndarray, "heads"] | None
-    """None where the layer has no learned sinks."""
     violated: float
     gap: float
     row_error: float

@@ -76,7 +76,6 @@ class ContentLogits:
     off_diagonal: HeadStatistic
     """Mean at visible j < i."""
     scale: Float64[np.ndarray, "layers"]
-    """What q.k is multiplied by."""
 
     @property
     def difference(self) -> HeadStatistic:
@@ -116,7 +115,6 @@ class Similarity:
     """Share of the diagonal entries outside the bins, which the histogram leaves out; at 1 the similarity is 0."""
     off_diagonal_outside: HeadStatistic
     edges: Float64[np.ndarray, "count 2"]
-    """The two quantiles of each prompt."""
     of_mean: MeanSimilarity | None
     """Of the mean content logits over prompts; None where those were not kept."""
 
@@ -229,7 +227,6 @@ class AttentionStatistics:
     row_error: float
     """Largest |sum_j A_ij - 1| met, learned sinks counted in."""
     left_out: tuple[str, ...]
-    """What was not computed, and why."""
     caveats: tuple[str, ...]
     """Where what ran is not what the model's name promises."""
 
@@ -318,11 +315,11 @@ class AttentionOptions:
             content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
-                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: {self._ways_out(content)}"
+                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: {self._remedies(content)}"
             )
         return size
 
-    def _ways_out(self, content: bool) -> str:
+    def _remedies(self, content: bool) -> str:
         """What would take less and is in use, by flag and by parameter."""
         heads = ", no kernels of heads (--heads, by_head)" if self.by_head else ""
         logits = ", in Python no mean content logits (mean_content=False)" if content else ""

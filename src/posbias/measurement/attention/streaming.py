@@ -17,7 +17,6 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.attention.content import (
     LayerContent,
     Pairs,
-    SimilarityNumbers,
     reduce_content,
     reduce_mean_content,
     similarity_of,
@@ -54,16 +53,6 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 
 
-@dataclass(frozen=True, eq=False)
-class PromptNumbers:
-    """What one prompt leaves behind beside the sums."""
-
-    layers: list[LayerStatistics]
-    content: list[LayerContent]
-    mixing: Mixing
-    similarity: SimilarityNumbers
-
-
 @dataclass(eq=False)
 class Accumulators:
     """All that is kept while prompts stream by."""
@@ -80,7 +69,6 @@ class Accumulators:
     diagonal: Float64[np.ndarray, "layers heads n_positions"]
     mixing_by_position: Float64[np.ndarray, "layers n_positions"]
     rows: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """Small arrays, one per prompt."""
     row_error: float = 0.0
 
     @classmethod
@@ -122,14 +110,14 @@ class Accumulators:
         rows = rows_at_once(layer.parts.heads, n_positions, self.options.block)
         return Pairs(reach=layer.reach or n_positions, rows=rows)
 
-    def add(self, prompt: PromptNumbers) -> None:
+    def add(self, layers: Sequence[LayerStatistics], content: Sequence[LayerContent], mixing: Mixing) -> None:
         """Put a prompt's numbers beside the others'."""
-        layers, content, similarity = prompt.layers, prompt.content, prompt.similarity
+        similarity = similarity_of(content)
         sinks = np.stack([layer.sinks for layer in layers], axis=1)
         diagonal = np.stack([layer.diagonal for layer in content])
         self.sinks_by_layer += sinks
         self.diagonal += diagonal
-        self.mixing_by_position += prompt.mixing.by_position
+        self.mixing_by_position += mixing.by_position
         self.row_error = max(self.row_error, *(layer.row_error for layer in layers))
         new = {
             "distance": np.stack([layer.distance for layer in layers]),
@@ -142,8 +130,8 @@ class Accumulators:
             "similarity": similarity.similarity,
             "outside": similarity.outside,
             "edges": similarity.edges,
-            "tokens": prompt.mixing.tokens,
-            "frobenius": prompt.mixing.frobenius,
+            "tokens": mixing.tokens,
+            "frobenius": mixing.frobenius,
         }
         taken = [layer.learned_sink for layer in layers if layer.learned_sink is not None]
         if taken:
@@ -159,9 +147,9 @@ class Accumulators:
         """The same with its interval."""
         return PromptMean.of(self.stacked(name))
 
-    def by_heads(self, per_prompt: Float64[np.ndarray, "count layers heads"]) -> HeadStatistic:
-        """A statistic of heads with its interval."""
-        return HeadStatistic.of(per_prompt)
+    def by_heads(self, name: str) -> HeadStatistic:
+        """The same for numbers of every head."""
+        return HeadStatistic.of(self.stacked(name))
 
 
 def working_precision(model: Model) -> torch.dtype:
@@ -206,14 +194,14 @@ def attention_statistics(
         raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
     kept = Accumulators.empty(model, prompts, layers, options)
     for index, token_ids in enumerate(track(prompts.token_ids, "attention statistics")):
-        kept.add(_reduce_prompt(kept, model, token_ids, prompt=index))
+        _reduce_prompt(kept, model, token_ids, prompt=index)
     return _finish(kept, model)
 
 
 @torch.no_grad()
 def _reduce_prompt(
     kept: Accumulators, model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int
-) -> PromptNumbers:
+) -> None:
     """One forward pass; every layer is reduced where the pass reaches it."""
     options = kept.options
     layers: list[LayerStatistics] = []
@@ -236,45 +224,44 @@ def _reduce_prompt(
     blocks = _hugging_face(model).family.blocks(model.network)
     with watch_branches(blocks) as branches, watch_attention(kept.layers, receive, dtype=working_precision(model)):
         model.last(model.embed(model.token_tensor([token_ids.tolist()])))
-    return PromptNumbers(layers, content, mixing_from_norms(branches.norms(), prompt=prompt), similarity_of(content))
+    kept.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
 
 
 def _finish(kept: Accumulators, model: Model) -> AttentionStatistics:
     """Means over prompts, with intervals."""
     count, n_positions = len(kept.rows["distance"]), kept.diagonal.shape[-1]
     complete = kept.mean.shape[-1] == n_positions
+    monotonicity = prefix_monotonicity(kept.mean) if complete and count > 1 else None
+    if count == 1:  # the mean kernel is that prompt's own
+        monotonicity = PrefixMonotonicity(kept.rows["violated"][0], kept.rows["gap"][0])
     left_out = []
     if not complete and count > 1:
         left_out.append(f"monotonicity of the mean kernel: it needs kernel_cells={n_positions}")
     if kept.content_sum is None:
         left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
+    visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in kept.layers]
     family = _hugging_face(model).family
     return AttentionStatistics(
-        distance=kept.by_heads(kept.stacked("distance")),
-        even_distance=_even_distance(kept.layers, n_positions),
-        entropy=kept.by_heads(kept.stacked("entropy")),
-        learned_sink=kept.by_heads(kept.stacked("learned_sink")) if "learned_sink" in kept.rows else None,
+        distance=kept.by_heads("distance"),
+        even_distance=np.array([float((keys - 1).mean()) / 2 for keys in visible]),
+        entropy=kept.by_heads("entropy"),
+        learned_sink=kept.by_heads("learned_sink") if "learned_sink" in kept.rows else None,
         content=ContentLogits(
-            diagonal=kept.by_heads(kept.stacked("diagonal")),
-            off_diagonal=kept.by_heads(kept.stacked("off_diagonal")),
+            diagonal=kept.by_heads("diagonal"),
+            off_diagonal=kept.by_heads("off_diagonal"),
             scale=np.array([layer.parts.scale for layer in kept.layers]),
         ),
         similarity=_similarity(kept, count),
         sink_thresholds=kept.options.sink_thresholds,
         sinks=kept.average("sinks"),
         sinks_by_layer=kept.sinks_by_layer / count,
-        monotonicity=Monotonicity(kept.average("violated"), kept.average("gap"), _mean_monotonicity(kept, count)),
+        monotonicity=Monotonicity(kept.average("violated"), kept.average("gap"), monotonicity),
         kernels=_kernels(kept, count),
         mixing=MixingStatistics(kept.average("tokens"), kept.average("frobenius"), kept.mixing_by_position / count),
         row_error=kept.row_error,
         left_out=tuple(left_out),
         caveats=family.caveats(_hugging_face(model).config, model.dtype),
     )
-
-
-def _even_distance(layers: Sequence[AttentionLayer], n_positions: int) -> Float64[np.ndarray, "layers"]:
-    visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in layers]
-    return np.array([float((keys - 1).mean()) / 2 for keys in visible])
 
 
 def _similarity(kept: Accumulators, count: int) -> Similarity:
@@ -288,20 +275,13 @@ def _similarity(kept: Accumulators, count: int) -> Similarity:
         found = similarity_of(mean)
         of_mean = MeanSimilarity(*found.similarity, *found.outside)
     return Similarity(
-        diagonal=kept.by_heads(similarity[:, 0]),
-        off_diagonal=kept.by_heads(similarity[:, 1]),
-        diagonal_outside=kept.by_heads(outside[:, 0]),
-        off_diagonal_outside=kept.by_heads(outside[:, 1]),
+        diagonal=HeadStatistic.of(similarity[:, 0]),
+        off_diagonal=HeadStatistic.of(similarity[:, 1]),
+        diagonal_outside=HeadStatistic.of(outside[:, 0]),
+        off_diagonal_outside=HeadStatistic.of(outside[:, 1]),
         edges=kept.stacked("edges"),
         of_mean=of_mean,
     )
-
-
-def _mean_monotonicity(kept: Accumulators, count: int) -> PrefixMonotonicity | None:
-    """Of the mean kernel over prompts, which with a single prompt is that prompt's own."""
-    if count == 1:
-        return PrefixMonotonicity(kept.rows["violated"][0], kept.rows["gap"][0])
-    return prefix_monotonicity(kept.mean) if kept.mean.shape[-1] == kept.diagonal.shape[-1] else None
 
 
 def _kernels(kept: Accumulators, count: int) -> MeanKernels:
