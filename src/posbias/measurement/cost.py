@@ -30,8 +30,7 @@ from posbias.memory import beside_weights, give_back_freed_memory
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED, not_convertible
 from posbias.progress import announce, tell
-from posbias.prompts.controls import embedded_tokens
-from posbias.prompts.prompts import Prompts
+from posbias.prompts.prompts import Prompts, embedded_tokens
 
 SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""
