@@ -1,12 +1,13 @@
 """Conversations: rendered as the tokenizer's template says, grouped by length, hashed, refused with reasons."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.prompts.chat import chat_groups, chat_prompts
+from posbias.prompts.chat import chat_prompts
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'alien' %}{{ raise_exception('unknown role\\nalien') }}{% endif %}"
@@ -50,17 +51,16 @@ def test_parts_are_handed_to_the_template(chat_model) -> None:
     assert prompts.rendered_sha256 == (hashlib.sha256(b"What is it?").hexdigest(),)
 
 
-def test_conversations_are_grouped_by_exact_length(chat_model) -> None:
+def test_conversations_are_chosen_by_exact_length(chat_model) -> None:
     conversations = [_say("yes"), _say("a much longer question than the others"), _say("yes"), _say("yes", "no")]
-    groups = chat_groups(chat_model, conversations)
-    assert list(groups) == sorted(groups)
-    assert sum(group.count for group in groups.values()) == 4
-    shortest = next(iter(groups.values()))
-    assert shortest.conversations == (0, 2)
-    for length, group in groups.items():
-        assert group.n_positions == length
-        again = chat_prompts(chat_model, conversations, n_positions=length)
-        np.testing.assert_array_equal(again.token_ids, group.token_ids)
+    alone = [chat_prompts(chat_model, [conversation]) for conversation in conversations]
+    lengths = sorted({prompts.n_positions for prompts in alone})
+    chosen = [chat_prompts(chat_model, conversations, n_positions=length) for length in lengths]
+    assert sum(prompts.count for prompts in chosen) == 4
+    assert chosen[0].conversations == (0, 2)
+    for prompts in chosen:
+        expected = [alone[index].token_ids[0] for index in prompts.conversations]
+        np.testing.assert_array_equal(prompts.token_ids, expected)
 
 
 def test_fewer_prompts_keep_their_hashes(chat_model) -> None:
@@ -105,8 +105,9 @@ def test_a_conversation_too_long_for_the_model_costs_only_those_who_ask_for_it(c
     spoken = [_say("hello"), _say("long " * 3000), _say("hello")]
     wanted = chat_prompts(chat_model, [_say("hello")]).n_positions
     assert chat_prompts(chat_model, spoken, n_positions=wanted).conversations == (0, 2)
+    length = chat_prompts(replace(chat_model, max_positions=None), [spoken[1]]).n_positions
     with pytest.raises(UsageError, match=r"conversation 1 has .* the model takes at most 4096"):
-        chat_groups(chat_model, spoken)
+        chat_prompts(chat_model, spoken, n_positions=length)
 
 
 def test_a_model_without_a_template_is_refused_with_help(bos_model) -> None:

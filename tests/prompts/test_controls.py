@@ -31,7 +31,7 @@ def test_special_tokens_and_unused_rows_are_left_out(model):
 
 def test_tokens_without_an_embedding_are_left_out_and_no_other_draw_changes(tiny_llama, monkeypatch):
     import posbias as pb
-    from posbias.prompts import controls
+    from posbias.prompts import prompts as prompts_module
 
     loaded = pb.load_model(tiny_llama)
     blind = SimpleNamespace(
@@ -43,7 +43,7 @@ def test_tokens_without_an_embedding_are_left_out_and_no_other_draw_changes(tiny
     loaded.network.get_input_embeddings().weight.data[padding] = 0
     found = synthetic_prompts(loaded, n_positions=60, count=3)
     assert not np.isin(found.token_ids, padding).any()
-    monkeypatch.setattr(controls, "EMBEDDED", 7 * loaded.width)  # looked at in pieces: the same
+    monkeypatch.setattr(prompts_module, "EMBEDDED", 7 * loaded.width)  # looked at in pieces: the same
     np.testing.assert_array_equal(synthetic_prompts(loaded, n_positions=60, count=3).token_ids, found.token_ids)
     mixing = pb.measure(loaded, found, kinds="probability").mixing
     assert np.isfinite(mixing).all()

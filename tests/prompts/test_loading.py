@@ -83,7 +83,6 @@ def test_each_kind_of_file_gives_windows_of_all_its_documents(model, tmp_path, m
 def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
     monkeypatch.setattr("posbias.prompts.sources.WHOLE_BYTES", 1000)
     monkeypatch.setattr("posbias.prompts.sources.SEGMENT_BYTES", 5000)
-    monkeypatch.setattr("posbias.prompts.record_files.WHOLE_BYTES", 1000)
     texts = [text.replace("word", "wörd") for text in TEXTS]
     path = make(tmp_path, texts)
     prompts = load_prompts(path, model, n_positions=30, count=200)
@@ -92,7 +91,7 @@ def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
 
 
 def test_json_segments_cut_at_any_byte_give_every_record_once(tmp_path):
-    from posbias.prompts.record_files import _read_lines
+    from posbias.prompts.sources import _read_lines
 
     path = jsonl_source(tmp_path, [f"text {k} é" for k in range(20)])
     size = path.stat().st_size

@@ -35,8 +35,7 @@ from posbias.memory import beside_weights, give_back_freed_memory
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED, not_convertible
 from posbias.progress import announce, report
-from posbias.prompts.controls import embedded_tokens
-from posbias.prompts.prompts import Prompts
+from posbias.prompts.prompts import Prompts, embedded_tokens
 
 
 def peak_tensor_bytes(run: Callable[[], object], device: torch.device) -> int:

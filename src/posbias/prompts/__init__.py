@@ -1,10 +1,8 @@
 """Texts and token ids to measure on."""
 
-from posbias.prompts.chat import ChatPrompts, chat_groups, chat_prompts
-from posbias.prompts.controls import shuffled, synthetic_prompts
+from posbias.prompts.chat import ChatPrompts, chat_prompts
 from posbias.prompts.loading import load_prompts
-from posbias.prompts.prompts import Prompts
-from posbias.prompts.request import PromptSource
+from posbias.prompts.prompts import Prompts, PromptSource, shuffled, synthetic_prompts
 from posbias.prompts.tokens import TokenModel
 
 __all__ = [
@@ -12,7 +10,6 @@ __all__ = [
     "PromptSource",
     "Prompts",
     "TokenModel",
-    "chat_groups",
     "chat_prompts",
     "load_prompts",
     "shuffled",

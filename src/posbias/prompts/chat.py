@@ -1,28 +1,37 @@
-"""Conversations as prompts: rendered by the tokenizer's own chat template, tokenised, grouped by their exact length.
+"""Conversations as prompts: rendered by the tokenizer's own chat template, tokenised, chosen by their exact length.
 
 What the model reads is the rendered text, so its hash is kept beside the token ids. Prompts of one measurement are
-equally long and nothing is padded or cut, so conversations are chosen by length.
+equally long and nothing is padded or cut. A template is a program that came with a model, so what it may take is
+bounded: time in the main thread only, where Python lets a signal interrupt it; memory wherever the system tells how
+much this process has mapped (Linux). Both hold for the whole process while a template runs.
 """
 
 import hashlib
+import resource
+import signal
+import sys
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.files import check_text
-from posbias.limits import READ_BYTES
-from posbias.prompts.prompts import Prompts
-from posbias.prompts.template_bounds import bounded
+from posbias.files import check_text, parsed_json, read_lines
+from posbias.limits import READ_BYTES, TEMPLATE_BYTES, TEMPLATE_SECONDS
+from posbias.prompts.prompts import Prompts, PromptSource
+from posbias.prompts.sources import file_size
 from posbias.prompts.tokens import TokenModel, check_vocabulary, tokenise
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages in order, each with a `role` (text) and a `content` (text, or a list of parts)."""
 SHOWN_LENGTHS = 5
+CHAT_SCHEME = "chat:"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,66 +72,72 @@ def chat_prompts(
         UsageError: no tokenizer or no template, a conversation that the template refuses, none of that length, or one
             of them beyond the model's positions or vocabulary; conversations of other lengths do not matter.
     """
-    groups = _by_length(model, conversations, generation_prompt=generation_prompt)
-    sizes = Counter({length: group.count for length, group in groups.items()})
-    told = ", ".join(f"{length} tokens ({count})" for length, count in sizes.most_common(SHOWN_LENGTHS))
-    more = "" if len(sizes) <= SHOWN_LENGTHS else f" and {len(sizes) - SHOWN_LENGTHS} other lengths"
-    if n_positions is None and len(groups) > 1:
-        raise UsageError(f"conversations have different lengths: {told}{more}; choose one with n_positions")
-    if n_positions is not None and n_positions not in groups:
-        raise UsageError(f"no conversation has {n_positions} tokens; there are {told}{more}")
-    return _checked(groups[next(iter(groups)) if n_positions is None else n_positions], model)
-
-
-def chat_groups(
-    model: TokenModel, conversations: Sequence[Conversation], *, generation_prompt: bool = True
-) -> dict[int, ChatPrompts]:
-    """All conversations, grouped by the tokens of their rendered text, shortest first.
-
-    Raises:
-        UsageError: as `chat_prompts`, for any length.
-    """
-    groups = _by_length(model, conversations, generation_prompt=generation_prompt)
-    return {length: _checked(group, model) for length, group in groups.items()}
-
-
-def _checked(group: ChatPrompts, model: TokenModel) -> ChatPrompts:
-    """Conversations of one length that the model can read."""
-    if model.max_positions is not None and group.n_positions > model.max_positions:
-        raise UsageError(
-            f"conversation {group.conversations[0]} has {group.n_positions} tokens; "
-            f"the model takes at most {model.max_positions}"
-        )
-    for index, token_ids in zip(group.conversations, group.token_ids, strict=True):
-        check_vocabulary(token_ids, model, f"conversation {index}")
-    return group
-
-
-def _by_length(
-    model: TokenModel, conversations: Sequence[Conversation], *, generation_prompt: bool
-) -> dict[int, ChatPrompts]:
-    """All conversations by the tokens of their rendered text, shortest first; those the model cannot read too."""
     if not conversations:
         raise UsageError("no conversation given; give at least 1")
-    tokenizer = model.tokenizer
-    check_template(tokenizer)
+    check_template(model.tokenizer)
     rendered = [
-        render_conversation(tokenizer, messages, index=index, generation_prompt=generation_prompt)
+        render_conversation(model.tokenizer, messages, index=index, generation_prompt=generation_prompt)
         for index, messages in enumerate(conversations)
     ]
-    encoded = tokenise(rendered, tokenizer)
-    members: dict[int, list[int]] = {}
-    for index, token_ids in enumerate(encoded):
-        members.setdefault(len(token_ids), []).append(index)
-    return {
-        length: ChatPrompts(
-            np.stack([encoded[index] for index in indices]),
-            source="chat",
-            rendered_sha256=tuple(hashlib.sha256(rendered[index].encode()).hexdigest() for index in indices),
-            conversations=tuple(indices),
+    encoded = tokenise(rendered, model.tokenizer)
+    sizes = Counter(sorted(map(len, encoded)))
+    shown = ", ".join(f"{length} tokens ({count})" for length, count in sizes.most_common(SHOWN_LENGTHS))
+    more = "" if len(sizes) <= SHOWN_LENGTHS else f" and {len(sizes) - SHOWN_LENGTHS} other lengths"
+    if n_positions is None and len(sizes) > 1:
+        raise UsageError(f"conversations have different lengths: {shown}{more}; choose one with n_positions")
+    if n_positions is not None and n_positions not in sizes:
+        raise UsageError(f"no conversation has {n_positions} tokens; there are {shown}{more}")
+    length = next(iter(sizes)) if n_positions is None else n_positions
+    chosen = tuple(index for index, token_ids in enumerate(encoded) if len(token_ids) == length)
+    if model.max_positions is not None and length > model.max_positions:
+        raise UsageError(f"conversation {chosen[0]} has {length} tokens; the model takes at most {model.max_positions}")
+    for index in chosen:
+        check_vocabulary(encoded[index], model, f"conversation {index}")
+    return ChatPrompts(
+        np.stack([encoded[index] for index in chosen]),
+        source="chat",
+        rendered_sha256=tuple(hashlib.sha256(rendered[index].encode()).hexdigest() for index in chosen),
+        conversations=chosen,
+    )
+
+
+def chat_file_prompts(request: PromptSource, model: TokenModel, *, n_positions: int, count: int) -> ChatPrompts:
+    """The first `count` conversations of a file whose rendered text has exactly `n_positions` tokens, each text once.
+
+    A line of `chat:FILE.jsonl` is an object whose field `messages` holds the conversation, or the conversation itself;
+    empty lines are skipped.
+
+    Raises:
+        UsageError: an unreadable file or line, windows or shuffling, no or too few conversations of that length.
+    """
+    if request.windows != "random" or request.shuffle:
+        raise UsageError("chat prompts are whole conversations in order; windows='starts' and shuffle need text")
+    path = Path(request.source.removeprefix(CHAT_SCHEME))
+    if file_size(path) > READ_BYTES.most:  # all are rendered, since their lengths are not known before
+        raise READ_BYTES.exceeded(f"conversations {str(path)!r} are too long")
+    conversations = []
+    for place, line in read_lines(path):
+        value = parsed_json(line, place)
+        messages = value.get("messages") if isinstance(value, dict) else value
+        if not isinstance(messages, list) or not messages:
+            raise UsageError(f"{place} needs a list of messages, or a field 'messages' that holds one")
+        check_messages(messages, place)
+        conversations.append(messages)
+    found = chat_prompts(model, conversations, n_positions=n_positions)
+    rows = np.sort(np.unique(found.rendered_sha256, return_index=True)[1]).tolist()  # where each text stands first
+    if len(rows) < count:
+        raise UsageError(
+            f"{path.name}: only {len(rows)} distinct conversations have {n_positions} tokens, {count} asked"
         )
-        for length, indices in sorted(members.items())
-    }
+    rows = rows[:count]
+    return replace(
+        found,
+        token_ids=found.token_ids[rows],
+        source=f"{CHAT_SCHEME}{path.name}",
+        duplicates=rows[-1] + 1 - count,
+        rendered_sha256=tuple(found.rendered_sha256[row] for row in rows),
+        conversations=tuple(found.conversations[row] for row in rows),
+    )
 
 
 def check_template(tokenizer: Any) -> None:
@@ -176,22 +191,60 @@ def render_conversation(
     Raises:
         UsageError: no messages, one without a proper role and content, or the template refuses them.
     """
+    name = f"conversation {index}"
     if isinstance(messages, str | Mapping) or not messages:
-        raise UsageError(f"conversation {index} must be a list of messages with role and content, got {messages!r}")
-    check_messages(messages, f"conversation {index}")
+        raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
+    check_messages(messages, name)
     try:
-        with bounded(f"conversation {index}"):
+        with (
+            _bounded_time(TEMPLATE_SECONDS.exceeded(f"{name}: the chat template does not end")),
+            _bounded_memory(TEMPLATE_BYTES.most),
+        ):
             text = tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
             )
     except UsageError:
         raise
+    except MemoryError:
+        raise TEMPLATE_BYTES.exceeded(f"{name}: the chat template takes too much memory") from None
     except Exception as error:  # whatever a model's own template may raise, such as roles it does not know
-        raise UsageError(
-            f"conversation {index}: the chat template refuses it ({' '.join(str(error).split())})"
-        ) from None
+        raise UsageError(f"{name}: the chat template refuses it ({' '.join(str(error).split())})") from None
     if not text:
-        raise UsageError(f"conversation {index} renders to an empty text")
-    READ_BYTES.check(f"conversation {index}, rendered by the chat template,", len(text))
-    check_text(str(text), f"conversation {index}")
+        raise UsageError(f"{name} renders to an empty text")
+    READ_BYTES.check(f"{name}, rendered by the chat template,", len(text))
+    check_text(str(text), name)
     return str(text)
+
+
+@contextmanager
+def _bounded_time(refusal: UsageError) -> Iterator[None]:
+    """Processor time, so that a busy machine ends nothing; raised from the signal's handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise refusal
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS.most)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextmanager
+def _bounded_memory(most: int) -> Iterator[None]:
+    """Address space beyond what is mapped already; a template may run in several threads, so nothing is lowered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if not sys.platform.startswith("linux") or soft != resource.RLIM_INFINITY:
+        yield
+        return
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

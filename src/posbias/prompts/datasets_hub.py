@@ -7,13 +7,13 @@ for an id. Documents come in the order of the library's seeded shuffle.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.prompts.record_files import as_document, choose_field, is_blank
-from posbias.prompts.sources import Document, Group
+from posbias.prompts.sources import Document, Group, as_documents, choose_field
 
 SCHEME = "hf:"
 LITERAL = re.compile(r"hf:(?P<id>[^\[\]#:]+)(\[(?P<config>[^\[\]]+)\])?(:(?P<split>[\w.-]+))?(#(?P<field>.+))?")
@@ -54,19 +54,22 @@ def parse_dataset(text: str) -> DatasetName:
     return DatasetName(match["id"], match["config"], match["split"] or "train", match["field"])
 
 
-def dataset_group(asked: DatasetName, *, seed: int) -> Group:
+def dataset_group(dataset: DatasetName, *, seed: int) -> Group:
     """The dataset's documents, in batches in the order they come.
 
     Raises:
         UsageError: the library is not installed, or there is no such dataset, config, split or field.
     """
-    stream = _open(asked, seed)
-    rows = _Rows(asked.name, stream)
-    first = rows.peek()
-    chosen = choose_field(asked.field, list(first), asked.name)
+    stream = _open(dataset, seed)
+    rows = _Rows(dataset.name, stream)
+    first = next(iter(rows.portion(1)), None)
+    if first is None:
+        raise UsageError(f"{rows.name} holds no records")
+    rows.stream = chain([first], stream)
+    chosen = choose_field(dataset.field, list(first), dataset.name)
     rows.column, rows.is_text = chosen, isinstance(first[chosen], str)
     # Whichever batch is asked for, the next one of the stream is read: batches have no number of their own there.
-    return Group(asked.name, (rows.next_batch,) * MOST_BATCHES, rows.is_text, lambda: rows.ended)
+    return Group(dataset.name, (rows.next_batch,) * MOST_BATCHES, rows.is_text, lambda: rows.ended)
 
 
 @dataclass
@@ -80,49 +83,43 @@ class _Rows:
     ended: bool = False
     _read: int = 0
 
-    def peek(self) -> dict[str, Any]:
-        """The first record, left in the stream."""
-        first = next(iter(self._portion(1)), None)
-        if first is None:
-            raise UsageError(f"{self.name} holds no records")
-        self.stream = chain([first], self.stream)
-        return first
-
     def next_batch(self) -> list[Document]:
         """The next documents, without empty ones; none at the end."""
         documents: list[Document] = []
-        rows = self._portion(BATCH_DOCUMENTS)
+        rows = self.portion(BATCH_DOCUMENTS)
         self.ended = len(rows) < BATCH_DOCUMENTS
-        for row in rows:
-            number = self._read
-            self._read += 1
+        for number, row in enumerate(rows, start=self._read):
             if self.column not in row:
                 choose_field(self.column, list(row), f"{self.name}, record {number}")
-            if not is_blank(row[self.column]):
-                where = f"{self.name}, record {number}"
-                documents.append(as_document(row[self.column], self.is_text, lambda where=where: where))  # type: ignore[misc]
+            documents += as_documents(
+                row[self.column], self.is_text, partial("{}, record {}".format, self.name, number)
+            )
+        self._read += len(rows)
         return documents
 
-    def _portion(self, count: int) -> list[dict[str, Any]]:
+    def portion(self, count: int) -> list[dict[str, Any]]:
+        """The next records of the stream."""
         try:
             return list(islice(self.stream, count))
         except Exception as error:  # whatever a broken connection or a damaged file may raise
             raise UsageError(f"cannot read {self.name}: {_one_line(error)}") from None
 
 
-def _open(asked: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
+def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
     """The shuffled stream of a split."""
     try:
         import datasets
     except ImportError:
-        raise UsageError(f"prompts {asked.name!r} need the datasets package: pip install 'posbias[datasets]'") from None
+        raise UsageError(
+            f"prompts {dataset.name!r} need the datasets package: pip install 'posbias[datasets]'"
+        ) from None
     watched = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        stream = datasets.load_dataset(asked.id, asked.config, split=asked.split, streaming=True)
+        stream = datasets.load_dataset(dataset.id, dataset.config, split=dataset.split, streaming=True)
         return iter(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER))
     except Exception as error:  # the library raises its own, Hugging Face's and the file formats' errors
-        raise UsageError(f"prompts {asked.name!r} cannot be had: {_one_line(error)}") from None
+        raise UsageError(f"prompts {dataset.name!r} cannot be had: {_one_line(error)}") from None
     finally:
         if not watched:
             datasets.enable_progress_bars()

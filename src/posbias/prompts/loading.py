@@ -1,7 +1,6 @@
 """`load_prompts`: equally long prompts from the default corpus, a file, or token ids that are ready."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,11 @@ from jaxtyping import Int64
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.progress import track
-from posbias.prompts.chat_files import CHAT_SCHEME, chat_file_prompts
-from posbias.prompts.controls import shuffled, synthetic_prompts
+from posbias.prompts.chat import CHAT_SCHEME, chat_file_prompts
 from posbias.prompts.datasets_hub import SCHEME, dataset_group, parse_dataset
-from posbias.prompts.prompts import Prompts
-from posbias.prompts.record_files import jsonl_file, parquet_file
-from posbias.prompts.request import PromptSource
-from posbias.prompts.sources import Document, Group, default_corpus, text_file
-from posbias.prompts.tokens import (
-    TokenModel,
-    as_token_ids,
-    check_request,
-    check_vocabulary,
-    opening,
-    tokenise,
-)
+from posbias.prompts.prompts import Prompts, PromptSource, shuffled, synthetic_prompts
+from posbias.prompts.sources import Document, Group, default_corpus, jsonl_file, parquet_file, text_file
+from posbias.prompts.tokens import TokenModel, as_token_ids, check_request, check_vocabulary, opening, tokenise
 from posbias.prompts.windows import WindowDrawer
 
 
@@ -59,43 +48,49 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
         UsageError: an argument out of range, a source that cannot be read or is too short, token ids the model lacks.
     """
     check_request(model, n_positions=n_positions, count=count, seed=seed)
-    asked = source if isinstance(source, PromptSource) else PromptSource(source)
-    prompts = _unshuffled(asked, model, n_positions=n_positions, count=count, seed=seed)
-    return shuffled(prompts, seed) if asked.shuffle else prompts
+    request = source if isinstance(source, PromptSource) else PromptSource(source)
+    prompts = _unshuffled(request, model, n_positions=n_positions, count=count, seed=seed)
+    return shuffled(prompts, seed) if request.shuffle else prompts
 
 
-def _unshuffled(asked: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
+def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
     """The prompts as the source gives them."""
-    source = asked.source
+    source = request.source
     ready = isinstance(source, Prompts) or not isinstance(source, str | os.PathLike)
-    if asked.windows == "starts" and (ready or source == "synthetic"):
+    if request.windows == "starts" and (ready or source == "synthetic"):
         raise UsageError(f"windows 'starts' needs documents; {'token ids' if ready else repr(source)} have none")
-    if isinstance(source, Prompts):
-        checked = _ready(source.token_ids, model, n_positions=n_positions, count=count)
-        return replace(source, token_ids=checked)
-    if not isinstance(source, str | os.PathLike):
-        return Prompts(_ready(as_token_ids(source, "token ids"), model, n_positions=n_positions, count=count))
+    if ready:
+        prompts = source if isinstance(source, Prompts) else None
+        token_ids = as_token_ids(source, "token ids") if prompts is None else prompts.token_ids
+        token_ids = _ready(token_ids, model, n_positions=n_positions, count=count)
+        return Prompts(token_ids) if prompts is None else replace(prompts, token_ids=token_ids)
     if source == "synthetic":
         return synthetic_prompts(model, n_positions=n_positions, count=count, seed=seed)
     if isinstance(source, str) and source.startswith(CHAT_SCHEME):
-        return chat_file_prompts(asked, model, n_positions=n_positions, count=count)
-    name, groups = _groups(asked, n_positions, seed)
+        return chat_file_prompts(request, model, n_positions=n_positions, count=count)
+    name, groups = _groups(request, n_positions, seed)
     prefix = _prefix(groups, model, name)
-    drawer = WindowDrawer(
-        groups,
-        _tokeniser(model),
-        n_positions - len(prefix),
-        seed,
-        starts_only=asked.windows == "starts",
-        same=_normalised(model),
-    )
-    if drawer.length < 1:
+    if n_positions <= len(prefix):
         raise UsageError(
             f"n_positions must exceed the {len(prefix)} special tokens that open a text, got {n_positions}"
         )
-    token_ids = _draw(drawer, prefix, name, count)
+    drawer = _drawer(groups, model, n_positions - len(prefix), seed=seed, starts_only=request.windows == "starts")
+    windows = drawer.draw()
+    token_ids = np.empty((count, n_positions), dtype=np.int64)
+    token_ids[:, : len(prefix)] = prefix
+    for number in track(range(count), "Prompts"):
+        window = next(windows, None)
+        if window is not None:
+            token_ids[number, len(prefix) :] = window
+        elif drawer.longest == 0:
+            raise UsageError(f"{name} holds no text")
+        elif number == 0:
+            longest = drawer.longest + len(prefix)
+            raise UsageError(f"{name}: no document gives {n_positions} tokens; the longest available gives {longest}")
+        else:
+            raise UsageError(f"{name} gives only {number} distinct prompts of {n_positions} tokens, {count} asked")
     return Prompts(
-        token_ids, source=name, seed=seed, prefix=prefix, windows=asked.windows, duplicates=drawer.duplicates
+        token_ids, source=name, seed=seed, prefix=prefix, windows=request.windows, duplicates=drawer.duplicates
     )
 
 
@@ -115,21 +110,31 @@ def _ready(
     return token_ids[:count]
 
 
-def _normalised(model: TokenModel) -> Callable[[Int64[np.ndarray, "length"]], bytes]:
-    """What two windows share that say the same: their text without case and white space, or else their token ids."""
-    if model.tokenizer is None:
-        return bytes
+def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, starts_only: bool) -> WindowDrawer:
+    """Draws windows of checked token ids, no two of which say the same.
+
+    Two windows do whose text without case and white space is equal, or else whose token ids are.
+    """
+
+    def to_token_ids(documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
+        texts = [document for document in documents if isinstance(document, str)]
+        ready = [document for document in documents if not isinstance(document, str)]
+        found = tokenise(texts, model.tokenizer) + ready
+        for token_ids in found:
+            check_vocabulary(token_ids, model, name)
+        return found
 
     def text_of(window: Int64[np.ndarray, "length"]) -> bytes:
         text: str = model.tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
         return "".join(text.split()).casefold().encode() or bytes(window)
 
-    return text_of
+    same = bytes if model.tokenizer is None else text_of
+    return WindowDrawer(groups, to_token_ids, length, seed, starts_only=starts_only, same=same)
 
 
-def _groups(asked: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
+def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
     """What to call the source, and its documents."""
-    text = os.fspath(asked.source)
+    text = os.fspath(request.source)
     if text == "default":
         return text, default_corpus()
     if text.startswith(SCHEME):
@@ -141,11 +146,10 @@ def _groups(asked: PromptSource, n_positions: int, seed: int) -> tuple[str, list
         path, field = Path(before), after or None
     suffix = path.suffix.lower()
     if suffix == ".txt" and field is None:
-        return path.name, [text_file(path, n_positions, starts=asked.windows == "starts")]
-    if suffix == ".jsonl":
-        return text.rpartition(os.sep)[2], [jsonl_file(path, n_positions, field)]
-    if suffix == ".parquet":
-        return text.rpartition(os.sep)[2], [parquet_file(path, n_positions, field)]
+        return path.name, [text_file(path, n_positions, starts=request.windows == "starts")]
+    if suffix in (".jsonl", ".parquet"):
+        read = jsonl_file if suffix == ".jsonl" else parquet_file
+        return text.rpartition(os.sep)[2], [read(path, n_positions, field)]
     raise UsageError(
         f"prompts {text!r}: need 'default', 'synthetic', a .txt, .jsonl or .parquet file[#field], "
         "'hf:owner/name', or token ids"
@@ -161,39 +165,3 @@ def _prefix(groups: list[Group], model: TokenModel, name: str) -> tuple[int, ...
     prefix = opening(model.tokenizer)
     check_vocabulary(np.asarray(prefix, dtype=np.int64), model, "tokenizer")
     return prefix
-
-
-def _tokeniser(model: TokenModel) -> Any:
-    """Turns the documents of a segment into checked token ids."""
-
-    def to_token_ids(documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
-        texts = [document for document in documents if isinstance(document, str)]
-        ready = [document for document in documents if not isinstance(document, str)]
-        found = tokenise(texts, model.tokenizer) + ready
-        for token_ids in found:
-            check_vocabulary(token_ids, model, name)
-        return found
-
-    return to_token_ids
-
-
-def _draw(
-    drawer: WindowDrawer, prefix: tuple[int, ...], name: str, count: int
-) -> Int64[np.ndarray, "count n_positions"]:
-    """`count` windows with the prefix before each."""
-    windows = drawer.draw()
-    n_positions = drawer.length + len(prefix)
-    token_ids = np.empty((count, n_positions), dtype=np.int64)
-    token_ids[:, : len(prefix)] = prefix
-    for number in track(range(count), "Prompts"):
-        window = next(windows, None)
-        if window is not None:
-            token_ids[number, len(prefix) :] = window
-        elif drawer.longest == 0:
-            raise UsageError(f"{name} holds no text")
-        elif number == 0:
-            longest = drawer.longest + len(prefix)
-            raise UsageError(f"{name}: no document gives {n_positions} tokens; the longest available gives {longest}")
-        else:
-            raise UsageError(f"{name} gives only {number} distinct prompts of {n_positions} tokens, {count} asked")
-    return token_ids

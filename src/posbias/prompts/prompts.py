@@ -1,14 +1,22 @@
-"""`Prompts`: equally long sequences of token ids with their origin; what every measurement runs on."""
+"""`Prompts`: equally long sequences of token ids with their origin; what every measurement runs on.
+
+Two controls without language stand beside them: uniform random tokens, and prompts with their tokens shuffled.
+"""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.checks import checked
+from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
+from posbias.prompts.tokens import TokenModel, check_request
+
+WINDOWS = ("random", "starts")
+EMBEDDED = 1 << 24
+"""Numbers of the embedding looked at in one go (64 MB in float32)."""
 
 
 @checked
@@ -65,3 +73,80 @@ class Prompts:
             "duplicates": self.duplicates,
             "sha256": self.sha256,
         }
+
+
+@checked
+@dataclass(frozen=True)
+class PromptSource:
+    """What `load_prompts` takes in place of a bare source, where the defaults do not fit."""
+
+    source: Any = "default"
+    """As `load_prompts` takes it."""
+    windows: str = "random"
+    """"random": anywhere in a document; "starts": the first tokens of each document, one window a document."""
+    shuffle: bool = False
+    """Put the tokens of each prompt into random order: a control without language but with its token frequencies."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, PromptSource):
+            raise UsageError("a PromptSource holds a source, not another PromptSource")
+        if self.windows not in WINDOWS:
+            raise UsageError(f"windows must be one of {', '.join(WINDOWS)}, got {self.windows!r}")
+        if not isinstance(self.shuffle, bool):
+            raise UsageError(f"shuffle must be True or False, got {self.shuffle!r}")
+
+
+def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
+    """Prompts of uniform random tokens.
+
+    Tokens are drawn from the whole vocabulary; where the tokenizer is known, without its special tokens and without
+    embedding rows it has no token for; where the model can be asked, without tokens whose embedding is exactly zero
+    (padding), which have no mixing. Within a prompt they are distinct where the vocabulary allows it, otherwise
+    independent. The first prompts are the same for every count.
+
+    Args:
+        model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
+        n_positions: Tokens in each prompt, 2 ... model.max_positions.
+        count: How many prompts, >= 1.
+        seed: >= 0.
+
+    Raises:
+        UsageError: an argument out of range.
+    """
+    check_request(model, n_positions=n_positions, count=count, seed=seed)
+    candidates = np.arange(model.vocabulary_size, dtype=np.int64)
+    if model.tokenizer is not None:
+        special = np.asarray(model.tokenizer.all_special_ids, dtype=np.int64)
+        candidates = np.setdiff1d(candidates[: len(model.tokenizer)], special)
+    candidates = embedded_tokens(candidates, model)
+    distinct = n_positions <= len(candidates)
+    token_ids = np.empty((count, n_positions), dtype=np.int64)
+    for row in range(count):
+        token_ids[row] = np.random.default_rng([seed, row]).choice(candidates, n_positions, replace=not distinct)
+    return Prompts(token_ids, source="synthetic", seed=seed)
+
+
+def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
+    """The same prompts with the tokens of each in random order; the special tokens that open them stay in place.
+
+    Raises:
+        UsageError: the seed is not a whole number >= 0.
+    """
+    check_seed(seed)
+    fixed = len(prompts.prefix)
+    token_ids = prompts.token_ids.copy()
+    for row in range(prompts.count):
+        token_ids[row, fixed:] = np.random.default_rng([seed, row]).permutation(token_ids[row, fixed:])
+    return replace(prompts, token_ids=token_ids, source=f"{prompts.source} (shuffled, seed {seed})")
+
+
+def embedded_tokens(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int64[np.ndarray, "_"]:
+    """Those with a vector that is not zero; all of them where there is none, or where the model cannot be asked."""
+    if not hasattr(model, "embed"):
+        return token_ids
+    whole: Any = model
+    step = max(EMBEDDED // whole.width, 1)
+    chunks = [token_ids[start : start + step] for start in range(0, len(token_ids), step)]
+    known = [whole.embed(whole.token_tensor([chunk.tolist()]))[0].any(-1).cpu().numpy() for chunk in chunks]
+    embedded = token_ids[np.concatenate(known)]
+    return embedded if len(embedded) else token_ids

@@ -19,7 +19,6 @@ PROBE = "a"
 
 
 @runtime_checkable
-@runtime_checkable
 class TokenModel(Protocol):
     """What prompts need to know of a model; `posbias.models.Model` has it."""
 
