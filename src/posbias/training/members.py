@@ -101,7 +101,10 @@ class Member:
 
 @dataclass(eq=False)
 class TrainedMember:
-    """One member after training, or after it failed; in a trainer and its checkpoints, one so far."""
+    """One member after training, or after it failed.
+
+    In a trainer and its checkpoints: what is known of it so far.
+    """
 
     member: Member
     status: MemberStatus = "training"
