@@ -22,7 +22,16 @@ from posbias.files import read_json
 from posbias.models.config_limits import check_numbers
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
-from posbias.models.reference.forward import entrance, hidden_states, layer_inputs, read_out, split
+from posbias.models.reference.forward import (
+    entrance,
+    layer_inputs,
+    layer_output,
+    normalise,
+    of_constants,
+    of_layer,
+    read_out,
+    split,
+)
 from posbias.models.reference.parameters import constants_of, draw_parameters, shown
 from posbias.models.sources import CONFIG_BYTES
 from posbias.models.weight_files import stored_tensors
@@ -48,6 +57,12 @@ class ReferenceBlock(nn.Module):
         self.config = config
         self.groups = config.architecture.head_groups[layer]
         self.mixing = float(config.architecture.layer_mixing[layer])
+
+    def forward(
+        self, stream: Float[Tensor, "batch position feature"], shape: ReferenceShape, weights: Tensors, fixed: Tensors
+    ) -> Float[Tensor, "batch position feature"]:
+        """The layer's output, from the weights and constants of this layer in a stack of one member."""
+        return layer_output(shape, weights, fixed, stream[None], rows=None)[0]
 
 
 class ReferenceNetwork(nn.Module):
@@ -79,8 +94,10 @@ class ReferenceNetwork(nn.Module):
     ) -> tuple[Float[Tensor, "batch position feature"], Float[Tensor, "batch position output"]]:
         """Hidden states after the final norm, and logits, at every position."""
         shape, weights, constants = self.stack(embeddings)
-        rows = tuple(range(shape.n_positions))
-        hidden = hidden_states(shape, weights, constants, embeddings[None], rows=rows)
+        stream = entrance(shape, weights, constants, embeddings[None])[0]
+        for layer, block in enumerate(self.blocks):
+            stream = block(stream, shape, of_layer(weights, layer), of_constants(constants, layer))
+        hidden = normalise(shape, weights, "final", stream[None]) if shape.norm == "pre" else stream[None]
         return hidden[0], read_out(shape, weights, hidden)[0]
 
 
