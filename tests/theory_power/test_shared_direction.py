@@ -12,7 +12,7 @@ from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference import ReferenceConfig, ReferenceTransformer
 from posbias.prompts import Prompts, load_prompts
-from posbias.theory.power_rollout import power_rollout, shared_direction_rollout
+from posbias.theory.power_rollout import SharedDirection, power_rollout, shared_direction_rollout
 from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.shared_direction import along_shared, shared_direction_of
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
@@ -124,8 +124,11 @@ def test_a_set_of_prompts(target: str, tiny_model: Build, random_ids: Draw) -> N
 
 def test_it_is_a_theory(tiny_model: Build, random_ids: Draw) -> None:
     model, prompts = tiny_model("llama"), Prompts(random_ids()[None])
-    predicted = pb.predict(model, 21, theory="shared_direction", prompts=prompts)
-    np.testing.assert_array_equal(predicted.profile.influence, shared_direction_rollout(model, prompts).per_prompt[0])
+    expected = shared_direction_rollout(model, prompts, directions=2).per_prompt[0]
+    for theory in ("shared_direction(directions=2)", SharedDirection(directions=2)):
+        predicted = pb.predict(model, 21, theory=theory, prompts=prompts)
+        np.testing.assert_array_equal(predicted.profile.influence, expected)
+        assert predicted.spelled == "shared_direction(directions=2)"
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,10 @@ class Theory(ABC):
 class ModelTheory(Theory):
     """A theory of a loaded model, most often one that follows its forward activations on prompts."""
 
-    def describe(self) -> dict[str, Any]:
-        """The parameters as plain values."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
     def labels(self, seed: int) -> dict[str, Any]:
         """What every prediction of the theory says of it."""
-        return {"spelled": THEORIES.spell(self), "parameters": self.describe(), "seed": seed}
+        parameters = asdict(self)  # type: ignore[call-overload]
+        return {"spelled": THEORIES.spell(self), "parameters": parameters, "seed": seed}
 
     def mean_of(self, rows: Float64[np.ndarray, "count n_positions"], seed: int, **beside: Any) -> Prediction:
         """The mean over prompts with its pointwise interval, from a profile for each of them.

@@ -42,7 +42,11 @@ def closed_form(
     Source: docs/theory, section 2 (moments of Hausdorff matrices, Newton's identities); in the limit arXiv 2603.10123.
     """
     steps = attention_steps(mixing)
-    chosen = _checked_positions(n_positions, positions)
+    check_whole("n_positions", n_positions, least=1, numpy=True)
+    chosen = [int(position) for position in positions]
+    for position in chosen:
+        if not 0 <= position < n_positions:
+            raise UsageError(f"position must lie in 0 ... {n_positions - 1}, got {position}")
     count = np.array([float(n_positions - position) for position in chosen])
     first = np.array([float(position + 1) for position in chosen])
     depth = len(steps) - 1
@@ -151,12 +155,3 @@ def continuous_profile(n_positions: int, mixing: Sequence[float] | np.ndarray) -
         profile += steps[k] * np.where(near > k, upper, lower)
     profile[-1] += steps[0]
     return profile
-
-
-def _checked_positions(n_positions: int, positions: Sequence[int] | Int64[np.ndarray, "chosen"]) -> list[int]:
-    check_whole("n_positions", n_positions, least=1, numpy=True)
-    chosen = [int(position) for position in positions]
-    for position in chosen:
-        if not 0 <= position < n_positions:
-            raise UsageError(f"position must lie in 0 ... {n_positions - 1}, got {position}")
-    return chosen

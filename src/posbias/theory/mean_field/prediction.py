@@ -220,17 +220,14 @@ def resolve_level(spec: MeanFieldSpec, level: Level | str, n_positions: int) -> 
         return LEVELS.parse(level)
     attentions = [layer.attention for layer in spec.layers if layer.attention is not None]
     normed = any(attention.query_norm is not None or attention.key_norm is not None for attention in attentions)
-    if not normed and largest_logit_variance(spec) < FIRST_ORDER_LIMIT:
-        return FirstOrder()
+    if not normed:
+        # From a short context: gains and biases of the norms, and a stream that grows, are in it.
+        bins = unit_bins(PROBED_POSITIONS)
+        setting = Setting(bins, spec.width, np.random.default_rng())
+        forward = run_forward(spec, input_kernel(spec, bins), ValueOnly(), setting)
+        if _logit_variances(spec, forward).max(initial=0.0) < FIRST_ORDER_LIMIT:
+            return FirstOrder()
     return SampledHeads(int(np.clip(SAMPLED_POSITIONS // n_positions, *SAMPLED_RANGE)))
-
-
-def largest_logit_variance(spec: MeanFieldSpec) -> float:
-    """Over layers, from a short context: gains and biases of the norms, and a stream that grows, are in it."""
-    bins = unit_bins(PROBED_POSITIONS)
-    setting = Setting(bins, spec.width, np.random.default_rng())
-    forward = run_forward(spec, input_kernel(spec, bins), ValueOnly(), setting)
-    return float(_logit_variances(spec, forward).max(initial=0.0))
 
 
 def _logit_variances(spec: MeanFieldSpec, forward: Forward) -> Float64[np.ndarray, "layer"]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from posbias.architecture import HeadGroup, Rope
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts, Block, Family, MlpParts, Norm
+from posbias.models.families import Block, Family, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
@@ -203,8 +203,7 @@ def spec_of(model: Model) -> MeanFieldSpec:
 
 def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     family, config, network = model.family, model.config, model.network
-    blocks = family.blocks(network)
-    final = family.final_norm_module(network)
+    blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
     layers = tuple(
         LayerSpec(
             attention=_attention_spec(model, block, layer),
@@ -216,24 +215,28 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     first = family.attention_parts(blocks[0], config)
     if first.query.shape[1] != model.width:
         raise UsageError(f"mean field needs embeddings as wide as the blocks, got {model.width}")
+    if family.position_table is not None:
+        table = network.get_submodule(family.position_table).get_parameter("weight")
+        positions = _power(table[family.position_offset :])
     input_scale = family.input_scale(config)
     return MeanFieldSpec(
         width=model.width,
         layers=layers,
         embedding=_embedding_power(model) * input_scale**2,
         input_scale=input_scale,
-        positions=_position_power(family, network),
-        embedding_norm=None
-        if family.embedding_norm is None
-        else _norm(family, network.get_submodule(family.embedding_norm)),
-        final_norm=_norm(family, final),
+        positions=positions,
+        embedding_norm=None if embedding_norm is None else _norm(family, network.get_submodule(embedding_norm)),
+        final_norm=_norm(family, family.final_norm_module(network)),
     )
 
 
 def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> AttentionSpec:
     family, config = model.family, model.config
     parts = block.attention_added(family.attention_parts(block, config))
-    _check_clip(parts, model.width)
+    largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
+    if parts.clip is not None and parts.clip < CLIP_DEVIATIONS * (largest * model.width) ** 0.5:
+        raise UsageError(f"mean field has no theory for queries, keys and values clamped to {parts.clip}")
+    frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
     group = HeadGroup(
         mask=family.mask(config, layer),
         encoding=family.encoding(config, layer),
@@ -251,7 +254,7 @@ def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> Attent
         value=_linear(parts.value, parts.value_bias),
         output=_linear(parts.output, parts.output_bias),
         groups=(group,),
-        rotation=_rotation(model, block, layer),
+        rotation=None if frequencies is None else np.tile(frequencies, (family.heads(config), 1)),
         query_norm=_head_norm(parts.query_norm, parts.head_dim),
         key_norm=_head_norm(parts.key_norm, parts.head_dim),
         softcap=parts.softcap,
@@ -302,32 +305,11 @@ def _head_norm(norm: Norm | None, head_dim: int) -> HeadNormSpec | None:
     return None if norm is None else HeadNormSpec(_norm_spec(norm), per_head=norm.gain.shape[-1] == head_dim)
 
 
-def _check_clip(parts: AttentionParts, width: int) -> None:
-    """A clamp on queries, keys and values must be too far out to act."""
-    largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
-    if parts.clip is not None and parts.clip < CLIP_DEVIATIONS * (largest * width) ** 0.5:
-        raise UsageError(f"mean field has no theory for queries, keys and values clamped to {parts.clip}")
-
-
 @torch.no_grad()
 def _embedding_power(model: Model) -> float:
     rows = np.unique(np.linspace(0, model.vocabulary_size - 1, EMBEDDING_ROWS).astype(np.int64))
     power = model.embed(model.token_tensor([rows.tolist()])).double().square().mean(dim=-1)
     return float(power[power > 0].mean())  # a padding token's row is zero
-
-
-def _position_power(family: Family, network: nn.Module) -> float:
-    if family.position_table is None:
-        return 0.0
-    table = network.get_submodule(family.position_table).get_parameter("weight")
-    return _power(table[family.position_offset :])
-
-
-def _rotation(model: HuggingFaceModel, block: Block, layer: int) -> Float64[np.ndarray, "heads pairs"] | None:
-    """Rotary frequencies, the same for every head; None where a layer turns nothing."""
-    family, config = model.family, model.config
-    frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
-    return None if frequencies is None else np.tile(frequencies, (family.heads(config), 1))
 
 
 def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:

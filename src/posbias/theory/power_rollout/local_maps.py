@@ -6,7 +6,6 @@ becomes of energies when contributions have unrelated directions (docs/theory, s
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -199,40 +198,26 @@ def mixture_pull(
     kept = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
     weights = kept / kept.sum(-1, keepdim=True) if mixture.renormalised else kept
     scale = weights if mixture.renormalised else probability
-    runs = [_run(parts, read, chosen, expert) for expert, parts in enumerate(mixture.experts)]
-    output = torch.zeros_like(read)
-    for expert, run in enumerate(runs):
-        output[run.tokens] += weights[run.tokens, expert, None] * run.output
+    runs, output = [], torch.zeros_like(read)
+    for expert, parts in enumerate(mixture.experts):
+        tokens = (chosen == expert).any(-1).nonzero()[:, 0]
+        up, gate = hidden_layer(parts, read[tokens])
+        given = affine(hidden_output(parts, up, gate), parts.down, parts.down_bias)
+        output[tokens] += weights[tokens, expert, None] * given
+        runs.append((tokens, up, gate, given))
     total, reached = torch.zeros_like(energy), energy.new_zeros(*energy.shape[:-1], len(runs))
-    for expert, (parts, run) in enumerate(zip(mixture.experts, runs, strict=True)):
-        share, own = weights[run.tokens, expert, None], energy[..., run.tokens, :]
+    for expert, (parts, (tokens, up, gate, given)) in enumerate(zip(mixture.experts, runs, strict=True)):
+        share, own = weights[tokens, expert, None], energy[..., tokens, :]
         hidden = share.pow(power) * own @ parts.down.to(own.dtype).pow(power)
-        pulled = hidden_pull(parts, run.up, run.gate, hidden, power)
-        total[..., run.tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
-        moved = scale[run.tokens, expert, None] * (run.output - output[run.tokens])
-        reached[..., run.tokens, expert] = (own * moved.pow(power)).sum(-1)
+        pulled = hidden_pull(parts, up, gate, hidden, power)
+        total[..., tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
+        moved = scale[tokens, expert, None] * (given - output[tokens])
+        reached[..., tokens, expert] = (own * moved.pow(power)).sum(-1)
     if not mixture.renormalised:
         unchosen = torch.where(kept > 0, 0, probability).pow(power)
         reached += unchosen * (energy * (-output).pow(power)).sum(-1, keepdim=True)
     routed = reached @ mixture.router.to(energy.dtype).pow(power)
     return (total + routed.sqrt()).square() if walk.amplitudes else total + routed
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One expert on the tokens it was given."""
-
-    tokens: Int[Tensor, "token"]
-    """Their positions."""
-    up: Float[Tensor, "token hidden"]
-    gate: Float[Tensor, "token hidden"] | None
-    output: Float[Tensor, "token feature"]
-
-
-def _run(parts: MlpParts, read: Table, chosen: Int[Tensor, "position top"], expert: int) -> _Run:
-    tokens = (chosen == expert).any(-1).nonzero()[:, 0]
-    up, gate = hidden_layer(parts, read[tokens])
-    return _Run(tokens, up, gate, affine(hidden_output(parts, up, gate), parts.down, parts.down_bias))
 
 
 def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
