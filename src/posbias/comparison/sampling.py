@@ -115,7 +115,7 @@ class PromptComparison:
     @property
     def decides(self) -> int:
         """-1: the theory is closer than the flat line; 1: it is farther; 0: the data do not decide."""
-        return _decided(self.difference, self.n_units)
+        return decided(self.difference, self.n_units)
 
 
 def compare_with_prompts(
@@ -194,7 +194,7 @@ class Contrast:
     @property
     def decides(self) -> int:
         """-1: the second resembles the first more than a flat line does; 1: less; 0: the data do not decide."""
-        return _decided(self.difference, self.n_units)
+        return decided(self.difference, self.n_units)
 
 
 def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> Contrast:
@@ -213,7 +213,7 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
     return Contrast(statistics, *gaps, n_units)
 
 
-def _decided(difference: Interval, n_units: int) -> int:
+def decided(difference: Interval, n_units: int) -> int:
     """The sign of a difference whose interval excludes 0, where there are units enough for a claim; else 0."""
     if n_units < UNITS_FOR_CLAIM or not difference.excludes(0.0):
         return 0

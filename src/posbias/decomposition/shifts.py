@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM
+from posbias.comparison import STATISTICS
+from posbias.comparison.sampling import decided
 from posbias.decomposition.sources import MEASURED, Profiles, Series
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
@@ -59,9 +60,7 @@ class Score:
     @property
     def decides(self) -> int:
         """-1: closer than "nothing changes"; 1: farther; 0: the data do not decide."""
-        if self.n_units < UNITS_FOR_CLAIM or not self.difference.excludes(0.0):
-            return 0
-        return -1 if self.difference.value < 0 else 1
+        return decided(self.difference, self.n_units)
 
     def as_record(self) -> dict[str, Any]:
         """Plain values."""
