@@ -4,10 +4,11 @@ No matrix larger than heads x block x positions exists at any time, whatever att
 `watch_attention` hands every layer's input over as the model's own forward pass reaches it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts, Family, Norm
+from posbias.models.families import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 
@@ -66,10 +67,8 @@ class AttentionLayer:
     parts: AttentionParts
     reach: int | None
     """Keys a query sees, its own included; None where it sees everything before it."""
-    rotary: bool
-    """Whether queries and keys are rotated by position."""
-    family: Family
-    """How its rotary angles are found among the arguments of a call."""
+    angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None
+    """Its rotary cosines and sines, from the named arguments of a call; None where nothing is rotated."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,12 @@ def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer
         UsageError: the model's family is not described, its attention cannot be recomputed, its weights cannot be read
             (quantised or offloaded), or a layer is not causal.
     """
-    kind = model.model_type if isinstance(model, HuggingFaceModel) else type(model).__name__
     if not isinstance(model, HuggingFaceModel):
-        raise UsageError(f"attention of {kind!r} cannot be recomputed; a Hugging Face model is needed")
+        raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
     family, config = model.family, model.config
     reason = family.not_recomputable(config)
     if reason is not None:
-        raise UsageError(f"attention of this {kind} model cannot be recomputed: {reason}")
+        raise UsageError(f"attention of this {model.model_type} model cannot be recomputed: {reason}")
     layers = []
     for index, block in enumerate(family.blocks(model.network)):
         mask = family.mask(config, index)
@@ -109,8 +107,7 @@ def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer
                 module=block.attention,
                 parts=block.attention_added(family.attention_parts(block, config)),
                 reach=None if reach >= n_positions else reach,
-                rotary=family.rotates(block.attention, config),
-                family=family,
+                angles=partial(family.angles, block.attention) if family.rotates(block.attention, config) else None,
             )
         )
     return layers
@@ -132,9 +129,8 @@ def watch_attention(
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             read = args[0] if args else kwargs["hidden_states"]
             cosine = sine = None
-            if layer.rotary:
-                angles = layer.family.angles(layer.module, kwargs)
-                cosine, sine = (part.detach().to(dtype) for part in angles)
+            if layer.angles is not None:
+                cosine, sine = (part.detach().to(dtype) for part in layer.angles(kwargs))
             receive(layer, AttentionInput(read[0].detach().to(dtype), cosine, sine))
 
         return hook
@@ -154,7 +150,8 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
         raw_query, raw_key, value = (raw.clamp(-parts.clip, parts.clip) for raw in (raw_query, raw_key, value))
 
     def heads(raw: Float[Tensor, "position features"], norm: Norm | None) -> Float[Tensor, "head position head_dim"]:
-        normed = norm_forward(norm, by_norm_group(norm, raw))
+        # A q/k norm works on each head, or on all features at once.
+        normed = norm_forward(norm, raw.reshape(len(raw), -1, raw.shape[-1] if norm is None else norm.gain.shape[-1]))
         return normed.reshape(len(raw), -1, parts.head_dim).transpose(0, 1)
 
     query = heads(raw_query, parts.query_norm)
@@ -271,11 +268,3 @@ def rotary_forward(
     turned, rest = values[..., :rotary], values[..., rotary:]
     first, second = turned.chunk(2, -1)
     return torch.cat([turned * cosine + torch.cat([-second, first], -1) * sine, rest], -1)
-
-
-def by_norm_group(
-    norm: Norm | None, values: Float[Tensor, "position features"]
-) -> Float[Tensor, "position group feature"]:
-    """Split features into the groups a q/k norm works on: heads, or all of them at once."""
-    size = values.shape[-1] if norm is None else norm.gain.shape[-1]
-    return values.reshape(len(values), -1, size)

@@ -122,26 +122,22 @@ def _check_size(config: Any, wanted: Wanted, tensors: Tensors | None, *, packed:
             f"weights; {show_bytes(free)} are free"
         )
     if wanted.device is not None:
-        sizes = _sizes_made(size, source) if tensors is None else _sizes_stored(size, tensors, packed=packed)
+        sizes = _sizes(size, source, tensors, packed=packed)
         check_room(source.name, sizes, dtype=dtype, spreadable=tensors is not None, max_memory=limit)
 
 
-def _sizes_made(size: NetworkSize, source: Source) -> Sizes:
-    """Of weights expanded from a GGUF file beside it, or drawn in float32 before they are cast."""
-    path = None if source.gguf is None else Path(source.location) / source.gguf
-    file, at_least = (0, torch.float32.itemsize) if path is None else (path.stat().st_size, 1)
+def _sizes(size: NetworkSize, source: Source, tensors: Tensors | None, *, packed: bool) -> Sizes:
+    """What loading takes: weights in files are mapped into memory, and count beside those that are made of them.
+
+    A GGUF file is expanded beside itself; random weights are drawn in float32 before they are cast.
+    """
+    file = 0 if source.gguf is None else (Path(source.location) / source.gguf).stat().st_size
+    at_least = torch.float32.itemsize if source.gguf is None else 1
+    stored = None if tensors is None else weight_bytes(tensors, None)
 
     def sizes(dtype: torch.dtype) -> tuple[int, int]:
-        return size.numbers * max(dtype.itemsize, at_least), file + size.largest * torch.float32.itemsize
-
-    return sizes
-
-
-def _sizes_stored(size: NetworkSize, tensors: Tensors, *, packed: bool) -> Sizes:
-    """Of weights in files, which are mapped into memory: they count beside those that are made of them."""
-    stored = weight_bytes(tensors, None)
-
-    def sizes(dtype: torch.dtype) -> tuple[int, int]:
+        if tensors is None or stored is None:
+            return size.numbers * max(dtype.itemsize, at_least), file + size.largest * torch.float32.itemsize
         weights = stored if packed else max(weight_bytes(tensors, dtype), size.numbers * dtype.itemsize)
         return weights, 0 if weights == stored else stored
 

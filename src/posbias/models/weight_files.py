@@ -25,6 +25,7 @@ SHARD = re.compile(r"[^/\\\0]{1,240}\.safetensors")
 OF_ONE_PROCESS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 """What transformers takes for a checkpoint of a distributed run, in which case it reads all that lies there."""
 ADAPTER = "adapter_config.json"
+ALLOWED = "allowed: safetensors or gguf"
 PICKLED = (b"PK\x03\x04", b"\x80")
 """First bytes of what `torch.save` and `pickle` write."""
 POINTER = b"version https://git-lfs"
@@ -42,7 +43,7 @@ def fetch_weights(source: Source) -> Source:
     if first is None:
         first = source.file(INDEX) or _converted(source)
     if first is None:
-        raise UsageError(f"model {source.name!r} has no {WHOLE} and no {INDEX}; {_allowed()}")
+        raise UsageError(f"model {source.name!r} has no {WHOLE} and no {INDEX}; {ALLOWED}")
     revision = first.parent.name
     if first.name == INDEX:
         for name in _names(first, source.name):
@@ -69,7 +70,7 @@ def loaded_files(source: Source) -> list[Path]:
         return [directory / name for name in _names(directory / INDEX, source.name)]
     pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
     if pickled:
-        raise UsageError(f"model {source.name!r} has pickled weights ({pickled[0]}), which can run code; {_allowed()}")
+        raise UsageError(f"model {source.name!r} has pickled weights ({pickled[0]}), which can run code; {ALLOWED}")
     gguf = sorted(file.name for file in directory.glob("*.gguf"))
     advice = f"; name the file itself, e.g. {gguf[0]}" if gguf else ""
     raise UsageError(f"model {source.name!r} has no weights ({WHOLE} or {INDEX}){advice}")
@@ -139,14 +140,10 @@ def _damage(path: Path, name: str, error: Exception) -> Exception:
     with open(path, "rb") as file:
         begin = file.read(len(POINTER))
     if begin.startswith(PICKLED):
-        return UsageError(f"model {name!r}: {path.name} is pickled, which can run code; {_allowed()}")
+        return UsageError(f"model {name!r}: {path.name} is pickled, which can run code; {ALLOWED}")
     if begin == POINTER:
         return RunError(f"model {name!r}: {path.name} is a pointer of Git LFS, not the file; fetch it (git lfs pull)")
     return RunError(f"model {name!r}: {path.name} is damaged: {one_line(error)}")
-
-
-def _allowed() -> str:
-    return "allowed: safetensors or gguf"
 
 
 def _bytes_of(stored: str, shape: Sequence[int], dtype: torch.dtype | None) -> int:

@@ -43,7 +43,7 @@ class DatasetName:
 
 
 def parse_dataset(text: str) -> DatasetName:
-    """The parts of a literal; the split is "train" unless told otherwise.
+    """The parts of a literal; the split is "train" where none is named.
 
     Raises:
         UsageError: it is not one.

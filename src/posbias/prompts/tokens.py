@@ -1,4 +1,4 @@
-"""Between text and token ids: what is asked of a model's tokenizer, and the checks every token id passes.
+"""Between text and token ids: what prompts need of a tokenizer, and the checks that every token id passes.
 
 Text is tokenised once, whole, without special tokens; the ones the tokenizer would put before it (BOS) are found
 separately, so that they open a prompt and never stand inside one.
