@@ -23,11 +23,8 @@ from PIL import Image
 
 import posbias as pb
 from posbias.comparison import Subject
-from posbias.papers.reproduction import stored_figures
 from posbias.papers.rollout2602.published_models import bloom_influence, published_models
-from posbias.report.figures import Curve, Figure, profiles_figure
-from posbias.report.layout import view_of
-from posbias.report.palette import (
+from posbias.report.figures import (
     BLUE,
     FLAT,
     GREEN,
@@ -38,9 +35,14 @@ from posbias.report.palette import (
     RUNS,
     SKY,
     VERMILION,
+    Curve,
+    Figure,
     Stroke,
+    profiles_figure,
     theory_strokes,
 )
+from posbias.report.layout import view_of
+from posbias.report.published import stored_figures
 from posbias.report.static import DASHES, STYLE
 from posbias.report.ties import figures_of_ties
 from posbias.report.wording import THEORIES, label

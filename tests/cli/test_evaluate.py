@@ -9,7 +9,7 @@ import pytest
 
 import posbias as pb
 from posbias.cli import main
-from posbias.cli.behaviour_options import places_of
+from posbias.cli.options import positions_of
 from posbias.cli.place import scores_of
 from posbias.errors import UsageError
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -103,13 +103,13 @@ def test_scores_are_read_from_lists_and_files(tmp_path):
 
 def test_positions_are_spelled():
     task = LANGUAGE_TASKS.parse("key_value(pairs=20)")
-    assert places_of("all", task) == tuple(range(20))
-    assert places_of("spread(3)", task) == (0, 10, 19)
-    assert len(places_of("spread", task)) == 9
-    assert places_of("7,0", task) == (0, 7)
+    assert positions_of("all", task) == tuple(range(20))
+    assert positions_of("spread(3)", task) == (0, 10, 19)
+    assert len(positions_of("spread", task)) == 9
+    assert positions_of("7,0", task) == (0, 7)
     for text in ("some", "0,x", "spread(x)", "spread(1,2)", "20", "0,0", ""):
         with pytest.raises(UsageError):
-            places_of(text, task)
+            positions_of(text, task)
 
 
 def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llama, tmp_path):

@@ -21,8 +21,9 @@ from posbias.records import Record, load_record
 from posbias.report import (
     comparison_rows,
     mixing_rows,
+    report_of,
     share_rows,
-    show_summary,
+    show_report,
     store_subjects,
     view_of,
     write_report,
@@ -111,9 +112,9 @@ def test_the_summary_is_plain_in_a_pipe_and_ruled_on_a_terminal(audit_record: Bu
     from rich.console import Console
 
     plain, ruled = io.StringIO(), io.StringIO()
-    views = [view_of(audit_record(model="[bold]odd[/bold]")), view_of(prediction())]
-    show_summary(views, Console(file=plain, width=40))
-    show_summary(views, Console(file=ruled, width=200, force_terminal=True))
+    report = report_of(audit_record(model="[bold]odd[/bold]"))
+    show_report(report, Console(file=plain, width=40))
+    show_report(report, Console(file=ruled, width=200, force_terminal=True))
     lines = plain.getvalue().splitlines()
     assert "\x1b" not in plain.getvalue()
     row = next(line for line in lines if "power rollout" in line)
@@ -141,6 +142,15 @@ def test_a_failed_or_empty_run_is_not_drawn(tmp_path: Path, audit_record: Build)
     with pytest.raises(UsageError, match="is damaged: KeyError 'summaries'"):
         write_report([foreign], tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_measurement_of_which_nothing_can_be_said_opens_no_sentence(audit_record: Build) -> None:
+    record = audit_record()
+    for name in record.scalars["subjects"]:
+        record.scalars["subjects"][name]["comparisons"] = []
+    texts = [[finding.text for finding in group] for group in report_of(record).statements]
+    assert all(len(group) > 1 for group in texts)
+    assert not any("as trained (probability gradient" in group[0] for group in texts)
 
 
 def test_names_with_a_slash_are_refused() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from posbias.records import Record, plain
 from posbias.report.figures import Figure
-from posbias.report.reproductions import store_figure
+from posbias.report.published import store_figure
 from posbias.report.tables import Table
 
 

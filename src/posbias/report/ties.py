@@ -10,13 +10,21 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.records import Record
-from posbias.report.behaviour_figures import MEASURES, series_name, tie_figure
-from posbias.report.conditions import title_of
-from posbias.report.figures import Curve, Figure
+from posbias.report.behaviour import (
+    CONTROLLED,
+    MEASURES,
+    TIE_CAVEAT,
+    numbers,
+    series_name,
+    tie_figure,
+    tie_statements,
+    tie_table,
+    tied_measures,
+)
+from posbias.report.figures import RUNS, Curve, Figure
+from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
-from posbias.report.palette import RUNS
 from posbias.report.tables import Table
-from posbias.report.tie_tables import CONTROLLED, TIE_CAVEAT, tie_cells, tie_statements, tied_measures
 from posbias.report.wording import label
 from posbias.statistics.intervals import MISSING
 
@@ -34,14 +42,15 @@ Stored = Mapping[str, Any]
 def ties_report(record: Record) -> Report:
     """What was pooled, the pooled ties, and each group's own."""
     return Report(
+        title_of(record),
         kicker="posbias · what weighs, and what is used, over several measurements",
-        title=title_of(record),
         statements=statements_of_ties(record),
+        caveats=[TIE_CAVEAT],
         figures=figures_of_ties(record),
         note=NOTE,
         tables=tables_of_ties(record),
         left_out=reasons_of_ties(record),
-        caveats=[TIE_CAVEAT],
+        record=record,
     )
 
 
@@ -59,15 +68,16 @@ def tables_of_ties(record: Record) -> list[Table]:
         ]
         for group in groups
     ]
-    tables: list[Table] = [Table("What is tied", header, cells)]
-    for measure in tied_measures(pooled):
-        over = "" if len(groups) == 1 else ", all measurements pooled"
-        title = f"Influence and {label(MEASURES, measure)} over positions{over}"
-        tables.append(Table(title, *tie_cells(pooled, measure)))
+    tables = [Table("What is tied", header, cells)]
+    over = "" if len(groups) == 1 else ", all measurements pooled"
+    tables += [
+        tie_table(f"Influence and {label(MEASURES, measure)} over positions{over}", pooled, measure)
+        for measure in tied_measures(pooled)
+    ]
     for group in groups:
         own = [entry for entry in alone if entry["group"] == group["title"]]
         tables += [
-            Table(f"{group['title']} alone: influence and {label(MEASURES, measure)}", *tie_cells(own, measure))
+            tie_table(f"{group['title']} alone: influence and {label(MEASURES, measure)}", own, measure)
             for measure in tied_measures(own)
         ]
     return tables
@@ -79,8 +89,7 @@ def statements_of_ties(record: Record) -> list[str]:
     found = []
     for measure in tied_measures(pooled):
         for entry in pooled:
-            there = len(entry["groups"].get(measure, ()))
-            where = "" if n_groups == 1 else f" of {there} measurements"
+            where = "" if n_groups == 1 else f" of {len(entry['groups'].get(measure, ()))} measurements"
             found += tie_statements([entry], measure, where=where)
     return found or ["No series of influence has contents in common with a measure of behaviour."]
 
@@ -95,7 +104,12 @@ def reasons_of_ties(record: Record) -> list[str]:
             missing = [title for title in titles if title not in there]
             if missing:
                 found.append(f"{about}: without {', '.join(missing)}, which has not both")
-            single = _single(record, entry, measure)
+            # From a single content nothing can be resampled.
+            single = [
+                alone["group"]
+                for alone in record.scalars["alone"]
+                if _key(alone) == _key(entry) and alone["ties"].get(measure, {}).get("n_contents") == 1
+            ]
             if single:
                 found.append(
                     f"{about}: no interval, for {', '.join(single)} has a single content; tie without, or ask more"
@@ -103,35 +117,14 @@ def reasons_of_ties(record: Record) -> list[str]:
     return found
 
 
-def _single(record: Record, entry: Stored, measure: str) -> list[str]:
-    """The groups that bring a pooled tie only one content, from which nothing can be resampled."""
-    return [
-        alone["group"]
-        for alone in record.scalars["alone"]
-        if all(alone[part] == entry[part] for part in ("source", "kind", "what"))
-        and alone["ties"].get(measure, {}).get("n_contents") == 1
-    ]
-
-
 def figures_of_ties(record: Record) -> list[Figure]:
     """Correlations pooled and alone, the ranks of all groups for each measured series, every group's own curves."""
     groups = record.scalars["groups"]
     measured = [entry for entry in record.scalars["pooled"] if entry["source"] == "measured"]
-    figures = [
-        figure
-        for number, entry in enumerate(measured)
-        if (figure := _rank_figure(groups, entry, f"tie-ranks-{number}")) is not None
-    ]
-    if len(groups) > 1 and measured:
-        figures.insert(0, _correlation_figure(measured, record.scalars["alone"]))
-    figures += [
-        tie_figure(
-            f"tie-{number}",
-            f"{group['title']}: what weighs, and what is used, by position (each as a multiple of its mean)",
-            group,
-        )
-        for number, group in enumerate(groups)
-    ]
+    figures = [_correlation_figure(measured, record.scalars["alone"])] if len(groups) > 1 and measured else []
+    for number, entry in enumerate(measured):
+        figures += _rank_figure(groups, entry, f"tie-ranks-{number}")
+    figures += [tie_figure(f"tie-{number}", group["title"], group) for number, group in enumerate(groups)]
     return [figure for figure in figures if figure.curves]
 
 
@@ -140,15 +133,15 @@ def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Fi
     measure = next(iter(pooled[0]["ties"]))
     rows = []
     for entry in pooled:
-        own = [other for other in alone if _name(other) == _name(entry) and measure in other["ties"]]
         if measure in entry["ties"]:
             rows.append((f"{series_name(entry)}, pooled", entry["ties"][measure]))
-            rows += [(f"{other['group']}", other["ties"][measure]) for other in own]
+            own = [other for other in alone if _key(other) == _key(entry) and measure in other["ties"]]
+            rows += [(other["group"], other["ties"][measure]) for other in own]
     curves = []
     for number, (name, stroke) in enumerate(zip(CONTROLLED, RUNS, strict=False)):
         stored = [found["correlations"][number] for _, found in rows]
         kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
-        low, value, high = (_numbers([stored[index][end] for index in kept]) for end in ("low", "value", "high"))
+        low, value, high = (numbers([stored[index][end] for index in kept]) for end in ("low", "value", "high"))
         if kept:
             places = np.array(kept, dtype=np.float64) + 1
             curves.append(Curve(CONTROLLED[name], places, value, stroke, low, high))
@@ -162,44 +155,41 @@ def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Fi
     )
 
 
-def _name(entry: Stored) -> tuple[Any, ...]:
+def _key(entry: Stored) -> tuple[Any, ...]:
     return tuple(entry[part] for part in ("source", "kind", "what"))
 
 
-def _rank_figure(groups: Sequence[Stored], entry: Stored, slug: str) -> Figure | None:
-    """Every position of every group: rank of its influence, rank of its score."""
+def _rank_figure(groups: Sequence[Stored], entry: Stored, slug: str) -> list[Figure]:
+    """Every position of every group: rank of its influence, rank of its score; none where a curve is constant."""
     measure = next(iter(entry["ties"]))
-    curves = []
-    for group, stroke in zip(groups, RUNS, strict=False):
-        if group["title"] not in entry["groups"][measure]:
-            continue
-        series = next(own for own in group["series"] if _name(own) == _name(entry))
-        x, y = _ranks(series["means"]), _ranks(group["curves"][measure]["means"])
-        curves.append(Curve(group["title"], x, y, stroke))
     value = entry["ties"][measure]["correlations"][0]["value"]
     if value is None:
-        return None
-    return Figure(
-        slug,
-        f"{series_name(entry)} and {label(MEASURES, measure)}: ranks of the positions within each measurement "
-        f"(rank correlation {value:.2f})",
-        f"rank of: {series_name(entry)}",
-        f"rank of the {label(MEASURES, measure)}",
-        tuple(curves),
-        markers=True,
-        lines=False,
-    )
+        return []
+    curves = []
+    for group, stroke in zip(groups, RUNS, strict=False):
+        if group["title"] in entry["groups"][measure]:
+            series = next(own for own in group["series"] if _key(own) == _key(entry))
+            x, y = _ranks(series["means"]), _ranks(group["curves"][measure]["means"])
+            curves.append(Curve(group["title"], x, y, stroke))
+    name = label(MEASURES, measure)
+    title = f"{series_name(entry)} and {name}: ranks of the positions within each measurement"
+    return [
+        Figure(
+            slug,
+            f"{title} (rank correlation {value:.2f})",
+            f"rank of: {series_name(entry)}",
+            f"rank of the {name}",
+            tuple(curves),
+            markers=True,
+            lines=False,
+        )
+    ]
 
 
 def _ranks(means: Sequence[Stored]) -> Float64[np.ndarray, "n_positions"]:
     """Ranks from 0 to 1, ties sharing theirs."""
     from scipy.stats import rankdata
 
-    values = _numbers([mean["value"] for mean in means])
+    values = numbers([mean["value"] for mean in means])
     ranks: np.ndarray = (rankdata(np.round(values, 12)) - 1) / max(len(values) - 1, 1)
     return ranks
-
-
-def _numbers(values: Sequence[float | None]) -> Float64[np.ndarray, "_"]:
-    """NaN where there is none."""
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -19,8 +19,7 @@ from posbias.papers.liu2026.published import (
     published_losses,
 )
 from posbias.papers.liu2026.statements import Losses
-from posbias.report.figures import Curve, Figure
-from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
+from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends
 from posbias.tasks.synthetic.copying_baselines import partial_information_losses

@@ -9,8 +9,7 @@ from jaxtyping import Float64
 from posbias.papers.wu2025.icl_cells import ENCODINGS, GAPS, Cells
 from posbias.papers.wu2025.icl_sink_statements import SINK_PREFIXES, SINK_WINDOWS
 from posbias.papers.wu2025.icl_statements import ENDS, NAMED, RELATIVE
-from posbias.report.figures import Curve, Figure
-from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
+from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 
