@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from posbias.errors import UsageError
-from posbias.registry import UNREADABLE
 
 if TYPE_CHECKING:
     from posbias.engines import Engine
@@ -276,6 +275,8 @@ def literal(text: str) -> Any:
     Raises:
         UsageError: a list that cannot be read.
     """
+    from posbias.registry import UNREADABLE
+
     if text.strip().startswith("["):
         try:
             return ast.literal_eval(text.strip())

@@ -1,6 +1,6 @@
 """What a published experiment, run again, hands over: sentences, rows of numbers, tables, figures; and its record.
 
-The page is drawn from the record alone (report/reproductions.py).
+The page is drawn from the record alone (report/published.py).
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,20 +5,16 @@ from posbias.report import attention, behaviour, decompositions, profiles, publi
 from posbias.report.findings import Finding, findings_of, paragraph
 from posbias.report.layout import RunView, store_subjects, view_of
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, write_report
-from posbias.report.tables import comparison_rows, mixing_rows, share_rows
 
 __all__ = [
     "REPORTS",
     "Finding",
     "Report",
     "RunView",
-    "comparison_rows",
     "conclude",
     "findings_of",
-    "mixing_rows",
     "paragraph",
     "report_of",
-    "share_rows",
     "show_report",
     "store_subjects",
     "view_of",

@@ -1,7 +1,6 @@
 """The numbers of a report as tables: for the terminal (rich, or plain columns where nobody is watching) and for HTML.
 
-`comparison_rows` has one row per (subject, kind, theory), `share_rows` one per profile, `mixing_rows` one per layer, as
-plain values; functions of views give ready tables.
+What runs hold is read from their views; tables of other records are made where their reports are.
 """
 
 import math
@@ -19,20 +18,17 @@ from posbias.comparison import (
     Sample,
     Subject,
     TheoryProfile,
-    finite,
     summarise,
 )
 from posbias.profiles import Profile, uniform_profile
-from posbias.report import wording
 from posbias.report.layout import RunView
 from posbias.report.wording import FOUND, KINDS, MIXINGS, SUBJECTS, THEORIES, label
+from posbias.report.wording import METRICS as METRIC_NAMES
 from posbias.statistics import Interval
 from posbias.statistics.intervals import MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-Row = dict[str, Any]
 
 VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
 BOOTSTRAP_SEED = 0
@@ -119,79 +115,6 @@ def shown_rows(count: int) -> list[int]:
     return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})
 
 
-def comparison_rows(view: RunView) -> list[Row]:
-    """One row per subject, measured kind and theory: all metrics, the flat line's, noise and intervals; plain JSON."""
-    return [_comparison_row(view, subject, block) for subject in view.subjects for block in subject.comparisons]
-
-
-def _comparison_row(view: RunView, subject: Subject, block: KindComparison) -> Row:
-    row: Row = {"run": view.title, "subject": subject.name, "state": state_of(view, subject)}
-    row |= {"kind": block.kind, "theory": block.theory}
-    row["metrics"] = block.comparison.as_record()
-    row["flat"] = block.comparison.flat.as_record()
-    influence = subject.theories[block.theory].profile.influence
-    row["minimum_position"] = finite(float(STATISTICS["minimum_position"](influence)))
-    prompts = block.prompts
-    if prompts is not None:
-        for name in ("distance", "difference", "per_prompt", "per_prompt_flat"):
-            row[name] = getattr(prompts, name).as_record()
-        row["flat_distance"] = prompts.flat.as_record()
-        row["noise"] = {name: finite(value) for name, value in vars(prompts.noise).items()}
-        row["n_units"] = prompts.n_units
-        row["than_flat"] = VERDICTS[prompts.decides]
-    return row
-
-
-def share_rows(view: RunView) -> list[Row]:
-    """One row per profile, measured or predicted: every statistic, with its interval where it was estimated."""
-    rows: list[Row] = []
-    for subject in view.subjects:
-        origin = {"run": view.title, "subject": subject.name, "state": state_of(view, subject)}
-        for kind, measured in subject.measured.items():
-            shares = subject.summaries.get(kind) or _point_statistics(measured.profile)
-            rows.append({**origin, "profile": kind, "measured": True, **_records(shares)})
-        for name, theory in subject.theories.items():
-            # Beside a measurement intervals are given of distances, not of a theory's own shares.
-            shares = _point_statistics(theory.profile) if subject.measured else _theory_statistics(theory)
-            rows.append({**origin, "profile": name, "measured": False, **_records(shares)})
-    return rows
-
-
-def _point_statistics(profile: Profile) -> dict[str, Interval]:
-    return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
-
-
-def _theory_statistics(theory: TheoryProfile) -> Mapping[str, Interval]:
-    """With intervals over prompts where the theory has a profile for each."""
-    if theory.per_prompt is None or len(theory.per_prompt) < 2:
-        return _point_statistics(theory.profile)
-    return summarise(Sample.of(theory.per_prompt), generator=np.random.default_rng(BOOTSTRAP_SEED))
-
-
-def _records(intervals: Mapping[str, Interval]) -> dict[str, dict[str, float | None]]:
-    return {name: interval.as_record() for name, interval in intervals.items()}
-
-
-def mixing_rows(view: RunView) -> list[Row]:
-    """One row per subject and definition: smallest, mean and largest mixing over layers, and every layer's value."""
-    return [
-        {
-            "run": view.title,
-            "subject": subject.name,
-            "state": state_of(view, subject),
-            "definition": definition,
-            "layers": int(mixing.value.size),
-            "smallest": float(mixing.value.min()),
-            "mean": float(mixing.value.mean()),
-            "largest": float(mixing.value.max()),
-            "largest_layer": int(mixing.value.argmax()),
-            "value": [float(entry) for entry in mixing.value],
-        }
-        for subject in view.subjects
-        for definition, mixing in subject.mixing.items()
-    ]
-
-
 def overview_tables(views: Sequence[RunView]) -> list[Table]:
     """What a run is read for first: theories, shares, depth, precision, and what else was found."""
     tables = [
@@ -211,44 +134,66 @@ def detailed_tables(view: RunView) -> list[Table]:
     return [table for table in tables if table.cells]
 
 
-def _names(row: Row) -> list[str]:
-    return [row["state"], label(KINDS, row["kind"]), label(THEORIES, row["theory"])]
-
-
-def _profile_names(row: Row) -> list[str]:
-    return [row["state"], label(KINDS if row["measured"] else THEORIES, row["profile"])]
+def _comparisons(views: Sequence[RunView]) -> list[tuple[list[str], Subject, KindComparison]]:
+    """Every theory beside every measured kind, after what each of the three is called."""
+    return [
+        ([state_of(view, subject), label(KINDS, block.kind), label(THEORIES, block.theory)], subject, block)
+        for view in views
+        for subject in view.subjects
+        for block in subject.comparisons
+    ]
 
 
 def _theory_table(views: Sequence[RunView]) -> Table:
     header = ["model", "measured", "theory", "W1 [95 %]", "flat", "noise", "one prompt", "rank", "min", "than flat"]
-    cells = [
-        [
-            *_names(row),
-            interval_text(row["distance"]) if "distance" in row else number_text(row["metrics"]["wasserstein"]),
-            number_text(row["flat"]["wasserstein"]),
-            number_text(row.get("noise", {}).get("mean")),
-            number_text(row.get("per_prompt", {}).get("value")),
-            number_text(row["metrics"]["spearman"], 2),
-            number_text(row["minimum_position"], 0),
-            row.get("than_flat", MISSING),
-        ]
-        for view in views
-        for row in comparison_rows(view)
-    ]
+    cells = []
+    for names, subject, block in _comparisons(views):
+        minimum = STATISTICS["minimum_position"](subject.theories[block.theory].profile.influence)
+        distance, noise, single, verdict = number_text(block.comparison.wasserstein), MISSING, MISSING, MISSING
+        if block.prompts is not None:
+            distance, verdict = str(block.prompts.distance), VERDICTS[block.prompts.decides]
+            noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
+        flat, rank = number_text(block.comparison.flat.wasserstein), number_text(block.comparison.spearman, 2)
+        cells.append([*names, distance, flat, noise, single, rank, number_text(float(minimum), 0), verdict])
     return Table("How near is each theory?", header, cells)
 
 
+def _statistics(views: Sequence[RunView]) -> list[tuple[list[str], Mapping[str, Interval]]]:
+    """Every statistic of every profile, measured or predicted, with its interval where it was estimated."""
+    found: list[tuple[list[str], Mapping[str, Interval]]] = []
+    for view in views:
+        for subject in view.subjects:
+            state = state_of(view, subject)
+            for kind, measured in subject.measured.items():
+                summary = subject.summaries.get(kind) or _point_statistics(measured.profile)
+                found.append(([state, label(KINDS, kind)], summary))
+            for name, theory in subject.theories.items():
+                # Beside a measurement intervals are given of distances, not of a theory's own shares.
+                alone = not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1
+                summary = _bootstrapped(theory) if alone else _point_statistics(theory.profile)
+                found.append(([state, label(THEORIES, name)], summary))
+    return found
+
+
+def _point_statistics(profile: Profile) -> Mapping[str, Interval]:
+    return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
+
+
+def _bootstrapped(theory: TheoryProfile) -> Mapping[str, Interval]:
+    assert theory.per_prompt is not None
+    return summarise(Sample.of(theory.per_prompt), generator=np.random.default_rng(BOOTSTRAP_SEED))
+
+
+def _percent(share: Interval) -> str:
+    return share.text(".1f", scale=100, unit=" %")
+
+
 def _share_table(views: Sequence[RunView]) -> Table:
-    header = ["model", "profile", *TENTHS.values(), "last position", "minimum at"]
     cells = [
-        [
-            *_profile_names(row),
-            *(share_text(row[name]) for name in (*TENTHS, "last_token")),
-            interval_text(row["minimum_position"], 0),
-        ]
-        for view in views
-        for row in share_rows(view)
+        [*names, *(_percent(found[name]) for name in (*TENTHS, "last_token")), found["minimum_position"].text(".0f")]
+        for names, found in _statistics(views)
     ]
+    header = ["model", "profile", *TENTHS.values(), "last position", "minimum at"]
     return Table("Where does the influence lie?", header, cells)
 
 
@@ -337,22 +282,19 @@ def _cost_verdict(cost: Interval, count: int) -> str:
 
 
 def _metric_table(view: RunView) -> Table:
-    rows = comparison_rows(view)
-    known = list(wording.METRICS)
-    names = list(rows[0]["metrics"]) if rows else []
-    names.sort(key=lambda name: known.index(name) if name in known else len(known))
-    digits = {name: 0 if name == "minimum_shift" else 3 for name in names}
-    header = ["model", "measured", "theory", *(label(wording.METRICS, name) for name in names)]
-    cells = [
-        [
-            *_names(row),
-            *(
-                f"{number_text(row['metrics'][name], digits[name])} ({number_text(row['flat'][name], digits[name])})"
-                for name in names
-            ),
+    blocks = _comparisons([view])
+    known = list(METRIC_NAMES)
+    metrics = list(blocks[0][2].comparison.values) if blocks else []
+    metrics.sort(key=lambda name: known.index(name) if name in known else len(known))
+    cells = []
+    for names, _, block in blocks:
+        own, flat = block.comparison.values, block.comparison.flat.values
+        digits = {name: 0 if name == "minimum_shift" else 3 for name in metrics}
+        texts = [
+            f"{number_text(own[name], digits[name])} ({number_text(flat[name], digits[name])})" for name in metrics
         ]
-        for row in rows
-    ]
+        cells.append([*names, *texts])
+    header = ["model", "measured", "theory", *(label(METRIC_NAMES, name) for name in metrics)]
     return Table("Every distance, the flat line's in parentheses", header, cells)
 
 
@@ -360,40 +302,36 @@ def _interval_table(view: RunView) -> Table:
     header = ["model", "measured", "theory", "W1", "flat line", "theory minus flat", "half against half", "one prompt"]
     header += ["one prompt, flat", "units"]
     cells = []
-    for row in comparison_rows(view):
-        if "distance" in row:
-            halves = {"value": row["noise"]["mean"], **{end: row["noise"][end] for end in ("low", "high")}}
-            numbers = [row[name] for name in ("distance", "flat_distance", "difference")]
-            numbers += [halves, row["per_prompt"], row["per_prompt_flat"]]
-            cells.append([*_names(row), *map(interval_text, numbers), str(row["n_units"])])
+    for names, _, block in _comparisons([view]):
+        found = block.prompts
+        if found is not None:
+            halves = Interval(found.noise.mean, found.noise.low, found.noise.high)
+            numbers = (found.distance, found.flat, found.difference, halves, found.per_prompt, found.per_prompt_flat)
+            cells.append([*names, *map(str, numbers), str(found.n_units)])
     return Table("Intervals and noise of W1", header, cells)
 
 
 def _all_shares_table(view: RunView) -> Table:
-    header = ["model", "profile", *TENTHS.values(), *ENDS.values(), "last tenth without last position"]
-    header += ["mean position", "minimum at"]
     cells = [
         [
-            *_profile_names(row),
-            *(share_text(row[name]) for name in (*TENTHS, *ENDS, "interior_recency")),
-            interval_text(row["mean_position"]),
-            interval_text(row["minimum_position"], 0),
+            *names,
+            *(_percent(found[name]) for name in (*TENTHS, *ENDS, "interior_recency")),
+            str(found["mean_position"]),
+            found["minimum_position"].text(".0f"),
         ]
-        for row in share_rows(view)
+        for names, found in _statistics([view])
     ]
-    return Table("Shares of the influence", header, cells)
+    header = ["model", "profile", *TENTHS.values(), *ENDS.values(), "last tenth without last position"]
+    return Table("Shares of the influence", [*header, "mean position", "minimum at"], cells)
 
 
 def _mixing_table(view: RunView) -> Table:
-    cells = [
-        [
-            row["state"],
-            label(MIXINGS, row["definition"]),
-            str(row["layers"]),
-            *(number_text(row[name]) for name in ("smallest", "mean", "largest")),
-            str(row["largest_layer"]),
-        ]
-        for row in mixing_rows(view)
-    ]
+    cells = []
+    for subject in view.subjects:
+        for definition, mixing in subject.mixing.items():
+            value = mixing.value
+            numbers = [number_text(float(each)) for each in (value.min(), value.mean(), value.max())]
+            names = [state_of(view, subject), label(MIXINGS, definition), str(value.size)]
+            cells.append([*names, *numbers, str(value.argmax())])
     header = ["model", "definition", "layers", "smallest", "mean", "largest", "in layer"]
     return Table("Mixing over layers", header, cells)
