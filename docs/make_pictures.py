@@ -23,11 +23,9 @@ from PIL import Image
 
 import posbias as pb
 from posbias.comparison import Subject
-from posbias.papers.reproduction import stored_figures
 from posbias.papers.rollout2602.published_models import bloom_influence, published_models
-from posbias.report.figures import Curve, Figure, profiles_figure
-from posbias.report.layout import view_of
-from posbias.report.palette import (
+from posbias.report.correlations import figures
+from posbias.report.figures import (
     BLUE,
     FLAT,
     GREEN,
@@ -38,11 +36,15 @@ from posbias.report.palette import (
     RUNS,
     SKY,
     VERMILION,
+    Curve,
+    Figure,
     Stroke,
+    profiles_figure,
     theory_strokes,
 )
+from posbias.report.layout import view_of
+from posbias.report.published import stored_figures
 from posbias.report.static import DASHES, STYLE
-from posbias.report.ties import figures_of_ties
 from posbias.report.wording import THEORIES, label
 from posbias.theory import continuous_density
 
@@ -467,11 +469,11 @@ def tie() -> list[Panel]:
         "published residual rollout: place, another item": "published rollout",
     }
     panels = []
-    figures = {figure.slug: figure for figure in figures_of_ties(pb.load_record(TIED))}
+    drawn = {figure.slug: figure for figure in figures(pb.load_record(TIED))}
     for slug, title in (("correlation-0", "Five key-value pairs"), ("correlation-2", "Eight demonstrations")):
-        curves = [curve for curve in figures[slug].curves if curve.name in shown]
+        curves = [curve for curve in drawn[slug].curves if curve.name in shown]
         named = tuple(replace(curve, name=shown[curve.name]) for curve in curves)
-        panels.append(Panel(replace(figures[slug], title=title, curves=named, log_range=None, linear_range=None)))
+        panels.append(Panel(replace(drawn[slug], title=title, curves=named, log_range=None, linear_range=None)))
     return panels
 
 

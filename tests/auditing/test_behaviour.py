@@ -12,7 +12,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.correlation import correct_for_number
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
 from posbias.report.behaviour import statements_of, tables_of
-from posbias.report.page import page_of
+from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "example_order(shots=5)"
@@ -96,7 +96,7 @@ def test_the_page_shows_what_weighs_beside_what_is_used(record):
         for table in tables_of(record)
     )
     assert any("rank correlation" in text for text in statements_of(record))
-    page = page_of(record)
+    page = html_of(report_of(record))
     assert "behaviour-influence" in page
     assert "answer&#x27;s item" in page or "answer's item" in page or "answer&#39;s item" in page
 

@@ -165,12 +165,3 @@ def test_wrong_flags_exit_2_with_one_line(posbias, tiny_llama, tmp_path, flags, 
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not run.exists()
-
-
-def test_other_runs_are_not_mistaken_for_attention(posbias, tmp_path):
-    from posbias.errors import UsageError
-    from posbias.report.page import write_run_report
-
-    assert posbias("predict", "--depth", 2, "--length", 12, "--out", tmp_path / "run").returncode == 0
-    with pytest.raises(UsageError, match="unknown report 'predict'"):
-        write_run_report(pb.load_record(tmp_path / "run"), tmp_path / "page")

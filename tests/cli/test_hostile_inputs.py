@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.cli.ending import LONGEST, error_line
+from posbias.cli.output import LONGEST, error_line
 from posbias.limits import READ_BYTES, Limit
 from posbias.prompts.chat import render_conversation
 

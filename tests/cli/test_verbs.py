@@ -1,13 +1,16 @@
 """Each verb runs once end to end, and what it leaves behind is read back."""
 
 import json
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import typer
 
 import posbias as pb
+from posbias.cli.app import app
 from posbias.cli.options import literal, split_literals
 from posbias.errors import UsageError
 from posbias.records import load_record
@@ -29,7 +32,7 @@ def test_predict_saves_the_profile_of_the_library(posbias, tmp_path):
     np.testing.assert_array_equal(printed["arrays"]["profile/influence"], expected)
     assert record.arguments["mixing"] == "[0.1, 0.2, 0.3]"
     assert record.resolved["architecture"]["mixing"] == [0.1, 0.2, 0.3]
-    assert record.resolved["command"].startswith("posbias predict --depth 3 --heads 2 --length 20 --encoding 'alibi(")
+    assert record.resolved["command"].startswith("posbias predict --depth 3 --heads 2 --encoding 'alibi(")
     assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
 
 
@@ -109,6 +112,20 @@ def test_help_answers_with_an_example(posbias, verb):
     assert "posbias" in result.stdout
     if verb != "models":
         assert "Example" in result.stdout
+
+
+def test_no_help_cuts_a_name_or_a_sentence(posbias, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    command = typer.main.get_command(app)
+    assert not re.search(r"…|\.\.\.$", posbias("--help").stdout.partition("Commands:")[2], re.M)
+    verbs = {(name,): verb for name, verb in command.commands.items() if not hasattr(verb, "commands")}
+    for words, verb in {**verbs, ("models", "get"): command.commands["models"].commands["get"]}.items():
+        text = posbias(*words, "--help").stdout
+        assert max(map(len, text.splitlines())) <= 80
+        assert "…" not in text
+        printed = set(text.split())
+        for name in (name for parameter in verb.params for name in (*parameter.opts, *parameter.secondary_opts)):
+            assert name in printed or not name.startswith("--"), (words, name)
 
 
 def test_literals_are_parsed_and_never_evaluated():

@@ -12,7 +12,7 @@ from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, mea
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response
 from posbias.evaluation.samples import spread_positions
 from posbias.report.behaviour import statements_of, tables_of
-from posbias.report.page import page_of
+from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 
@@ -154,7 +154,7 @@ def test_the_report_says_what_the_curves_say():
     titles = [table.title for table in tables_of(record)]
     assert titles[0] == f"{TASK}: by position of the answer (0 ... 4)"
     assert "accuracy: against the best position" in titles
-    page = page_of(record)
+    page = html_of(report_of(record))
     assert "1.000 [0.676, 1.000]" in page
 
 
@@ -163,7 +163,7 @@ def test_a_single_position_and_few_samples_claim_nothing():
     assert found.curves["accuracy"].shape is None
     record = evaluation_record(found, {})
     assert "too few for a claim" in statements_of(record)[0]
-    assert page_of(record)
+    assert html_of(report_of(record))
 
 
 class Mute(Oracle):
@@ -196,7 +196,7 @@ def test_what_is_too_long_is_counted_and_skipped_and_never_cut(long_model):
     assert record.scalars["skipped"] == {"0": 2, "1": 2, "2": 2}
     assert record.scalars["measures"] == []
     assert statements_of(record) == ["No example was answered or scored, so there is no curve."]
-    assert "What was left out" in page_of(record)
+    assert "What was left out" in html_of(report_of(record))
     responder.max_positions = int(lengths.max()) + 1  # room for the prompts, not for the answers that are scored
     forced = evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, generate=False))
     assert forced.skipped == {0: 2, 1: 2, 2: 2}

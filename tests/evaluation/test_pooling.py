@@ -13,8 +13,8 @@ from posbias.evaluation.correlation import Pair, correlate
 from posbias.evaluation.pooling import group_runs, pool, read_run
 from posbias.evaluation.record import evaluation_record
 from posbias.evaluation.responders import LocalResponder
-from posbias.report.page import page_of, write_run_report
-from posbias.report.ties import reasons_of_ties, statements_of_ties, tables_of_ties
+from posbias.report.correlations import reasons, statements, tables
+from posbias.report.page import write_report
 
 
 def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself():
@@ -137,9 +137,9 @@ def test_what_is_not_such_a_run_is_refused(tmp_path):
 def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
     record = pb.correlate_runs([saved(count=1), saved(model="other")])
     (entry,) = record.scalars["pooled"]
-    assert all("no interval, for demo: example_order(shots=5) has a single" in text for text in reasons_of_ties(record))
-    assert len(reasons_of_ties(record)) == len(entry["correlations"])
-    assert not reasons_of_ties(pb.correlate_runs([saved(), saved(model="other")]))
+    assert all("no interval, for demo: example_order(shots=5) has a single" in text for text in reasons(record))
+    assert len(reasons(record)) == len(entry["correlations"])
+    assert not reasons(pb.correlate_runs([saved(), saved(model="other")]))
     for found in entry["correlations"].values():
         assert found["n_samples"] == 1
         assert all(correlation["low"] is None for correlation in found["correlations"])
@@ -148,14 +148,13 @@ def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
 
 def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
     record = pb.correlate_runs([saved(), saved(model="other")])
-    assert any("of 2 measurements" in text for text in statements_of_ties(record))
-    titles = [table.title for table in tables_of_ties(record)]
+    assert any("of 2 measurements" in text for text in statements(record))
+    titles = [table.title for table in tables(record)]
     assert titles[0] == "What is correlated"
     assert any(title.startswith("other: example_order(shots=5) alone") for title in titles)
-    page = page_of(record)
+    page = write_report([record], tmp_path).read_text()
     assert "both held fixed" in page
     assert "correlations" in page
-    write_run_report(record, tmp_path)
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert pictures == {
         *("correlations.png", "correlation-ranks-0.png"),

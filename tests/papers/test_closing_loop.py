@@ -24,7 +24,7 @@ from posbias.papers.reproduction import Reproduction, reproduction_record
 from posbias.prompts import Prompts
 from posbias.records import load_record
 from posbias.report.interactive import interactive
-from posbias.report.reproductions import stored_figures
+from posbias.report.published import stored_figures
 from posbias.report.static import png
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict

@@ -9,7 +9,7 @@ import pytest
 from posbias.errors import UsageError
 from posbias.papers.study_runs import StudySettings, shipped_studies
 from posbias.records import load_record
-from posbias.report.reproductions import stored_figures
+from posbias.report.published import stored_figures
 from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import load_study
 

@@ -15,8 +15,8 @@ from posbias.papers.liu2026.statements import CONFIGURATIONS, ONE, PUBLISHED, TW
 from posbias.papers.reproduction import reproduction_record
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.records import load_record
-from posbias.report.page import write_run_report
-from posbias.report.reproductions import stored_figures
+from posbias.report.page import write_report
+from posbias.report.published import stored_figures
 from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import TrainingRun
 
@@ -136,7 +136,7 @@ def test_the_smoke_size_runs_and_its_members_are_models(tmp_path):
     record = load_record(tmp_path)
     assert len(stored_figures(record)) == len(made.figures) == 6
     assert record.arrays["2 layers, d 10/loss"].shape == (2, 10)
-    assert write_run_report(record, tmp_path).exists()
+    assert write_report([record], tmp_path).exists()
     trained = load_record(tmp_path / "studies" / "study")
     entry = trained.scalars["members"][20]
     model = load_model(str(tmp_path / "studies" / "study" / entry["model"]))

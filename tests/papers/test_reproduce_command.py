@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from posbias.errors import UsageError
 from posbias.papers.reproduction import reproduction_record
-from posbias.records import Record, load_record
-from posbias.report.page import page_of, report_of, show_report, write_run_report
+from posbias.records import load_record
+from posbias.report.page import html_of, report_of, show_report, write_report
 
 # In a process of its own: typer hands commands a plain click context, which the type checker of the tests refuses.
 PROGRAM = """
 import typer
-from posbias.cli.reproduce import reproduce
+from posbias.cli.papers import reproduce
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("reproduce")(reproduce)
 app.callback()(lambda: None)
@@ -37,7 +36,7 @@ def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
     assert (record.verb, record.status) == ("reproduce", "done")
     assert len(record.scalars["rows"]) == 5 * 2 * 4
     assert record.arrays["bloom-176b/published/residual"].shape == (256,)
-    page = write_run_report(record, tmp_path).read_text()
+    page = write_report([record], tmp_path).read_text()
     assert page.count("<figure>") == 5
     assert 'src="http' not in page
     assert "default-src 'none'" in page
@@ -80,7 +79,7 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
     record = load_record(tmp_path / "run")
     assert record.scalars == document["scalars"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page == page_of(record)
+    assert page == html_of(report_of(record))
 
 
 @pytest.mark.parametrize(
@@ -93,8 +92,3 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
 )
 def test_bad_requests_are_usage_errors(arguments, complaint):
     assert f"UsageError: {complaint}" in run(*arguments).stderr.replace("\n", " ")
-
-
-def test_a_page_is_drawn_from_reproductions_only(tmp_path):
-    with pytest.raises(UsageError, match="reproduce"):
-        write_run_report(Record(verb="predict", arguments={}), tmp_path)

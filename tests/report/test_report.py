@@ -19,14 +19,14 @@ from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
 from posbias.records import Record, load_record
 from posbias.report import (
-    comparison_rows,
-    mixing_rows,
-    share_rows,
-    show_summary,
+    RunView,
+    report_of,
+    show_report,
     store_subjects,
     view_of,
     write_report,
 )
+from posbias.report.tables import detailed_tables, overview_tables
 
 Build = Callable[..., Any]
 
@@ -64,8 +64,7 @@ def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> No
     record.save(tmp_path / "run")
     again = view_of(load_record(tmp_path / "run"))
     before = view_of(record)
-    assert comparison_rows(again) == comparison_rows(before)
-    assert share_rows(again) == share_rows(before)
+    assert tables_of(again) == tables_of(before)
     trained = again.subjects[0]
     np.testing.assert_array_equal(
         trained.measured["jacobian"].profile.influence, record.arrays["trained/measured/jacobian/influence"]
@@ -83,7 +82,6 @@ def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> No
 def test_what_is_stored_is_plain_json(audit_record: Build) -> None:
     record = audit_record(count=1)
     json.dumps(record.scalars, allow_nan=False)
-    json.dumps([comparison_rows(view_of(record)), share_rows(view_of(record))], allow_nan=False)
     interval = record.scalars["subjects"]["trained"]["comparisons"][0]["prompts"]["distance"]
     assert interval["low"] is None
     prompts = view_of(record).subjects[0].comparisons[0].prompts
@@ -92,28 +90,45 @@ def test_what_is_stored_is_plain_json(audit_record: Build) -> None:
     assert prompts.decides == 0
 
 
-def test_rows_carry_every_number(audit_record: Build) -> None:
+def tables_of(view: RunView) -> dict[str, list[dict[str, str]]]:
+    """Every table of a run, by title: a row for each line, by column."""
+    return {
+        table.title: [dict(zip(table.header, row, strict=True)) for row in table.cells]
+        for table in (*overview_tables([view]), *detailed_tables(view))
+    }
+
+
+def test_tables_carry_every_number(audit_record: Build) -> None:
     view = view_of(audit_record())
-    rows = comparison_rows(view)
+    tables = tables_of(view)
+    rows = tables["How near is each theory?"]
     assert len(rows) == 2 * 3 + 2
-    best = next(row for row in rows if row["theory"] == "power_rollout" and row["kind"] == "jacobian")
-    assert best["than_flat"] == "closer"
-    assert best["metrics"]["wasserstein"] == pytest.approx(best["distance"]["value"])
-    assert best["flat"]["wasserstein"] == pytest.approx(best["flat_distance"]["value"])
-    noises = {row["noise"]["mean"] for row in rows if (row["subject"], row["kind"]) == ("trained", "jacobian")}
+    of_rollout = [row for row in rows if row["theory"] == "power rollout" and row["measured"] == "Jacobian"]
+    best = of_rollout[0]
+    (block,) = (
+        block for block in view.subjects[0].comparisons if (block.theory, block.kind) == ("power_rollout", "jacobian")
+    )
+    assert block.prompts is not None
+    assert best["than flat"] == "closer"
+    assert best["W1 [95 %]"] == str(block.prompts.distance)
+    assert block.comparison.wasserstein == pytest.approx(block.prompts.distance.value)
+    assert best["flat"] == f"{block.comparison.flat.wasserstein:.3f}" == f"{block.prompts.flat.value:.3f}"
+    noises = {row["noise"] for row in rows if (row["model"], row["measured"]) == ("demo as trained", "Jacobian")}
     assert len(noises) == 1, "one measurement has one noise"
-    assert [row["layers"] for row in mixing_rows(view)] == [30] * 4
-    measured = next(row for row in share_rows(view) if row["profile"] == "jacobian")
-    assert measured["first_tenth"]["low"] < measured["first_tenth"]["value"] < measured["first_tenth"]["high"]
+    assert [row["layers"] for row in tables["Mixing over layers"]] == ["30"] * 4
+    shares = view.subjects[0].summaries["jacobian"]["first_tenth"]
+    assert shares.low < shares.value < shares.high
+    row = next(row for row in tables["Shares of the influence"] if row["profile"] == "Jacobian")
+    assert row["first tenth"] == shares.text(".1f", scale=100, unit=" %")
 
 
 def test_the_summary_is_plain_in_a_pipe_and_ruled_on_a_terminal(audit_record: Build) -> None:
     from rich.console import Console
 
     plain, ruled = io.StringIO(), io.StringIO()
-    views = [view_of(audit_record(model="[bold]odd[/bold]")), view_of(prediction())]
-    show_summary(views, Console(file=plain, width=40))
-    show_summary(views, Console(file=ruled, width=200, force_terminal=True))
+    report = report_of(audit_record(model="[bold]odd[/bold]"))
+    show_report(report, Console(file=plain, width=40))
+    show_report(report, Console(file=ruled, width=200, force_terminal=True))
     lines = plain.getvalue().splitlines()
     assert "\x1b" not in plain.getvalue()
     row = next(line for line in lines if "power rollout" in line)
@@ -141,6 +156,15 @@ def test_a_failed_or_empty_run_is_not_drawn(tmp_path: Path, audit_record: Build)
     with pytest.raises(UsageError, match="is damaged: KeyError 'summaries'"):
         write_report([foreign], tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_measurement_of_which_nothing_can_be_said_opens_no_sentence(audit_record: Build) -> None:
+    record = audit_record()
+    for name in record.scalars["subjects"]:
+        record.scalars["subjects"][name]["comparisons"] = []
+    texts = [[finding.text for finding in group] for group in report_of(record).statements]
+    assert all(len(group) > 1 for group in texts)
+    assert not any("as trained (probability gradient" in group[0] for group in texts)
 
 
 def test_names_with_a_slash_are_refused() -> None:

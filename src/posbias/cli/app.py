@@ -14,21 +14,18 @@ import typer
 from posbias.cli import (
     attention,
     audit,
-    compare,
     correlate,
     decompose,
     evaluate,
     listing,
     measure,
-    models,
+    papers,
     place,
     predict,
-    report,
-    reproduce,
+    runs,
     train,
-    verify,
 )
-from posbias.cli.ending import RENAMED, fail, prepare
+from posbias.cli.output import fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.files import check_text
 from posbias.version import __version__
@@ -36,31 +33,33 @@ from posbias.version import __version__
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
 """What typer raises for wrong flags and arguments; it exports only this error's children."""
 INTERRUPTED = 130
+RENAMED = {"--births": "--initialisations", "tie": "correlate"}
+"""Options and verbs of earlier versions: what each is called now."""
 
 app = typer.Typer(
     name="posbias",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # plain help breaks lines at words; tables cut the names of options where they are narrow
     help="Predict, measure and explain how a transformer language model weighs the positions of its context.\n\n"
     "Start with `posbias audit demo`: the position bias of a small real model, at initialisation and trained, with the "
     "theories' errors beside a flat baseline.",
 )
-app.command("predict", epilog=predict.EXAMPLE)(predict.predict)
-app.command("measure", epilog=measure.EXAMPLE)(measure.measure)
-app.command("attention", epilog=attention.EXAMPLE)(attention.attention)
-app.command("decompose", epilog=decompose.EXAMPLE)(decompose.decompose)
-app.command("compare", epilog=compare.EXAMPLE)(compare.compare)
-app.command("audit", epilog=audit.EXAMPLE)(audit.audit)
-app.command("evaluate", epilog=evaluate.EXAMPLE)(evaluate.evaluate)
-app.command("correlate", epilog=correlate.EXAMPLE)(correlate.correlate)
-app.command("place", epilog=place.EXAMPLE)(place.place)
-app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
-app.command("reproduce", epilog=reproduce.EXAMPLE)(reproduce.reproduce)
-app.command("train", epilog=train.EXAMPLE)(train.train)
-app.command("report", epilog=report.EXAMPLE)(report.report)
+app.command(epilog=predict.EXAMPLE)(predict.predict)
+app.command(epilog=measure.EXAMPLE)(measure.measure)
+app.command(epilog=attention.EXAMPLE)(attention.attention)
+app.command(epilog=decompose.EXAMPLE)(decompose.decompose)
+app.command(epilog=runs.COMPARE_EXAMPLE)(runs.compare)
+app.command(epilog=audit.EXAMPLE)(audit.audit)
+app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
+app.command(epilog=correlate.EXAMPLE)(correlate.correlate)
+app.command(epilog=place.EXAMPLE)(place.place)
+app.command(epilog=papers.VERIFY_EXAMPLE)(papers.verify)
+app.command(epilog=papers.REPRODUCE_EXAMPLE)(papers.reproduce)
+app.command(epilog=train.EXAMPLE)(train.train)
+app.command(epilog=runs.REPORT_EXAMPLE)(runs.report)
 app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)
-app.add_typer(models.app, name="models")
+app.add_typer(listing.MODELS, name="models")
 
 
 def _version(wanted: bool) -> None:
@@ -106,15 +105,16 @@ def main() -> None:
 
 
 def _refuse(error: Any) -> None:
-    """One line for a wrong flag or argument; the whole help where nothing was asked."""
-    asked = error.ctx.command_path if error.ctx else "posbias"
-    option = getattr(error, "option_name", None)
-    if option in RENAMED:
-        fail(f"{option} is called {RENAMED[option]} now; `{asked} --help` says what is allowed", 2)
+    """One line for a wrong flag or argument; the whole help where nothing was given."""
+    command = error.ctx.command_path if error.ctx else "posbias"
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         sys.exit(2)
-    fail(f"{error.format_message().rstrip('.')}{_given(error)}; `{asked} --help` says what is allowed", 2)
+    option = getattr(error, "option_name", None)
+    old = next((word for word in (option, *sys.argv[1:2]) if word in RENAMED), None)
+    if old is not None:
+        fail(f"{old} is called {RENAMED[old]} now; `{command} --help` says what is allowed", 2)
+    fail(f"{error.format_message().rstrip('.')}{_given(error)}; `{command} --help` says what is allowed", 2)
 
 
 def _given(error: Any) -> str:

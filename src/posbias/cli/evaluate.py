@@ -1,15 +1,14 @@
 """`posbias evaluate`: how well a model answers, by where the answer stands in its context."""
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbias.cli import behaviour_options as behaviour
 from posbias.cli import options
-from posbias.cli.invocation import command_line, passed_arguments, was_given
+from posbias.cli.output import running
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,115 +25,192 @@ ANSWERS = "answers"
 """Where a server's answers are kept, below the run directory."""
 OWN_OPTIONS = {"cache", "reuse"}
 """Options of a server that other flags set."""
-OF_A_MODEL = ("batch", "dtype", "device", "max_memory")
-"""Flags that only a model in this process heeds."""
 OF_A_RUN = ("generate", "score", "resume", "out", "json")
 """Flags of a run, whoever answers."""
-OF_A_SERVER = ("served_model", "server_options")
-"""Flags that only a server heeds."""
 
 
+@dataclass(frozen=True)
+class TaskFlags:
+    """What is requested."""
+
+    task: Annotated[str, typer.Option(help="What is requested, as a literal call.")] = "key_value(pairs=10)"
+    positions: Annotated[str, typer.Option(help="all, spread (at most 9), spread(5), or some such as 0,4,9.")] = (
+        options.SPREAD
+    )
+    count: Annotated[int, typer.Option(help="Samples, each requested at every position.", min=1)] = 50
+    max_tokens: Annotated[int | None, typer.Option(help="Generated at most.", min=1, show_default="the task's own")] = (
+        None
+    )
+    generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the published rule.")] = True
+    score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
+
+
+@dataclass(frozen=True)
+class LocalFlags:
+    """A model in this process."""
+
+    batch: Annotated[int, typer.Option(help="Prompts of a local model decoded together at most.", min=1)] = 8
+    dtype: options.Dtype = "float32"
+    device: options.Device = "cpu"
+    max_memory: options.MaxMemory = None
+
+    def responder(self, model: str) -> "Responder":
+        """A loaded model that answers."""
+        from posbias.evaluation.responders import LocalOptions, LocalResponder
+
+        from posbias.models import load_model
+
+        allowed = options.bytes_of(self.max_memory)
+        loaded = load_model(model, dtype=self.dtype, device=self.device, max_memory=allowed)
+        return LocalResponder(loaded, LocalOptions(batch=self.batch))
+
+
+@dataclass(frozen=True)
+class ServerFlags:
+    """A model on a server."""
+
+    served_model: Annotated[str | None, typer.Option(help="The model's name on the server.", show_default=False)] = None
+    server_options: Annotated[
+        str, typer.Option(help="Such as: kind='text', concurrency=8, requests_per_minute=60.")
+    ] = ""
+
+    def responder(self, url: str, *, tokenizer: str | None, directory: Path | None, reuse: bool) -> "Responder":
+        """A server's model; its answers are kept in the run directory, so that --resume pays for none twice.
+
+        Args:
+            url: Of the server.
+            tokenizer: Whose tokens are counted.
+            directory: Of the run.
+            reuse: Whether kept answers are taken.
+
+        Raises:
+            UsageError: no model named, or options that cannot be read.
+        """
+        from posbias.evaluation.responders import ServerOptions, ServerResponder
+        from posbias.models import load_tokenizer
+        from posbias.registry import parse_literal_call
+
+        if self.served_model is None:
+            raise UsageError("--server needs --served-model, the name the server knows the model by")
+        spelled = self.server_options
+        _, positional, named = parse_literal_call(f"server({spelled})", "server options")
+        known = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
+        if positional or set(named) - known:
+            allowed = ", ".join(f"{name}=..." for name in sorted(known))
+            raise UsageError(f"--server-options {spelled!r}: allowed: {allowed}")
+        settings = ServerOptions(**named, cache=None if directory is None else directory / ANSWERS, reuse=reuse)
+        counting = None if tokenizer is None else load_tokenizer(tokenizer)
+        return ServerResponder(url, self.served_model, settings, tokenizer=counting)
+
+
+@options.grouped
 def evaluate(
     context: typer.Context,
-    model: behaviour.EvaluatedModel = None,
-    task: behaviour.Task = "key_value(pairs=10)",
-    positions: behaviour.Positions = behaviour.SPREAD,
-    count: behaviour.Samples = 50,
-    max_tokens: behaviour.MaxTokens = None,
-    generate: behaviour.Generate = True,
-    score: behaviour.Score = True,
-    batch: behaviour.Batch = 8,
-    server: behaviour.Server = None,
-    served_model: behaviour.ServedModel = None,
-    server_options: behaviour.ServerSettings = "",
-    tokenizer: behaviour.Tokenizer = None,
-    lm_eval: behaviour.LmEval = None,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "cpu",
-    max_memory: options.MaxMemory = None,
-    seed: options.Seed = 0,
-    resume: behaviour.Resume = False,
-    out: options.Out = None,
-    json: options.Json = False,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False),
+    ] = None,
+    *,
+    asked: TaskFlags,
+    local: LocalFlags,
+    server: Annotated[
+        str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)
+    ] = None,
+    served: ServerFlags,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokenizer of the model on the server, to count tokens: a directory, hub id or 'demo'.",
+            show_default=False,
+        ),
+    ] = None,
+    lm_eval: Annotated[
+        Path | None, typer.Option(help="Write the examples there as an lm-eval task and stop.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from finished samples and a server's kept answers.")
+    ] = False,
+    flags: options.RunFlags,
 ) -> None:
-    """Request one item of a context, whose position is varied: accuracy and log-probability by position."""
+    """Measure how well a model answers, by the answer's position. One item is requested, at varied positions."""
     from posbias.evaluation import EvaluateOptions
     from posbias.tasks.language import LANGUAGE_TASKS
 
-    _check_flags(context)
-    options.check_resume(resume, out)
-    wanted = LANGUAGE_TASKS.parse(task)
+    _check_answerer(context, model, server, tokenizer=tokenizer, exported=lm_eval is not None)
+    options.check_resume(resume, flags.out)
+    task = LANGUAGE_TASKS.parse(asked.task)
     settings = EvaluateOptions(
-        count=count,
-        positions=behaviour.positions_of(positions, wanted),
-        seed=seed,
-        generate=generate,
-        score=score,
-        max_tokens=max_tokens,
+        count=asked.count,
+        positions=options.positions_of(asked.positions, task),
+        seed=flags.seed,
+        generate=asked.generate,
+        score=asked.score,
+        max_tokens=asked.max_tokens,
         resume=resume,
-        max_memory=options.bytes_of(max_memory),
+        max_memory=options.bytes_of(local.max_memory),
     )
     if lm_eval is not None:
-        _export(wanted, settings, model=model or tokenizer, directory=lm_eval)
-    else:
-        _evaluate(context, wanted, settings)
+        _export(task, settings, model=model or tokenizer, directory=lm_eval)
+        return
+
+    def responder(directory: Path | None) -> "Responder":
+        if server is not None:
+            return served.responder(server, tokenizer=tokenizer, directory=directory, reuse=resume)
+        return local.responder(str(model))
+
+    _evaluate(context, task, settings, responder, flags)
 
 
-def _check_flags(context: typer.Context) -> None:
+def _check_answerer(
+    context: typer.Context, model: str | None, server: str | None, *, tokenizer: str | None, exported: bool
+) -> None:
     """Refuse flags that would do nothing.
 
     Raises:
         UsageError: one of them was given; the message says with what it goes.
     """
-    given = context.params
-    model, server, exported = (given[name] is not None for name in ("model", "server", "lm_eval"))
-    if not exported and model == server:
+    if not exported and (model is None) == (server is None):
         raise UsageError("give either a MODEL or --server URL, not both and not none")
-    if model and given["tokenizer"] is not None:
+    if model is not None and tokenizer is not None:
         goes_with = "a --lm-eval without a MODEL" if exported else "--server"
-        raise UsageError(f"--tokenizer {given['tokenizer']!r} goes with {goes_with}; a MODEL brings its own")
+        raise UsageError(f"--tokenizer {tokenizer!r} goes with {goes_with}; a MODEL brings its own")
+    of_a_model, of_a_server = options.names_of(LocalFlags), options.names_of(ServerFlags)
     if exported:
-        _refuse(context, ("server", *OF_A_SERVER, *OF_A_MODEL, *OF_A_RUN), "a run; --lm-eval only writes the examples")
+        of_asking = ["server", *of_a_server, *of_a_model, *OF_A_RUN]
+        options.refuse(context, of_asking, "goes with asking; --lm-eval only writes the examples")
     elif server:
-        _refuse(context, OF_A_MODEL, "a MODEL; a server runs its own")
+        options.refuse(context, of_a_model, "goes with a MODEL; a server runs its own")
     else:
-        _refuse(context, OF_A_SERVER, "--server; a MODEL runs here")
+        options.refuse(context, of_a_server, "goes with --server; a MODEL runs here")
 
 
-def _refuse(context: typer.Context, names: Sequence[str], goes_with: str) -> None:
-    """Refuse the first of some flags that was given."""
-    for name in names:
-        if was_given(context, name):
-            flag, value = name.replace("_", "-"), context.params[name]
-            spelled = f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {str(value)!r}"
-            raise UsageError(f"{spelled} goes with {goes_with}")
-
-
-def _evaluate(context: typer.Context, task: "LanguageTask", settings: "EvaluateOptions") -> None:
+def _evaluate(
+    context: typer.Context,
+    task: "LanguageTask",
+    settings: "EvaluateOptions",
+    responder_in: "Callable[[Path | None], Responder]",
+    flags: options.RunFlags,
+) -> None:
     """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
-    from dataclasses import replace
-
-    from posbias.cli.output import finish
     from posbias.evaluation import evaluate as run_evaluation
     from posbias.evaluation import evaluation_record, finished_evaluation, write_outputs
-    from posbias.records import remove_record, run_directory
+    from posbias.records import remove_record
 
-    arguments, out = passed_arguments(context), context.params["out"]
-    with run_directory(out, verb="evaluate", arguments=arguments, resume=settings.resume) as directory:
-        settings = replace(settings, directory=directory)
-        responder = _responder(context, directory)
+    with running(context, flags, resume=settings.resume) as run:
+        settings = replace(settings, directory=run.directory)
+        responder = responder_in(run.directory)
         try:
             finished = finished_evaluation(task, responder, settings)
             record = finished
             if record is None:
                 found = run_evaluation(task, responder, options=settings)
-                record = evaluation_record(found, arguments, command=command_line(context))
-                if directory is not None:
-                    remove_record(directory)  # of an older run, which had other outputs
-                    write_outputs(found, directory)
+                record = evaluation_record(found, run.arguments, command=run.command)
+                if run.directory is not None:
+                    remove_record(run.directory)  # of an older run, which had other outputs
+                    write_outputs(found, run.directory)
         finally:
             responder.close()
-        finish(record, out=directory, as_json=context.params["json"], found=finished is not None)
+        run.finish(record, found=finished is not None)
 
 
 def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | None, directory: Path) -> None:
@@ -148,40 +224,3 @@ def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | N
     with held(directory):
         found = export_lm_eval(task, examples, directory, max_tokens=settings.max_tokens)
     typer.echo(f"{found.examples} examples; run: cd {directory} && lm_eval --include_path . --tasks {found.names[0]}")
-
-
-def _responder(context: typer.Context, directory: Path | None) -> "Responder":
-    """Who answers: a model in this process, or one on a server."""
-    from posbias.evaluation.responders import LocalOptions, LocalResponder
-    from posbias.models import load_model
-
-    given = context.params
-    if given["server"] is not None:
-        return _server(context, directory)
-    allowed = options.bytes_of(given["max_memory"])
-    loaded = load_model(given["model"], dtype=given["dtype"], device=given["device"], max_memory=allowed)
-    return LocalResponder(loaded, LocalOptions(batch=given["batch"]))
-
-
-def _server(context: typer.Context, directory: Path | None) -> "Responder":
-    """A server's model; its answers are kept in the run directory, so that --resume pays for none twice.
-
-    Raises:
-        UsageError: no model named, or options that cannot be read.
-    """
-    from posbias.evaluation.responders import ServerOptions, ServerResponder
-    from posbias.models import load_tokenizer
-    from posbias.registry import parse_literal_call
-
-    given = context.params
-    if given["served_model"] is None:
-        raise UsageError("--server needs --served-model, the name the server knows the model by")
-    spelled = given["server_options"]
-    _, positional, named = parse_literal_call(f"server({spelled})", "server options")
-    known = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
-    if positional or set(named) - known:
-        raise UsageError(f"--server-options {spelled!r}: allowed: {', '.join(f'{name}=...' for name in sorted(known))}")
-    cache = None if directory is None else directory / ANSWERS
-    settings = ServerOptions(**named, cache=cache, reuse=given["resume"])
-    tokenizer = None if given["tokenizer"] is None else load_tokenizer(given["tokenizer"])
-    return ServerResponder(given["server"], given["served_model"], settings, tokenizer=tokenizer)

@@ -1,18 +1,32 @@
-"""Flags that several verbs share, and the parsing of literals; one definition each."""
+"""Options that several verbs share, one definition each, alone and in groups; and the parsing of their values.
+
+A verb takes a group as one parameter (`prompts: options.PromptFlags`); `grouped` spreads its fields over the command
+line, where each is an option of its own. The default of a verb's parameter holds the verb's defaults.
+"""
 
 import ast
-from collections.abc import Sequence
+import inspect
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from posbias.errors import UsageError
-from posbias.memory import parse_bytes
-from posbias.registry import UNREADABLE
 
 if TYPE_CHECKING:
-    from posbias.engines import Engine as AnyEngine
+    from posbias.engines import Engine
+    from posbias.models import HuggingFaceModel, ReferenceTransformer
+    from posbias.prompts import Prompts, PromptSource
+    from posbias.tasks.language import LanguageTask
+
+UNRECORDED = {"json", "resume"}
+"""Options that change no result."""
+RECORD_AND_REPORT = "Directory for record and report."
+SPREAD = "spread"
 
 
 def directory(text: str) -> Path:
@@ -25,6 +39,215 @@ def directory(text: str) -> Path:
 def out_option(what: str, *, default: bool | str = False) -> Any:
     """`--out`, for what it holds; `default` as a verb's help shows it."""
     return typer.Option("--out", help=what, parser=directory, metavar="<path>", show_default=default)
+
+
+Model = Annotated[str, typer.Argument(help="Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.")]
+Out = Annotated[Path | None, out_option(RECORD_AND_REPORT)]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+UnusedSeed = Annotated[int, typer.Option(help="Taken by every verb; nothing is drawn here.", min=0)]
+Length = Annotated[int, typer.Option(help="Context length N in positions.", min=1)]
+Count = Annotated[int, typer.Option(help="How many prompts.", min=1)]
+Kinds = Annotated[
+    str,
+    typer.Option(
+        help="Comma-separated: jacobian, probability, logprob, logit, fisher, integrated_gradients, perturbation."
+    ),
+]
+PrecisionPrompts = Annotated[int, typer.Option(help="Below float32: prompts measured again in float32.", min=0)]
+InitSeed = Annotated[
+    int | None, typer.Option(help="Measure the model re-initialised at random with this seed.", show_default=False)
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+Device = Annotated[
+    str, typer.Option(help="Where to run: cpu, cuda, cuda:1 ..., or auto: spread, to the disk if need be.")
+]
+MaxMemory = Annotated[
+    str | None, typer.Option(help="Most that the process may hold, e.g. 6GB.", show_default="what is free")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run without redoing what it finished.")]
+Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Trade time for memory.")]
+
+
+@dataclass(frozen=True)
+class PromptFlags:
+    """Which prompts are read."""
+
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            help="'default', 'synthetic', a .txt, .jsonl or .parquet file ('file.jsonl#field'), "
+            "'hf:owner/name:split', or 'chat:FILE.jsonl' (conversations)."
+        ),
+    ] = "default"
+    windows: Annotated[str, typer.Option(help="random: anywhere in a document. starts: its first tokens.")] = "random"
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Put each prompt's tokens into random order: a control.")
+    ] = False
+    length: Length = 512
+    count: Count = 16
+
+    @property
+    def source(self) -> "PromptSource":
+        """What they are drawn from."""
+        from posbias.prompts import PromptSource
+
+        return PromptSource("default" if self.prompts is None else self.prompts, self.windows, self.shuffle)
+
+    def drawn(self, model: "HuggingFaceModel | ReferenceTransformer", *, seed: int) -> "Prompts":
+        """The prompts, in a model's own tokens."""
+        from posbias.prompts import load_prompts
+
+        return load_prompts(self.source, model, n_positions=self.length, count=self.count, seed=seed)
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """How a model is loaded."""
+
+    init_seed: InitSeed = None
+    dtype: Dtype = "float32"
+    device: Device = "cpu"
+
+    def load(self, source: str, *, max_memory: int | None) -> "HuggingFaceModel | ReferenceTransformer":
+        """The model."""
+
+        from posbias.models import load_model
+
+        return load_model(source, **vars(self), max_memory=max_memory)
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """Where units of work are done."""
+
+    engine: Annotated[str, typer.Option(help="Where the work is done: local, or ray (a cluster).")] = "local"
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompts (in training: stacks) at a time, each in its own process.", min=1, show_default="1; ray: all"
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads per prompt or stack; equal threads, equal bits.", min=1, show_default="all cores"),
+    ] = None
+    ray_address: Annotated[
+        str | None, typer.Option(help="host:port of a Ray cluster, or auto.", show_default="one on this machine")
+    ] = None
+
+    def made(self) -> "Engine":
+        """The engine of a literal spelling such as "ray(retries=5)", with what the options add.
+
+        Raises:
+            UsageError: an unknown engine, or an address for one that has none.
+        """
+        from posbias.engines import ENGINES
+
+        engine = ENGINES.parse(self.engine)
+        given = {"workers": self.workers, "threads": self.threads, "address": self.ray_address}
+        added: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if "address" in added and not any(field.name == "address" for field in fields(engine)):
+            raise UsageError(f"--ray-address goes with --engine ray, got --engine {engine.name}")
+        return replace(engine, **added)
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """The seed of a run, and where it leaves its result."""
+
+    seed: Seed = 0
+    out: Out = None
+    json: Json = False
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb that takes groups of options, as a command that takes each of them."""
+    parameters = list(inspect.signature(verb).parameters.values())
+    groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
+    spread = []
+    for parameter in parameters:
+        if parameter.name not in groups:
+            spread.append(parameter)
+            continue
+        defaults = groups[parameter.name]() if parameter.default is parameter.empty else parameter.default
+        for name, annotation in get_type_hints(groups[parameter.name], include_extras=True).items():
+            spread.append(parameter.replace(name=name, annotation=annotation, default=getattr(defaults, name)))
+
+    @wraps(verb)
+    def command(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        verb(**given)
+
+    command.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    return command
+
+
+def names_of(group: Any, *, without: Iterable[str] = ()) -> list[str]:
+    """The names of a group's options."""
+    return [field.name for field in fields(group) if field.name not in without]
+
+
+def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[str, list[str]]:
+    """The options and arguments that the user gave, be it with their default values, and the words of each.
+
+    Args:
+        context: Of the command.
+        names: Only these; by default all.
+
+    Returns:
+        By an option's long name; by the parameter's name where it is an argument.
+    """
+    found = {}
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or (names is not None and name not in names):
+            continue
+        value, flag = _plain(context.params[name]), parameter.opts[0]
+        values = [str(item) for item in value] if isinstance(value, list) else [str(value)]
+        if parameter.param_type_name == "argument":
+            found[name] = values
+        elif isinstance(value, bool):
+            found[flag] = [flag if value else parameter.secondary_opts[0]]
+        else:
+            found[flag] = [word for item in values for word in (flag, item)]
+    return found
+
+
+def refuse(context: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Refuse options that would do nothing here.
+
+    Args:
+        context: Of the command.
+        names: The options.
+        reason: Follows the option's name.
+
+    Raises:
+        UsageError: one of them was given.
+    """
+    for words in given(context, names).values():
+        raise UsageError(f"{words[0]} {reason}")
+
+
+def passed_arguments(context: typer.Context) -> dict[str, Any]:
+    """The command's parameters as passed, defaults included, as plain values."""
+    return {name: _plain(value) for name, value in context.params.items() if name not in UNRECORDED}
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as one shell line: only what was given, with long option names."""
+    program = context.find_root().command_path
+    recorded = [str(parameter.name) for parameter in context.command.params if parameter.name not in UNRECORDED]
+    words = ["posbias", *context.command_path.removeprefix(program).split()]
+    return shlex.join([*words, *(word for each in given(context, recorded).values() for word in each)])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def check_resume(resume: bool, out: Path | None) -> None:
@@ -47,77 +270,14 @@ def check_apart(out: Path | None, runs: Sequence[Path], *, verb: str) -> None:
         raise UsageError(f"--out {str(out)!r} is one of the runs {verb}, and would be replaced; choose another --out")
 
 
-RECORD_AND_REPORT = "Directory for record and report."
-Out = Annotated[Path | None, out_option(RECORD_AND_REPORT)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.", min=0)]
-UnusedSeed = Annotated[int, typer.Option("--seed", help="Taken by every verb; nothing is drawn here.", min=0)]
-Length = Annotated[int, typer.Option("--length", help="Context length N in positions.", min=1)]
-Count = Annotated[int, typer.Option("--count", help="How many prompts.", min=1)]
-PromptSource = Annotated[
-    str,
-    typer.Option(
-        "--prompts",
-        help="'default', 'synthetic', a .txt, .jsonl or .parquet file ('file.jsonl#field'), "
-        "'hf:owner/name:split', or 'chat:FILE.jsonl' (conversations).",
-    ),
-]
-Windows = Annotated[str, typer.Option("--windows", help="random: anywhere in a document. starts: its first tokens.")]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="Put each prompt's tokens into random order: a control.")]
-Kinds = Annotated[
-    str,
-    typer.Option(
-        "--kinds",
-        help="Comma-separated: jacobian, probability, logprob, logit, fisher, integrated_gradients, perturbation.",
-    ),
-]
-Output = Annotated[
-    str,
-    typer.Option("--output", help="Which output: last, at(position=-5), mean(last=16), target(text=' Paris')."),
-]
-DepthProfiles = Annotated[
-    str | None,
-    typer.Option("--depth-profiles", help="Profile after each layer: all, or e.g. 0,5,11.", show_default=False),
-]
-Keep = Annotated[str, typer.Option("--keep", help="Profiles that a record holds: prompts (each prompt's), or mean.")]
-PrecisionPrompts = Annotated[
-    int, typer.Option("--precision-prompts", help="Below float32: prompts measured again in float32.", min=0)
-]
-InitSeed = Annotated[
-    int | None,
-    typer.Option("--init-seed", help="Measure the model re-initialised at random with this seed.", show_default=False),
-]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or float64.")]
-Device = Annotated[
-    str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1 ..., or auto: spread, to the disk if need be.")
-]
-Engine = Annotated[str, typer.Option("--engine", help="Where prompts are measured: local, or ray (a cluster).")]
-Workers = Annotated[
-    int | None,
-    typer.Option("--workers", help="Prompts at a time, each in its own process.", min=1, show_default="1; ray: all"),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", help="Threads per prompt; equal threads, equal bits.", min=1, show_default="all cores"),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option("--ray-address", help="host:port of a Ray cluster, or auto.", show_default="one on this machine"),
-]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option("--max-memory", help="Most that the process may hold, e.g. 6GB.", show_default="what is free"),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue without redoing finished prompts.")]
-Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Trade time for memory.")]
-
-
 def literal(text: str) -> Any:
-    """A flag's value: a list is read as a Python literal (never evaluated), a number as a number, the rest as text.
+    """An option's value: a list is read as a Python literal (never evaluated), a number as such, the rest as text.
 
     Raises:
         UsageError: a list that cannot be read.
     """
+    from posbias.registry import UNREADABLE
+
     if text.strip().startswith("["):
         try:
             return ast.literal_eval(text.strip())
@@ -143,6 +303,30 @@ def layers_of(text: str | None) -> str | tuple[int, ...] | None:
         raise UsageError(f"--depth-profiles {text!r}: need 'all' or layer indices such as 0,5,11") from None
 
 
+def positions_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
+    """The positions that `--positions` names.
+
+    Raises:
+        UsageError: not a list of whole numbers, or positions that the task does not have.
+    """
+    from posbias.evaluation.samples import SPREAD_POSITIONS, spread_positions
+    from posbias.registry import parse_literal_call
+
+    text = spelled.strip()
+    if text == "all":
+        return task.positions()
+    if text.startswith(SPREAD):
+        name, values, keywords = parse_literal_call(text, "positions")
+        if name == SPREAD and not keywords and len(values) <= 1:
+            return spread_positions(task, *(values or [SPREAD_POSITIONS]))
+    try:
+        return task.positions([int(part) for part in text.split(",")])
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"--positions {spelled!r}: allowed: all, spread, spread(5), or some such as 0,4,9") from None
+
+
 def split_literals(text: str) -> list[str]:
     """Split a comma-separated list of literal calls at the commas outside brackets: "a,b(x=1,y=2)" is two."""
     parts, depth, current = [], 0, ""
@@ -156,24 +340,8 @@ def split_literals(text: str) -> list[str]:
     return [part.strip() for part in [*parts, current] if part.strip()]
 
 
-def engine_of(spelled: str, *, workers: int | None, threads: int | None, address: str | None) -> "AnyEngine":
-    """The engine of a literal spelling such as "ray(retries=5)", with what the flags add.
-
-    Raises:
-        UsageError: an unknown engine, or an address for one that has none.
-    """
-    from dataclasses import fields, replace
-
-    from posbias.engines import ENGINES
-
-    engine = ENGINES.parse(spelled)
-    given = {"workers": workers, "threads": threads, "address": address}
-    added: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if "address" in added and not any(field.name == "address" for field in fields(engine)):
-        raise UsageError(f"--ray-address goes with --engine ray, got --engine {engine.name}")
-    return replace(engine, **added)
-
-
 def bytes_of(text: str | None) -> int | None:
-    """A --max-memory flag in bytes."""
+    """A --max-memory option in bytes."""
+    from posbias.memory import parse_bytes
+
     return None if text is None else parse_bytes(text)

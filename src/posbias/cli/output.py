@@ -1,53 +1,99 @@
-"""What every verb prints and saves: tables for people on stdout, or one JSON document and nothing else."""
+"""How a command meets the terminal: what it prints and saves, one short line for an error, no noise from libraries."""
 
 import json
-from collections.abc import Mapping
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from posbias.records import Record, plain
+from posbias.cli.options import RunFlags, command_line, passed_arguments
+
+if TYPE_CHECKING:
+    from posbias.records import Record
+
+LONGEST = 500
+"""Most characters of an error line."""
+TAIL = 200
+"""How many of them are kept of the end, where the remedy stands."""
+CUT = " ... "
 
 
-def finish(record: Record, *, out: Path | None, as_json: bool, found: bool = False) -> None:
-    """Conclude a run in its directory, if it has one, then print its record as tables or as JSON with its arrays.
+@dataclass(frozen=True)
+class Run:
+    """A run while it runs."""
+
+    directory: Path | None
+    arguments: dict[str, Any]
+    """As the user passed them, defaults included."""
+    command: str
+    """What repeats it in a shell."""
+    as_json: bool
+    """Whether one JSON document is printed, instead of tables."""
+
+    def finish(self, record: "Record", *, found: bool = False) -> None:
+        """Conclude it in its directory, if it has one, then print its record.
+
+        Args:
+            record: What came out.
+            found: The record was finished before and lies in the directory.
+        """
+        from posbias.report import conclude
+
+        page = None if self.directory is None else conclude(record, self.directory, found=found)
+        if self.as_json:
+            print_json(record_document(record))
+            return
+        print_record(record)
+        if page is not None:
+            typer.echo(f"report: {page}")
+
+
+@contextmanager
+def running(
+    context: typer.Context, flags: RunFlags, *, resume: bool = False, arguments: dict[str, Any] | None = None
+) -> Iterator[Run]:
+    """The run of a verb, in a directory that other runs keep out of; a failure leaves a record of why there.
 
     Args:
-        record: What came out.
-        out: The run's directory.
-        as_json: One JSON document instead of tables.
-        found: The record was finished before and lies in the directory.
+        context: Of the command.
+        flags: Where the run goes.
+        resume: Whether a finished run in the directory is kept.
+        arguments: For the record, where they are not as passed.
     """
-    from posbias.report import conclude
+    from posbias.records import run_directory
 
-    page = None
-    if out is not None:
-        page = conclude(record, out, found=found)
-    if as_json:
-        print_json(record_document(record))
-        return
-    print_record(record)
-    if page is not None:
-        typer.echo(f"report: {page}")
+    arguments = passed_arguments(context) if arguments is None else arguments
+    with run_directory(flags.out, verb=str(context.info_name), arguments=arguments, resume=resume) as directory:
+        yield Run(directory, arguments, command_line(context), flags.json)
 
 
-def record_document(record: Record) -> dict[str, Any]:
+def record_document(record: "Record") -> dict[str, Any]:
     """A record with its arrays, as one JSON document."""
+    from posbias.records import plain
+
     return {**record.as_json(), "arrays": {name: plain(array) for name, array in record.arrays.items()}}
 
 
-def print_record(record: Record) -> None:
-    """Tables and sentences of a run, and of an audit its findings."""
+def print_record(record: "Record") -> None:
+    """Tables and sentences of a run."""
     from rich.console import Console
 
-    from posbias.report import show_record
+    from posbias.report import report_of, show_report
 
-    show_record(record, Console())
+    show_report(report_of(record), Console())
 
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
+    from posbias.records import plain
+
     typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
 
 
@@ -59,13 +105,42 @@ def print_document(document: Mapping[str, Any], *, as_json: bool, line: str) -> 
         typer.echo(line)
 
 
-def print_catalogue(catalogue: Mapping[str, Mapping[str, str]], *, as_json: bool) -> None:
-    """Names and first lines of all variants, by sort."""
-    if as_json:
-        print_json(catalogue)
-        return
-    for sort, variants in catalogue.items():
-        typer.echo(f"{sort}:")
-        width = max(map(len, variants), default=0)
-        for name, description in variants.items():
-            typer.echo(f"  {name:<{width}}  {description}")
+def prepare() -> None:
+    """Fill closed standard streams, and silence the warnings and logs of libraries unless POSBIAS_DEBUG asks for them.
+
+    Python writes what is meant for a closed stderr to stdout, and a file opened while a standard descriptor is free
+    would receive what libraries write there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8"))
+    if not os.environ.get("POSBIAS_DEBUG"):
+        warnings.showwarning = lambda *_, **__: None
+        logging.lastResort = logging.NullHandler()
+        for library in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
+            os.environ.setdefault(library, "critical")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print one line on stderr and exit."""
+    with suppress(OSError):
+        print(error_line(message), file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, or nobody reads: what is held would be tried again, with a traceback, as Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def error_line(message: str) -> str:
+    """A message as one line of at most LONGEST characters, cut in the middle; what cannot be printed is escaped."""
+    line = f"posbias: {' '.join(message.split())}"
+    line = "".join(letter if letter.isprintable() else f"{letter!a}"[1:-1] for letter in line)
+    if len(line) <= LONGEST:
+        return line
+    return line[: LONGEST - TAIL - len(CUT)] + CUT + line[-TAIL:]

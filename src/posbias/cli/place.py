@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from posbias.cli import options
-from posbias.cli.invocation import command_line, passed_arguments
+from posbias.cli.output import running
 from posbias.errors import UsageError
 from posbias.files import decoded, file_exists, json_object, read_lines
 
@@ -16,46 +16,42 @@ EXAMPLE = (
 )
 
 
+@options.grouped
 def place(
     context: typer.Context,
-    run: Annotated[Path, typer.Option("--run", help="Directory of a run of posbias evaluate (or audit --behaviour).")],
-    scores: Annotated[str, typer.Option("--scores", help="Relevance of each passage: a file, or 0.9,0.4,...")],
+    run: Annotated[Path, typer.Option(help="Directory of a run of posbias evaluate (or audit --behaviour).")],
+    scores: Annotated[str, typer.Option(help="Relevance of each passage: a file, or 0.9,0.4,...")],
+    *,
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by", help="accuracy, probability or reciprocal_rank.", show_default="the first that was measured"
-        ),
+        typer.Option(help="accuracy, probability or reciprocal_rank.", show_default="the first that was measured"),
     ] = None,
-    seed: options.Seed = 0,
-    out: options.Out = None,
-    json: options.Json = False,
+    flags: options.RunFlags,
 ) -> None:
-    """Order passages for one model: where the relevant ones should stand, and what that is worth on held-out data."""
-    from posbias.cli.output import finish
+    """Order passages for one model. Where the relevant ones should stand, and what that is worth on held-out data."""
     from posbias.evaluation import measured_use
     from posbias.evaluation import place as find_order
     from posbias.evaluation.record import load_behaviour
-    from posbias.records import Record, reading, run_directory
+    from posbias.records import Record, reading
 
     relevance = scores_of(scores)
-    arguments = passed_arguments(context)
-    with run_directory(out, verb="place", arguments=arguments) as directory:
+    with running(context, flags) as this:
         measured = load_behaviour(run)
         with reading(measured):
-            found = find_order(relevance, measured_use(measured, measure=by), seed=seed)
+            found = find_order(relevance, measured_use(measured, measure=by), seed=flags.seed)
         record = Record(
             verb="place",
-            arguments=arguments,
+            arguments=this.arguments,
             resolved={
                 "title": f"{measured.resolved.get('title', 'a model')}: order of {len(relevance)} passages",
-                "command": command_line(context),
+                "command": this.command,
                 "run": measured.run_id,
                 "relevance": relevance,
             },
             scalars=found.as_record(),
-            seeds={"bootstrap": seed},
+            seeds={"bootstrap": flags.seed},
         )
-        finish(record, out=directory, as_json=json)
+        this.finish(record)
 
 
 def scores_of(text: str) -> list[float]:

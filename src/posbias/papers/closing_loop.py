@@ -13,8 +13,7 @@ from jaxtyping import Float64
 
 from posbias.comparison.metrics import spearman
 from posbias.papers.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
-from posbias.report.figures import Curve, Figure
-from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Stroke
+from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 
 FLOOR = 1e-6

@@ -1,6 +1,7 @@
 """The experiments that can be reproduced, by name, and what one hands over: sentences, rows, tables and figures.
 
-Each is registered in its paper's folder, and imported when run. The page is drawn from the record alone.
+Each is registered in its paper's folder, and imported when run. The page is drawn from the record alone
+(report/published.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from posbias.records import Record, plain
 from posbias.registry import Registry
 from posbias.report.figures import Figure
-from posbias.report.reproductions import store_figure
+from posbias.report.published import store_figure
 from posbias.report.tables import Table
 
 

@@ -1,19 +1,23 @@
-"""A record of behaviour by position in words, tables and figures.
+"""A record of behaviour by position in words, tables and figures, and a placement that was derived from one.
 
 Everything comes from the record (layout: posbias/evaluation/record.py and, where influence was measured on the same
-prompts, posbias/auditing/behaviour.py).
+prompts, posbias/auditing/behaviour.py). A stored series of influence: {source, kind, what, means, correlations:
+{measure: `Correlations.as_record` with adjusted_p}}.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from posbias.records import Record
-from posbias.report.behaviour_figures import MEASURES, behaviour_figures
-from posbias.report.conditions import title_of
+from posbias.report.figures import FAINT, GREEN, MEASURED, RUNS, SKY, YELLOW, Curve, Figure, Stroke, theory_strokes
+from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
-from posbias.report.tie_tables import TIE_CAVEAT, tie_cells, tie_statements, tied_measures
-from posbias.report.wording import label
+from posbias.report.wording import KINDS, THEORIES, label
+from posbias.statistics import Interval
 from posbias.statistics.intervals import MISSING
 
 NOTE = (
@@ -21,6 +25,35 @@ NOTE = (
     "intervals over samples, position by position; statements about differences rest on the same samples at all "
     "positions and are corrected for the number of comparisons. A position that is missing was too long for the model."
 )
+CORRELATION_CAVEAT = (
+    "A rank correlation over positions is nearly automatic where both curves fall or bend alike; the partial ones hold "
+    "position, distance to the nearer end, or both fixed. Their intervals resample samples at the chosen positions; "
+    "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
+)
+MEASURES = {
+    "accuracy": "accuracy",
+    "values_found": "share of the values found",
+    "logprob": "log-probability of the answer per token (nats)",
+    "reciprocal_rank": "1 / rank of the answer's first token",
+}
+WHAT = {
+    "gold": "answer's item",
+    "place": "place, another item",
+}
+"""What a series of influence is about."""
+CONTROLLED = {
+    "nothing": "plain",
+    "position": "position held fixed",
+    "ends": "distance to the nearer end held fixed",
+    "position_and_ends": "both held fixed",
+}
+ORDERS = {"best_first": "best first", "best_last": "best last", "alternating": "best at both ends"}
+INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
+"""Strokes of measured kinds, none a theory's."""
+TIE_RANGE = (0.02, 20.0)
+"""Multiples of the mean shown on the logarithmic axis; theories fall far below."""
+ON_ONE_SCALE = {"accuracy": MEASURED, "reciprocal_rank": Stroke(MEASURED.colour, "dash")}
+"""Measures that can be drawn as multiples of their mean: none is negative."""
 
 Stored = Mapping[str, Any]
 
@@ -29,31 +62,26 @@ Stored = Mapping[str, Any]
 def behaviour_report(record: Record) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence where it was measured."""
     return Report(
+        title_of(record),
         kicker="posbias · behaviour by position",
-        title=title_of(record),
         statements=statements_of(record),
-        figures=behaviour_figures(record),
+        caveats=[CORRELATION_CAVEAT] if "influence" in record.scalars else [],
+        figures=_figures(record),
         note=NOTE,
         tables=tables_of(record),
-        left_out=reasons_of(record),
-        caveats=[TIE_CAVEAT] if "influence" in record.scalars else [],
+        left_out=_reasons(record),
+        record=record,
     )
 
 
 def tables_of(record: Record) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation where it was measured."""
-    tables: list[Table] = [
-        Table(
-            f"{record.resolved['task']}: by position of the answer (0 ... {record.scalars['n_items'] - 1})",
-            *_score_cells(record),
-        )
-    ]
-    for name, curve in record.scalars["curves"].items():
-        if curve["comparison"] is not None:
-            tables.append(Table(f"{label(MEASURES, name)}: against the best position", *_difference_cells(curve)))
+    curves, series = record.scalars["curves"], _series(record)
+    tables = [_score_table(record)]
+    tables += [_difference_table(name, curve) for name, curve in curves.items() if curve["comparison"] is not None]
     tables += [
-        Table(f"Influence and {label(MEASURES, measure)} over positions", *tie_cells(_series(record), measure))
-        for measure in tied_measures(_series(record))
+        correlation_table(f"Influence and {label(MEASURES, measure)} over positions", series, measure)
+        for measure in tied_measures(series)
     ]
     return [table for table in tables if table.cells]
 
@@ -68,11 +96,11 @@ def statements_of(record: Record) -> list[str]:
     if not found:
         found = ["No example was answered or scored, so there is no curve."]
     for measure in tied_measures(_series(record)):
-        found += tie_statements(_series(record), measure)
+        found += correlation_statements(_series(record), measure)
     return found
 
 
-def reasons_of(record: Record) -> list[str]:
+def _reasons(record: Record) -> list[str]:
     """What was left out, and why."""
     reasons = [
         f"{count} examples with the answer at position {place} are longer than the model's context and were skipped"
@@ -88,7 +116,13 @@ def reasons_of(record: Record) -> list[str]:
     return [*reasons, *record.scalars.get("influence", {}).get("left_out", [])]
 
 
-def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
+def _series(record: Record) -> list[Stored]:
+    """The series of influence that were measured on the same prompts."""
+    found: list[Stored] = record.scalars.get("influence", {}).get("series", [])
+    return found
+
+
+def _score_table(record: Record) -> Table:
     curves = record.scalars["curves"]
     header = ["position", "answer's token", "samples", *(label(MEASURES, name) for name in curves)]
     cells = []
@@ -97,29 +131,207 @@ def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
         token = MISSING if first["gold_tokens"] is None else f"{first['gold_tokens'][column]:.0f}"
         means = [interval_text(curve["means"][column]) for curve in curves.values()]
         cells.append([str(place), token, str(first["counts"][column]), *means])
-    return header, cells
+    last = record.scalars["n_items"] - 1
+    return Table(f"{record.resolved['task']}: by position of the answer (0 ... {last})", header, cells)
 
 
-def _difference_cells(curve: Stored) -> tuple[list[str], list[list[str]]]:
+def _difference_table(name: str, curve: Stored) -> Table:
     comparison, places = curve["comparison"], curve["positions"]
     best = places[comparison["best"]]
     header = ["position", f"difference to position {best}", "chosen on other samples", "p, all pairs"]
+    cells = [
+        [
+            str(places[entry["position"]]),
+            interval_text(entry.get("interval") or entry["bootstrap"]),
+            f"{entry['cross_fitted']:+.3f}",
+            MISSING if entry["adjusted_p"] is None else f"{entry['adjusted_p']:.2g}",
+        ]
+        for entry in comparison["differences"]
+    ]
+    return Table(f"{label(MEASURES, name)}: against the best position", header, cells)
+
+
+def tied_measures(series: Sequence[Stored]) -> list[str]:
+    """Measures that any of the series is correlated with."""
+    return list(dict.fromkeys(measure for entry in series for measure in entry["correlations"]))
+
+
+def series_name(series: Stored) -> str:
+    """What a series of influence is called."""
+    source, kind = series["source"], series["kind"]
+    name = f"influence ({label(KINDS, kind)})" if source == "measured" else label(THEORIES, source)
+    return f"{name}: {WHAT[series['what']]}"
+
+
+def correlation_table(title: str, series: Sequence[Stored], measure: str) -> Table:
+    """A row for each series that is correlated with the measure."""
     cells = []
-    for entry in comparison["differences"]:
-        adjusted = MISSING if entry["adjusted_p"] is None else f"{entry['adjusted_p']:.2g}"
-        number = str(places[entry["position"]])
-        cells.append(
-            [
-                number,
-                interval_text(entry.get("interval") or entry["bootstrap"]),
-                f"{entry['cross_fitted']:+.3f}",
-                adjusted,
+    for entry in series:
+        if measure in entry["correlations"]:
+            found = entry["correlations"][measure]
+            texts = [
+                MISSING if each["value"] is None else f"{interval_text(each)} p {each.get('adjusted_p', each['p']):.2g}"
+                for each in found["correlations"]
             ]
+            cells.append([series_name(entry), *texts, interval_text(found["within"])])
+    return Table(title, ["influence", *CONTROLLED.values(), "within positions and samples"], cells)
+
+
+def correlation_statements(series: Sequence[Stored], measure: str, *, where: str = "") -> list[str]:
+    """A sentence for every measured series, and for every theory of which anything is established."""
+    return [
+        _correlation_statement(entry, measure, where)
+        for entry in series
+        if measure in entry["correlations"]
+        and (
+            entry["source"] == "measured"
+            or any(correlation["established"] for correlation in entry["correlations"][measure]["correlations"])
         )
-    return header, cells
+    ]
 
 
-def _series(record: Record) -> list[Stored]:
-    """The series of influence that were measured on the same prompts."""
-    found: list[Stored] = record.scalars.get("influence", {}).get("series", [])
-    return found
+def _correlation_statement(series: Stored, measure: str, where: str) -> str:
+    found = series["correlations"][measure]
+    by_name = {entry["controlled"]: entry for entry in found["correlations"]}
+    plain, held = by_name["nothing"], by_name["position_and_ends"]
+    about = f"{series_name(series)} and {label(MEASURES, measure)}"
+    if plain["value"] is None:
+        return f"{about}: one of the curves is constant, so there is no correlation."
+    rest = "and nothing is left of a curve once position and ends are held fixed"
+    if held["value"] is not None:
+        rest = f"with position and ends held fixed {interval_text(held)} ({_established(held)})"
+    return (
+        f"{about} over {found['n_positions']} positions{where}: rank correlation {interval_text(plain)} "
+        f"({_established(plain)}), {rest}."
+    )
+
+
+def _established(correlation: Stored) -> str:
+    return "established" if correlation["established"] else "not established"
+
+
+def _figures(record: Record) -> list[Figure]:
+    """Where influence was measured on the same prompts, everything on one scale; then one figure per measure."""
+    figures = [_score_figure(record, name, curve) for name, curve in record.scalars["curves"].items()]
+    if _series(record):
+        group = {
+            "positions": record.resolved["positions"],
+            **{name: record.scalars[name] for name in ("n_items", "curves")},
+            "series": _series(record),
+        }
+        figures.insert(0, influence_figure("behaviour-influence", record.resolved["title"], group))
+    return [figure for figure in figures if figure.curves]
+
+
+def _score_figure(record: Record, name: str, curve: Stored) -> Figure:
+    stroke = MEASURED if name == "accuracy" else RUNS[0]
+    finding = curve["findings"][0] if curve["findings"] else ""
+    return Figure(
+        f"behaviour-{name.replace('_', '-')}",
+        f"{record.resolved['title']}, {label(MEASURES, name)}: {finding}",
+        _axis(record.scalars["n_items"]),
+        label(MEASURES, name),
+        _curves(label(MEASURES, name), curve["positions"], curve["means"], stroke),
+        markers=True,
+    )
+
+
+def influence_figure(slug: str, title: str, group: Stored) -> Figure:
+    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions.
+
+    Args:
+        slug: Short name for files and anchors.
+        title: Of the measurement.
+        group: `positions`, `n_items`, `curves` {measure: {means}} and `series` [{source, kind, what, means}].
+    """
+    drawn = [
+        (label(MEASURES, name), group["curves"][name]["means"], stroke)
+        for name, stroke in ON_ONE_SCALE.items()
+        if name in group["curves"]
+    ]
+    theories = theory_strokes([series["source"] for series in group["series"] if series["source"] != "measured"])
+    kinds = list(dict.fromkeys(series["kind"] for series in group["series"] if series["source"] == "measured"))
+    for series in group["series"]:
+        measured = series["source"] == "measured"
+        stroke = INFLUENCES[kinds.index(series["kind"]) % len(INFLUENCES)] if measured else theories[series["source"]]
+        if series["what"] == "place" and any(  # beside the answer's item of the same source
+            other["what"] == "gold" and (other["source"], other["kind"]) == (series["source"], series["kind"])
+            for other in group["series"]
+        ):
+            stroke = Stroke(stroke.colour, "dot")
+        drawn.append((series_name(series), series["means"], stroke))
+    curves = [curve for name, means, stroke in drawn for curve in _scaled(name, group["positions"], means, stroke)]
+    return Figure(
+        slug,
+        f"{title}: what weighs, and what is used, by position (each as a multiple of its mean)",
+        _axis(group["n_items"]),
+        "multiple of the mean over positions",
+        tuple(curves),
+        markers=True,
+        log_range=TIE_RANGE,
+        linear_range=(0.0, 4.0),
+    )
+
+
+def _axis(n_items: int) -> str:
+    return f"position of the answer among {n_items} (0 is the first)"
+
+
+def _curves(
+    name: str, places: Sequence[int], stored: Sequence[Stored], stroke: Stroke, *, scale: float = 1.0
+) -> tuple[Curve, ...]:
+    """The positions that have a value, with the band where it is known; nothing where none has."""
+    kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
+    value, low, high = (numbers([stored[index][end] for index in kept]) / scale for end in ("value", "low", "high"))
+    x = np.array([places[index] for index in kept], dtype=np.float64)
+    return (Curve(name, x, value, stroke, low, high, emphasis=stroke.colour != FAINT),) if kept else ()
+
+
+def _scaled(name: str, places: Sequence[int], stored: Sequence[Stored], stroke: Stroke) -> tuple[Curve, ...]:
+    """A curve as a multiple of its mean; nothing where that is 0 or unknown."""
+    values = [entry["value"] for entry in stored if entry["value"] is not None]
+    mean = float(np.mean(values)) if values else 0.0
+    return _curves(name, places, stored, stroke, scale=mean) if mean > 0 else ()
+
+
+def numbers(values: Sequence[float | None]) -> Float64[np.ndarray, "_"]:
+    """NaN where there is none."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+@REPORTS.register("place")
+def placement_report(record: Record) -> Report:
+    """The order, what it is worth against the usual ones, and what the data do not decide."""
+    found = record.scalars
+    rest = (
+        f"{100 * found['kept']:.0f} % of the measured differences between positions are kept, the rest is noise"
+        if found["decided"]
+        else "the samples do not show that positions differ, so best first is kept"
+    )
+    statements = [
+        f"order of the passages, first to last (0 is the first given): {_order(found['order'])}",
+        f"curve of {found['n_samples']} samples, p {found['p_flat']:.2g} against flat: {rest}",
+    ]
+    if found["interpolated"]:
+        statements.append("the slots were not all measured themselves: the curve is interpolated between positions")
+    cells = [[ORDERS[gain["over"]], _order(gain["order"]), *_worth(gain, found["order"])] for gain in found["gains"]]
+    title = f"Gain in {found['measure'].replace('_', ' ')}, per unit of relevance"
+    return Report(
+        title_of(record),
+        kicker="posbias · where relevant passages should stand",
+        statements=statements,
+        tables=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
+        record=record,
+    )
+
+
+def _worth(gain: Stored, order: Sequence[int]) -> list[str]:
+    """The gain, on what it was judged, and whether it is shown to be one."""
+    if gain["order"] == order:
+        return ["0", MISSING, "the same order"]
+    judged = "held-out samples" if gain["held_out"] else "all samples"
+    return [Interval.of_record(gain["gain"]).text("+.3f"), judged, "yes" if gain["raises"] else "not shown"]
+
+
+def _order(order: Sequence[int]) -> str:
+    return " ".join(map(str, order))

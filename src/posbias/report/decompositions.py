@@ -4,29 +4,38 @@ Everything comes from the record (layout: posbias/decomposition/record.py). Shif
 influence; a statement is made only where an interval over at least 6 prompts leaves zero out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.records import Record
-from posbias.report.conditions import caveats_of
+from posbias.report.figures import MEASURED, Curve, Figure, theory_strokes
+from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
-from posbias.report.shift_figure import SOURCE_NAMES, shift_figure, stored_shifts
-from posbias.report.tables import VERDICTS, Table
+from posbias.report.tables import VERDICTS, Table, interval_text, share_text
 from posbias.report.wording import KINDS, STATISTICS, label
-from posbias.statistics.intervals import MISSING
+from posbias.statistics import Interval
 
 CAVEAT = (
     "A changed model computes off its training distribution: a shift says what the trained weights do without the "
     "ingredient, not what a model trained without it would do."
 )
-
 NOTE = (
     "Masses: the shares of influence on the first tenth of the context, on the tenth around its centre and on the last "
     "tenth. A shift is a prompt's mass with the ingredient replaced less its mass without, averaged; brackets and "
     "whiskers are 95 % intervals over prompts, the same prompts on both sides. A point that is missing has "
     "its reason below."
 )
+SOURCE_NAMES = {
+    "measured": "measured",
+    "rollout_content": "architecture: residual rollout with content",
+    "attention_rollout": "own attention rolled out, replaced",
+    "power_rollout": "power rollout, replaced",
+    "power_rollout_rerun": "power rollout, run again",
+}
+"""Replaced: on the unchanged model's activations. Run again: on the changed model's own."""
 
 Stored = Mapping[str, Any]
 
@@ -35,29 +44,26 @@ Stored = Mapping[str, Any]
 def decomposition_report(record: Record) -> Report:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
     return Report(
+        f"What makes the profile of {record.resolved['title']}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
-        title=f"What makes the profile of {record.resolved['title']}",
         statements=statements_of(record),
-        figures=[shift_figure(record, kind) for kind in _drawn(record)],
+        caveats=[*caveats_of(record), CAVEAT],
+        figures=[_shift_figure(record, kind, shifts) for kind, shifts in _drawn(record).items()],
         note=NOTE,
         tables=tables_of(record),
         left_out=reasons_of(record),
-        caveats=[*caveats_of(record), CAVEAT],
+        record=record,
     )
 
 
 def tables_of(record: Record) -> list[Table]:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
-    tables: list[Table] = [Table("Masses with nothing replaced (a flat line: 10 % each)", *_baseline_cells(record))]
-    for kind in _drawn(record):
+    tables = [_baseline_table(record)]
+    for kind, shifts in _drawn(record).items():
         name = label(KINDS, kind)
-        tables.append(Table(f"Shift of the mass in percentage points ({name})", *_cells(record, kind, "shift")))
-        gaps = _cells(record, kind, "gap")
-        if gaps[1]:
-            tables.append(Table(f"Theory's shift less the measured one, in points ({name})", *gaps))
-    if record.scalars["scores"]:
-        tables.append(Table("How far are a theory's shifts from the measured ones?", *_score_cells(record)))
-    tables.append(Table("How far does the change drive the model?", *_divergence_cells(record)))
+        tables.append(_shift_table(f"Shift of the mass in percentage points ({name})", record, shifts, "shift"))
+        tables.append(_shift_table(f"Theory's shift less the measured one, in points ({name})", record, shifts, "gap"))
+    tables += [_score_table(record), _divergence_table(record)]
     return [table for table in tables if table.cells]
 
 
@@ -68,7 +74,7 @@ def statements_of(record: Record) -> list[str]:
         return [f"{count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]
     kind = record.scalars["kinds"][0]
     found = [_shift_statement(record, entry, kind) for entry in record.scalars["interventions"]]
-    return [*(text for text in found if text), *map(_score_statement, record.scalars["scores"])]
+    return [*filter(None, found), *map(_score_statement, record.scalars["scores"])]
 
 
 def reasons_of(record: Record) -> list[str]:
@@ -76,81 +82,110 @@ def reasons_of(record: Record) -> list[str]:
     reasons = [f"{_source(source)}: {reason}" for source, reason in record.scalars["left_out"].items()]
     for entry in record.scalars["interventions"]:
         for source, reason in entry["reasons"].items():
-            said = reason.removeprefix(f"{entry['name']}: ")
-            reasons.append(f"{entry['name']}, {_source(source)}: not possible, {said}")
+            why = reason.removeprefix(f"{entry['name']}: ")
+            reasons.append(f"{entry['name']}, {_source(source)}: not possible, {why}")
     return reasons
 
 
-def points_text(stored: Stored | None) -> str:
+def _drawn(record: Record) -> dict[str, list[Stored]]:
+    """The stored shifts of every kind of influence that has any."""
+    shifts = {
+        kind: [shift for shift in record.scalars["shifts"] if shift["kind"] == kind] for kind in record.scalars["kinds"]
+    }
+    return {kind: entries for kind, entries in shifts.items() if entries}
+
+
+def _shift_figure(record: Record, kind: str, shifts: list[Stored]) -> Figure:
+    """One row per ingredient and mass, one sort of point per source; the measurement is black."""
+    shown = {shift["intervention"] for shift in shifts}
+    masses = list(dict.fromkeys(shift["mass"] for shift in shifts))
+    names = [entry["name"] for entry in record.scalars["interventions"] if entry["name"] in shown]
+    rows = [(name, mass) for name in names for mass in masses]
+    sources = [source for source in record.scalars["sources"] if any(shift["source"] == source for shift in shifts)]
+    strokes = {**theory_strokes([source for source in sources if source != "measured"]), "measured": MEASURED}
+    curves = []
+    for source in sources:
+        own = {(shift["intervention"], shift["mass"]): shift["shift"] for shift in shifts if shift["source"] == source}
+        places = [place for place, row in enumerate(rows, start=1) if row in own]
+        stored = [own[rows[place - 1]] for place in places]
+        known = all(entry["low"] is not None and entry["high"] is not None for entry in stored)
+        value, low, high = (
+            np.array([100 * entry[end] for entry in stored]) if known or end == "value" else None
+            for end in ("value", "low", "high")
+        )
+        assert value is not None
+        curves.append(
+            Curve(label(SOURCE_NAMES, source), np.array(places, np.float64), value, strokes[source], low, high)
+        )
+    return Figure(
+        slug=f"shifts-{kind}",
+        title=f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})",
+        x_label="",
+        y_label="percentage points",
+        curves=tuple(curves),
+        rows=tuple(f"{name}: {label(STATISTICS, mass)}" for name, mass in rows),
+    )
+
+
+def _points_text(stored: Stored | None) -> str:
     """A share's change in percentage points with its interval."""
-    if stored is None or stored["value"] is None:
-        return MISSING
-    low, high = stored["low"], stored["high"]
-    ends = "" if low is None or high is None else f" [{_signed(low)}, {_signed(high)}]"
-    return f"{_signed(stored['value'])}{ends}"
+    return interval_text(None) if stored is None else Interval.of_record(stored).text("+.1f", scale=100)
 
 
-def _signed(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:+.1f}"
+def _mass_names(record: Record) -> list[str]:
+    return list(dict.fromkeys(label(STATISTICS, shift["mass"]) for shift in record.scalars["shifts"]))
 
 
-def _drawn(record: Record) -> list[str]:
-    """Kinds with anything to draw."""
-    return [kind for kind in record.scalars["kinds"] if stored_shifts(record, kind)]
-
-
-def _baseline_cells(record: Record) -> tuple[list[str], list[list[str]]]:
+def _baseline_table(record: Record) -> Table:
     """One row per source and kind, from the first intervention that knows it."""
     seen: dict[tuple[str, str], dict[str, Stored]] = {}
     for shift in record.scalars["shifts"]:
         seen.setdefault((shift["source"], shift["kind"]), {}).setdefault(shift["mass"], shift["before"])
-    header = ["source", "kind", *_mass_names(record)]
     cells = [
-        [_source(source), label(KINDS, kind), *(_share(stored) for stored in parts.values())]
+        [_source(source), label(KINDS, kind), *map(share_text, parts.values())]
         for (source, kind), parts in seen.items()
         if source != "power_rollout_rerun"  # with nothing replaced, there is nothing to run again
     ]
-    return header, cells
+    header = ["source", "kind", *_mass_names(record)]
+    return Table("Masses with nothing replaced (a flat line: 10 % each)", header, cells)
 
 
-def _cells(record: Record, kind: str, number: str) -> tuple[list[str], list[list[str]]]:
+def _shift_table(title: str, record: Record, shifts: list[Stored], number: str) -> Table:
     """One row per intervention and source, one column per mass."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for shift in record.scalars["shifts"]:
-        if shift["kind"] == kind and shift[number] is not None:
-            rows.setdefault((shift["intervention"], shift["source"]), []).append(points_text(shift[number]))
-    header = ["ingredient", "replaced by", "source", *_mass_names(record)]
+    for shift in shifts:
+        if shift[number] is not None:
+            rows.setdefault((shift["intervention"], shift["source"]), []).append(_points_text(shift[number]))
     ingredients = {entry["name"]: entry["ingredient"] for entry in record.scalars["interventions"]}
-    return header, [[ingredients[name], name, _source(source), *texts] for (name, source), texts in rows.items()]
+    cells = [[ingredients[name], name, _source(source), *texts] for (name, source), texts in rows.items()]
+    return Table(title, ["ingredient", "replaced by", "source", *_mass_names(record)], cells)
 
 
-def _score_cells(record: Record) -> tuple[list[str], list[list[str]]]:
-    header = [
-        "theory",
-        "kind",
-        "mean |gap|, points",
-        '"nothing changes"',
-        "difference",
-        "interventions",
-        "than nothing",
+def _score_table(record: Record) -> Table:
+    header = ["theory", "kind", "mean |gap|, points", '"nothing changes"', "difference"]
+    header += ["interventions", "than nothing"]
+    cells = [
+        [
+            _source(score["source"]),
+            label(KINDS, score["kind"]),
+            *(Interval.of_record(score[name]).text(".1f", scale=100) for name in ("error", "no_shift")),
+            _points_text(score["difference"]),
+            str(len(score["interventions"])),
+            VERDICTS[score["decides"]],
+        ]
+        for score in record.scalars["scores"]
     ]
-    cells = []
-    for score in record.scalars["scores"]:
-        texts = [_share(score[name], unit="") for name in ("error", "no_shift")] + [points_text(score["difference"])]
-        counts = [str(len(score["interventions"])), VERDICTS[score["decides"]]]
-        cells.append([_source(score["source"]), label(KINDS, score["kind"]), *texts, *counts])
-    return header, cells
+    return Table("How far are a theory's shifts from the measured ones?", header, cells)
 
 
-def _divergence_cells(record: Record) -> tuple[list[str], list[list[str]]]:
+def _divergence_table(record: Record) -> Table:
+    cells = [
+        [entry["ingredient"], entry["name"], interval_text(entry["divergence"])]
+        for entry in record.scalars["interventions"]
+        if entry["divergence"] is not None
+    ]
     header = ["ingredient", "replaced by", "KL of the next token, nats"]
-    cells = []
-    for entry in record.scalars["interventions"]:
-        stored = entry["divergence"]
-        if stored is not None:
-            ends = "" if stored["low"] is None else f" [{stored['low']:.3f}, {stored['high']:.3f}]"
-            cells.append([entry["ingredient"], entry["name"], f"{stored['value']:.3f}{ends}"])
-    return header, cells
+    return Table("How far does the change drive the model?", header, cells)
 
 
 def _shift_statement(record: Record, entry: Stored, kind: str) -> str:
@@ -159,11 +194,9 @@ def _shift_statement(record: Record, entry: Stored, kind: str) -> str:
     for shift in record.scalars["shifts"]:
         if (shift["intervention"], shift["source"], shift["kind"]) != (entry["name"], "measured", kind):
             continue
-        name, stored = label(STATISTICS, shift["mass"]), shift["shift"]
-        decided = stored["low"] > 0 or stored["high"] < 0
-        parts.append(
-            f"{name} {points_text(stored)} points" if decided else f"{name} not decided ({points_text(stored)})"
-        )
+        name, change = label(STATISTICS, shift["mass"]), Interval.of_record(shift["shift"])
+        points = change.text("+.1f", scale=100)
+        parts.append(f"{name} {points} points" if change.excludes(0.0) else f"{name} not decided ({points})")
     return (
         f"{entry['name']} ({entry['ingredient']}), measured {label(KINDS, kind)}: {'; '.join(parts)}." if parts else ""
     )
@@ -180,15 +213,6 @@ def _score_statement(score: Stored) -> str:
         f"shifts miss the measured ones by {100 * score['error']['value']:.1f} points on average, "
         f"against {100 * score['no_shift']['value']:.1f} of predicting no shift: {verdict}."
     )
-
-
-def _mass_names(record: Record) -> Sequence[str]:
-    return list(dict.fromkeys(label(STATISTICS, shift["mass"]) for shift in record.scalars["shifts"]))
-
-
-def _share(stored: Stored, unit: str = " %") -> str:
-    ends = "" if stored["low"] is None else f" [{100 * stored['low']:.1f}, {100 * stored['high']:.1f}]"
-    return f"{100 * stored['value']:.1f}{unit}{ends}"
 
 
 def _source(name: str) -> str:

@@ -1,24 +1,86 @@
-"""What each figure shows, apart from how it is drawn: curves, their band, stroke and title.
+"""What each figure shows, apart from how it is drawn: curves with their bands, matrices, strokes, ranges and titles.
 
-`figures_of` gives the figures of one run, `side_by_side` those of several; report/interactive.py draws them with
-plotly, report/static.py with matplotlib. To add a figure, describe it here and both follow.
+report/interactive.py draws them with plotly, report/static.py with matplotlib; a figure described once follows in both.
+Measurements are black, the flat line grey; each theory keeps its colour (Okabe and Ito, safe for the colour-blind) and
+its dash, for print, in every figure of every report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64, Int64
 
-from posbias.comparison import STATISTICS, Depth, Subject
+from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.report.checks import shown_rows
-from posbias.report.layout import RunView
-from posbias.report.palette import FLAT, MEASURED, RUNS, Stroke, drawn_positions, ramp, theory_strokes
-from posbias.report.wording import KINDS, MIXINGS, SUBJECTS, THEORIES, label
 
+INK = "#1a1a1a"
+FAINT = "#8a8a8a"
+GRID = "#e6e6e6"
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#B8A800",
+)
+DRAWN_POSITIONS = 4096
+"""Positions drawn of a longer profile: more than a screen has pixels, dense at both ends."""
 LOG_DECADES = 4.0
 """Decades a logarithmic axis shows below its largest value where no measurement sets the range."""
+TITLE_CHARACTERS = 104
+"""A title line that fits the width of a picture, and on a page of normal width stays clear of the toolbar."""
+PANEL_COLUMNS = 3
+"""Panels of a heat map side by side."""
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """How a curve is drawn."""
+
+    colour: str
+    dash: str
+    """As plotly spells it: "solid", "dash", "dot", "dashdot", "longdash"."""
+
+
+MEASURED = Stroke(INK, "solid")
+FLAT = Stroke(FAINT, "dot")
+_THEORIES = {
+    "power_rollout": Stroke(BLUE, "solid"),
+    "rollout": Stroke(VERMILION, "dash"),
+    "attention_only": Stroke(ORANGE, "dashdot"),
+    "attention_rollout": Stroke(PURPLE, "longdash"),
+    "rollout_content": Stroke(YELLOW, "dash"),
+    "closed_form": Stroke(GREEN, "dash"),
+    "continuous": Stroke(SKY, "dashdot"),
+    "mean_field": Stroke(GREEN, "solid"),
+    "shared_direction": Stroke(SKY, "solid"),
+}
+_OTHERS = [Stroke(colour, dash) for dash in ("dot", "longdashdot") for colour in (GREEN, PURPLE, SKY, YELLOW, BLUE)]
+RUNS = tuple(
+    Stroke(colour, dash)
+    for dash in ("solid", "dash", "dot")
+    for colour in (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+)
+"""Strokes of runs that are drawn side by side, in order."""
+
+
+def ramp(count: int) -> list[Stroke]:
+    """Strokes of an ordered sequence, from pale to dark."""
+    pale, dark = np.array([170, 205, 235]), np.array([10, 30, 80])
+    shades = [pale + (dark - pale) * step / max(count - 1, 1) for step in range(count)]
+    return [Stroke("#" + "".join(f"{round(float(part)):02x}" for part in shade), "solid") for shade in shades]
+
+
+def theory_strokes(names: Sequence[str]) -> dict[str, Stroke]:
+    """A stroke for every theory; those without one of their own get what is left, in order."""
+    others = list(dict.fromkeys(name for name in names if name not in _THEORIES))
+    return {
+        name: _THEORIES[name] if name in _THEORIES else _OTHERS[others.index(name) % len(_OTHERS)] for name in names
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,63 +129,153 @@ class Figure:
     """Names of x = 1, 2 ...: drawn lying, one row for each, points with their intervals. Empty: x is a number."""
 
     @property
-    def cut_spike(self) -> float | None:
-        """The largest value that the linear axis does not show; None where it shows all."""
-        top = max(float(curve.y.max()) for curve in self.curves)
-        return top if self.linear_range is not None and top > self.linear_range[1] else None
-
-    @property
     def cut_note(self) -> str:
         """What the linear axis does not show, in words; empty where it shows all."""
-        top = self.cut_spike
-        return "" if top is None else f"spikes to {top:.0f} cut" if top >= 10 else f"spikes to {top:.2g} cut"
+        top = max(float(curve.y.max()) for curve in self.curves)
+        if self.linear_range is None or top <= self.linear_range[1]:
+            return ""
+        return f"spikes to {top:.0f} cut" if top >= 10 else f"spikes to {top:.2g} cut"
+
+    def row_offset(self, number: int) -> float:
+        """Where a curve's points lie within their row, from -0.35 to 0.35."""
+        return 0.0 if len(self.curves) == 1 else 0.7 * (number / (len(self.curves) - 1) - 0.5)
 
 
-def offset(number: int, count: int) -> float:
-    """Where a curve's points lie within their row of a figure with `rows`, from -0.35 to 0.35."""
-    return 0.0 if count == 1 else 0.7 * (number / (count - 1) - 0.5)
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One matrix of a heat map; row 0 is drawn on top."""
+
+    name: str
+    """Empty where there is only one."""
+    values: Float[np.ndarray, "rows columns"]
+    """Not a number where there is nothing to draw."""
 
 
-def figures_of(view: RunView) -> list[Figure]:
-    """Profiles per subject and measured kind, predictions without a measurement, depth, and mixing per layer."""
-    figures: list[Figure] = []
-    for subject in view.subjects:
-        figures.extend(_measured_figure(view, subject, kind) for kind in subject.measured)
-        if not subject.measured and subject.theories:
-            figures.append(_predicted_figure(view, subject))
-    formed = [(subject, subject.depth) for subject in view.subjects if subject.depth is not None]
-    figures.extend(_depth_figure(view, subject, depth) for subject, depth in formed)
-    if any(subject.mixing for subject in view.subjects):
-        figures.append(_mixing_figure(view))
-    if len(view.subjects) > 1:
-        figures[0:0] = _birth_figures(view)
-    return figures
+@dataclass(frozen=True, eq=False)
+class HeatMap:
+    """Panels over the same axes and one colour scale."""
+
+    slug: str
+    title: str
+    x_label: str
+    y_label: str
+    value_label: str
+    panels: tuple[Panel, ...]
+    x: tuple[float, float]
+    """Centres of the first and last column."""
+    y: tuple[float, float]
+    scale: Literal["logarithmic", "linear", "diverging"] = "linear"
+    floor: float = 0.0
+    """Smallest value that a logarithmic scale shows, > 0; smaller ones take its colour."""
+
+    def __post_init__(self) -> None:
+        if not self.panels:
+            raise UsageError("a heat map needs at least 1 panel")
+        if self.scale == "logarithmic" and self.floor <= 0:
+            raise UsageError(f"a logarithmic heat map needs a floor > 0, got {self.floor}")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of panels."""
+        columns = min(PANEL_COLUMNS, len(self.panels))
+        return -(-len(self.panels) // columns), columns
+
+    @property
+    def colours(self) -> str:
+        """Its colour map, which plotly and matplotlib both know by this name."""
+        return "RdBu_r" if self.scale == "diverging" else "viridis"
+
+    def shown(self, panel: Panel) -> Float[np.ndarray, "rows columns"]:
+        """What is coloured: the values, or their decimal logarithms."""
+        values = panel.values.astype(np.float64)
+        return np.log10(np.maximum(values, self.floor)) if self.scale == "logarithmic" else values
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Ends of the colour scale, in what is coloured."""
+        values = np.concatenate([self.shown(panel).ravel() for panel in self.panels])
+        values = values[np.isfinite(values)]
+        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+        if self.scale == "diverging":
+            low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
+        return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def side_by_side(views: Sequence[RunView]) -> list[Figure]:
-    """One figure per measured kind that several runs share, and one of the predictions of runs without measurement."""
-    kinds = dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured)
-    figures = []
-    for kind in kinds:
-        entries = [
-            (_state(view, subject), subject.measured[kind].profile, _run_stroke(number, state))
-            for number, view in enumerate(views)
-            for state, subject in enumerate(view.subjects)
-            if kind in subject.measured
-        ]
-        if len(entries) > 1:
-            title = f"{_capital(label(KINDS, kind))} influence of {len(entries)} measurements, side by side"
-            figures.append(_runs_figure(f"runs-{kind}", title, entries))
-    predictions = [
-        (f"{_state(view, subject)}: {label(THEORIES, name)}", theory.profile, _run_stroke(number, 0))
-        for number, view in enumerate(views)
-        for subject in view.subjects
-        if not subject.measured
-        for name, theory in subject.theories.items()
-    ]
-    if len(predictions) > 1:
-        figures.append(_runs_figure("runs-predicted", f"{len(predictions)} predictions, side by side", predictions))
-    return figures
+def title_lines(text: str) -> list[str]:
+    """A title broken at spaces into lines that fit."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > TITLE_CHARACTERS:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def log_steps(log_range: tuple[float, float]) -> tuple[int, ...]:
+    """Which multiples of powers of ten a logarithmic axis names: 1, 2 and 5 over a few decades, 1 over many."""
+    return (1, 2, 5) if log_range[1] / log_range[0] < 300 else (1,)
+
+
+def drawn_positions(n_positions: int) -> Int64[np.ndarray, "n_drawn"]:
+    """The positions of a long profile that are drawn: all up to a limit, then evenly plus densely at both ends."""
+    if n_positions < 1:
+        raise UsageError(f"a profile needs at least 1 position, got {n_positions}")
+    if n_positions <= DRAWN_POSITIONS:
+        return np.arange(n_positions)
+    even = np.linspace(0, n_positions - 1, DRAWN_POSITIONS // 2)
+    from_end = np.geomspace(1, n_positions, DRAWN_POSITIONS // 4) - 1
+    return np.unique(np.concatenate([even, from_end, n_positions - 1 - from_end]).astype(np.int64))
+
+
+def profile_curve(
+    name: str, profile: Profile, stroke: Stroke, *, relative: bool = False, emphasis: bool = False
+) -> Curve:
+    """Influence in multiples of the flat line, thinned where the profile is longer than a figure can show.
+
+    Args:
+        name: In the legend.
+        profile: What is drawn.
+        stroke: How.
+        relative: Over positions as fractions of the context.
+        emphasis: Drawn thicker.
+    """
+    shown = drawn_positions(profile.n_positions)
+    x = (profile.relative_positions if relative else np.arange(profile.n_positions, dtype=np.float64))[shown]
+    low, high = (None if end is None else end[shown] * profile.n_positions for end in (profile.low, profile.high))
+    return Curve(name, x, profile.influence[shown] * profile.n_positions, stroke, low, high, emphasis)
+
+
+def profile_figure(
+    slug: str,
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    measured: Sequence[Curve] = (),
+    x_label: str = "position in the context",
+) -> Figure:
+    """Curves of profiles beside the flat line, on a logarithmic and a linear axis.
+
+    Args:
+        slug: Short name; what is no letter or digit becomes a hyphen.
+        title: What is seen, as a sentence.
+        curves: Of `profile_curve`.
+        measured: Those that set the range of the axes; by default all.
+        x_label: What x counts.
+    """
+    main = measured or curves
+    flat = Curve("flat line", np.array([0.0, max(curve.x[-1] for curve in curves)]), np.ones(2), FLAT)
+    # From zero to above everything between the first and the last position, whose spikes would flatten the rest.
+    inside = [curve.y[1:-1] if curve.y.size > 2 else curve.y for curve in main]
+    return Figure(
+        "".join(character if character.isalnum() else "-" for character in slug.lower()).strip("-"),
+        title,
+        x_label,
+        "influence (flat line = 1)",
+        (*curves, flat),
+        log_range=_log_range(main, everything=curves),
+        linear_range=(0.0, max(1.25 * float(np.concatenate(inside).max()), 1.5)),
+    )
 
 
 def profiles_figure(
@@ -141,162 +293,15 @@ def profiles_figure(
         theories: Predicted profiles with their strokes.
         measured: Measured ones; they set the range of the axes.
     """
-    own = [_profile_curve(name, profile, MEASURED, emphasis=True) for name, profile in (measured or {}).items()]
-    others = [_profile_curve(name, profile, stroke) for name, (profile, stroke) in theories.items()]
-    return _profile_figure(slug, title, (*own, *others), measured=own)
+    own = [profile_curve(name, profile, MEASURED, emphasis=True) for name, profile in (measured or {}).items()]
+    others = [profile_curve(name, profile, stroke) for name, (profile, stroke) in theories.items()]
+    return profile_figure(slug, title, [*own, *others], measured=own)
 
 
-def _measured_figure(view: RunView, subject: Subject, kind: str) -> Figure:
-    profile = subject.measured[kind].profile
-    name = f"measured ({label(KINDS, kind)})"
-    measured = _profile_curve(name, profile, MEASURED, emphasis=True)
-    theories = _theory_curves(subject)
-    title = f"{_state(view, subject)}: {_shares_sentence(profile, f'{label(KINDS, kind)} influence')}"
-    return _profile_figure(f"{subject.name}-{kind}", title, (measured, *theories), measured=[measured])
-
-
-def _predicted_figure(view: RunView, subject: Subject) -> Figure:
-    curves = _theory_curves(subject)
-    first = next(iter(subject.theories.values())).profile
-    title = f"{_state(view, subject)}: {_shares_sentence(first, 'predicted influence')}"
-    return _profile_figure(f"{subject.name}-predicted", title, curves, measured=[])
-
-
-def _birth_figures(view: RunView) -> list[Figure]:
-    """The first two subjects (as trained, at initialisation) in one figure, for their first common kind."""
-    first, second = view.subjects[:2]
-    kind = next((kind for kind in first.measured if kind in second.measured), None)
-    if kind is None or first.n_positions != second.n_positions:
-        return []
-    curves = tuple(
-        _profile_curve(label(SUBJECTS, subject.name), subject.measured[kind].profile, stroke, emphasis=True)
-        for subject, stroke in ((first, RUNS[0]), (second, RUNS[3]))
-    )
-    shares = [
-        100 * float(STATISTICS["first_tenth"](entry.measured[kind].profile.influence)) for entry in (first, second)
-    ]
-    title = (
-        f"{view.title}: the first tenth of the context carries {shares[0]:.0f} %"
-        f" {label(SUBJECTS, first.name)} and {shares[1]:.0f} % {label(SUBJECTS, second.name)}"
-    )
-    return [_profile_figure(f"initialisation-{kind}", title, curves, measured=list(curves))]
-
-
-def _depth_figure(view: RunView, subject: Subject, depth: Depth) -> Figure:
-    """The profile after a few layers, from pale (near the input) to dark."""
-    rows = shown_rows(len(depth.layers))
-    curves = []
-    for row, stroke in zip(rows, ramp(len(rows)), strict=True):
-        low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
-        profile = Profile(depth.influence[row], low, high)
-        curves.append(_profile_curve(f"after layer {int(depth.layers[row])}", profile, stroke))
-    shares = [100 * float(STATISTICS["last_tenth"](depth.influence[row])) for row in (0, -1)]
-    title = (
-        f"{_state(view, subject)}: the last tenth carries {shares[0]:.0f} % of the influence after layer"
-        f" {int(depth.layers[0])} and {shares[1]:.0f} % after layer {int(depth.layers[-1])}"
-    )
-    return _profile_figure(f"{subject.name}-depth", title, tuple(curves), measured=curves)
-
-
-def _mixing_figure(view: RunView) -> Figure:
-    curves = []
-    means = []
-    for number, subject in enumerate(view.subjects):
-        for definition, mixing in subject.mixing.items():
-            dash = "solid" if definition == next(iter(subject.mixing)) else "dash"
-            stroke = Stroke((RUNS[0], RUNS[3], RUNS[2])[number % 3].colour, dash)
-            name = f"{label(SUBJECTS, subject.name)}, {label(MIXINGS, definition)}"
-            layers = np.arange(mixing.value.size, dtype=np.float64)
-            curves.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
-        if subject.mixing:
-            first = next(iter(subject.mixing.values()))
-            means.append(f"{first.value.mean():.2f} {label(SUBJECTS, subject.name)}")
-    title = f"{view.title}: attention contributes a share of {' and '.join(means)} to a layer's output, on average"
-    return Figure("mixing", title, "layer (0 is nearest the input)", "mixing coefficient", tuple(curves), markers=True)
-
-
-def _runs_figure(slug: str, title: str, entries: Sequence[tuple[str, Profile, Stroke]]) -> Figure:
-    curves = tuple(_profile_curve(name, profile, stroke, relative=True) for name, profile, stroke in entries)
-    return Figure(
-        _slug(slug),
-        title,
-        "position as a fraction of the context",
-        "influence (flat line = 1)",
-        (*curves, _flat_curve(0.0, 1.0)),
-        log_range=_log_range(curves),
-        linear_range=_linear_range(curves),
-    )
-
-
-def _run_stroke(run: int, state: int) -> Stroke:
-    """A colour per run, a dash per state of its model."""
-    return Stroke(RUNS[run % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3])
-
-
-def _profile_figure(slug: str, title: str, curves: tuple[Curve, ...], *, measured: Sequence[Curve]) -> Figure:
-    flat = _flat_curve(0.0, float(max(curve.x[-1] for curve in curves)))
-    return Figure(
-        _slug(slug),
-        title,
-        "position in the context",
-        "influence (flat line = 1)",
-        (*curves, flat),
-        log_range=_log_range(measured or curves, everything=curves),
-        linear_range=_linear_range(measured or curves),
-    )
-
-
-def _theory_curves(subject: Subject) -> tuple[Curve, ...]:
-    strokes = theory_strokes(list(subject.theories))
-    return tuple(
-        _profile_curve(label(THEORIES, name), theory.profile, strokes[name])
-        for name, theory in subject.theories.items()
-    )
-
-
-def _profile_curve(
-    name: str, profile: Profile, stroke: Stroke, *, relative: bool = False, emphasis: bool = False
-) -> Curve:
-    """Influence in multiples of the flat line, thinned where the profile is longer than a figure can show."""
-    shown = drawn_positions(profile.n_positions)
-    x = (profile.relative_positions if relative else np.arange(profile.n_positions, dtype=np.float64))[shown]
-    low, high = (None if end is None else end[shown] * profile.n_positions for end in (profile.low, profile.high))
-    return Curve(name, x, profile.influence[shown] * profile.n_positions, stroke, low, high, emphasis)
-
-
-def _flat_curve(start: float, stop: float) -> Curve:
-    return Curve("flat line", np.array([start, stop]), np.array([1.0, 1.0]), FLAT)
-
-
-def _log_range(main: Iterable[Curve], *, everything: Iterable[Curve] = ()) -> tuple[float, float]:
+def _log_range(main: Iterable[Curve], *, everything: Iterable[Curve]) -> tuple[float, float]:
     """A range that shows the main curves whole and does not follow theories down to 1e-30."""
-    values = np.concatenate([curve.y[curve.y > 0] for curve in main] or [np.ones(1)])
-    others = np.concatenate([curve.y for curve in everything] or [values])
+    values = np.concatenate([curve.y[curve.y > 0] for curve in main])
+    others = np.concatenate([curve.y for curve in everything])
     top = 1.6 * max(float(values.max()), min(float(others.max()), 30 * float(values.max())), 1.0)
     bottom = max(float(values.min()) / 2, top * 10**-LOG_DECADES)
     return min(bottom, 0.5), top
-
-
-def _linear_range(main: Iterable[Curve]) -> tuple[float, float]:
-    """From zero to above everything between the first and the last position, whose spikes would flatten the rest."""
-    inside = [curve.y[1:-1] if curve.y.size > 2 else curve.y for curve in main]
-    return 0.0, max(1.25 * float(np.concatenate(inside).max()), 1.5)
-
-
-def _shares_sentence(profile: Profile, what: str) -> str:
-    first, middle, last = (
-        100 * float(STATISTICS[name](profile.influence)) for name in ("first_tenth", "middle_tenth", "last_tenth")
-    )
-    return f"{first:.0f} % of the {what} on the first tenth, {middle:.0f} % on the middle, {last:.0f} % on the last"
-
-
-def _state(view: RunView, subject: Subject) -> str:
-    return f"{view.title} {label(SUBJECTS, subject.name)}" if subject.name in SUBJECTS else view.title
-
-
-def _slug(text: str) -> str:
-    return "".join(character if character.isalnum() else "-" for character in text.lower()).strip("-")
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]

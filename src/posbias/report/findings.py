@@ -5,13 +5,14 @@ units), an explicit "not decided", or a bare statement of what was seen. Negativ
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from posbias.comparison import UNITS_FOR_CLAIM, Contrast, KindComparison, Subject
 from posbias.report.layout import RunView
-from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
+from posbias.report.tables import state_of
+from posbias.report.wording import KINDS, THEORIES, label
 from posbias.statistics import Interval
 
 FLAT_TENTH = 0.1
@@ -26,48 +27,51 @@ class Finding:
 
 
 def findings_of(view: RunView) -> list[Finding]:
-    """All findings of a run, in reading order: shape, theories, then what was there at initialisation."""
-    found: list[Finding] = []
-    for subject in view.subjects:
-        for number, kind in enumerate(subject.measured):
-            found.append(_opening(view, subject, kind))
-            if subject.measured[kind].n_independent < UNITS_FOR_CLAIM or kind not in subject.summaries:
-                found.append(_too_few(subject.measured[kind].n_independent))
-                continue
-            if number == 0:
-                found.extend(_shape(subject, kind))
-            found.extend(_theories(subject, kind))
-    for kind, entry in view.contrasts.items():
-        found.extend(_initialisation(kind, entry))
-    return [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in found]
+    """All findings of a run, in reading order."""
+    return [finding for group in grouped_findings(view) for finding in group]
 
 
 def paragraph(view: RunView) -> str:
     """The findings as plain text: one line for each measured kind of each subject, and for each contrast."""
-    return "\n".join(" ".join(finding.text for finding in group) for group in grouped(findings_of(view)))
+    return "\n".join(" ".join(finding.text for finding in group) for group in grouped_findings(view))
 
 
-def grouped(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
-    """Findings split where a new measurement is introduced (its sentence ends in a colon)."""
-    groups: list[list[Finding]] = []
-    for finding in findings:
-        if not groups or finding.text.endswith(":"):
-            groups.append([])
-        groups[-1].append(finding)
-    return tuple(tuple(group) for group in groups)
+def grouped_findings(view: RunView) -> list[list[Finding]]:
+    """For each measured kind of each subject its shape and the theories, then what was there at initialisation.
 
-
-def percent(interval: Interval) -> str:
-    """A share with its interval, e.g. `31 % [28, 35]`; one more digit where it is small."""
-    return interval.text(".0f" if abs(interval.value) >= 0.1 else ".1f", scale=100, unit=" %")
+    Every group opens with what it is about (a sentence that ends in a colon); one with nothing else is left out.
+    """
+    groups = [
+        [_opening(view, subject, kind), *_of_measurement(subject, kind, first=number == 0)]
+        for subject in view.subjects
+        for number, kind in enumerate(subject.measured)
+    ]
+    groups += [list(_initialisation(kind, entry)) for kind, entry in view.contrasts.items()]
+    return [
+        [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in group]
+        for group in groups
+        if len(group) > 1
+    ]
 
 
 def _opening(view: RunView, subject: Subject, kind: str) -> Finding:
     measured = subject.measured[kind]
     units = "" if measured.per_prompt is None else f"{len(measured.per_prompt)} prompts of "
-    state = f" {label(SUBJECTS, subject.name)}" if subject.name in SUBJECTS else ""
-    text = f"For {view.title}{state} ({label(KINDS, kind)}, {units}{subject.n_positions} positions):"
+    text = f"For {state_of(view, subject)} ({label(KINDS, kind)}, {units}{subject.n_positions} positions):"
     return Finding(text, "statement")
+
+
+def _of_measurement(subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
+    """What is said of one measured kind; its shape of a subject's first one only."""
+    n_units = subject.measured[kind].n_independent
+    if n_units < UNITS_FOR_CLAIM or kind not in subject.summaries:
+        yield _too_few(n_units)
+        return
+    if first:
+        yield from _shape(subject, kind)
+    blocks = [block for block in subject.comparisons if block.kind == kind and block.prompts is not None]
+    for block in sorted(blocks, key=lambda block: block.comparison.wasserstein):
+        yield _theory(block)
 
 
 def _too_few(n_units: int) -> Finding:
@@ -90,7 +94,8 @@ def _shape(subject: Subject, kind: str) -> Iterator[Finding]:
 
 
 def _share(where: str, share: Interval) -> Finding:
-    carries = f"{where} carries {percent(share)} of the influence"
+    text = share.text(".0f" if abs(share.value) >= 0.1 else ".1f", scale=100, unit=" %")
+    carries = f"{where} carries {text} of the influence"
     if not share.excludes(FLAT_TENTH):
         return Finding(f"{carries}; whether that is more or less than the flat 10 % is not decided.", "undecided")
     comparison = "more" if share.value > FLAT_TENTH else "less"
@@ -120,13 +125,6 @@ def _sign(interval: Interval) -> int:
     if not math.isfinite(interval.value) or not interval.excludes(0.0):
         return 0
     return 1 if interval.value > 0 else -1
-
-
-def _theories(subject: Subject, kind: str) -> Iterator[Finding]:
-    blocks = [block for block in subject.comparisons if block.kind == kind and block.prompts is not None]
-    blocks.sort(key=lambda block: block.comparison.wasserstein)
-    for block in blocks:
-        yield _theory(block)
 
 
 def _theory(block: KindComparison) -> Finding:

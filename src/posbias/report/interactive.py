@@ -1,17 +1,16 @@
 """Figures as interactive plotly charts: hover for values, buttons for a logarithmic or linear axis, click to hide.
 
-Every text is escaped before it reaches plotly, which reads a little HTML in labels. The chart is an HTML fragment
-without plotly itself; the page inlines the library once (report/page.py).
+Every text is escaped before it reaches plotly, which reads a little HTML in labels. A chart is an HTML fragment without
+plotly itself; the page inlines the library once (report/page.py).
 """
 
 import html
-import math
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from posbias.report.figures import Curve, Figure, offset
-from posbias.report.palette import GRID, INK, clear_title
+from posbias.report.figures import GRID, INK, Curve, Figure, HeatMap, log_steps, title_lines
 
 BAND_OPACITY = 0.16
 CONFIG = {
@@ -22,9 +21,8 @@ CONFIG = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendChartToCloud"],
 }
 """No button that would send the data anywhere."""
-TITLE_CHARACTERS = 104
-"""A title line that stays clear of the toolbar on a page of normal width."""
 PIXELS_PER_ROW = 26
+PIXELS_PER_PANEL = 330
 ROW_SYMBOLS = {
     "solid": "circle",
     "dash": "square",
@@ -35,26 +33,20 @@ ROW_SYMBOLS = {
 }
 """Where points lie in rows, a dash becomes a marker."""
 FONT = "Inter, 'Helvetica Neue', Arial, sans-serif"
+DIGITS = 4
+"""Significant digits of a heat map's values: all that a hover text shows."""
+
+Plotly = dict[str, Any]
 
 
-def interactive(figure: Figure, *, anchor: str) -> str:
+def interactive(figure: Figure | HeatMap, *, anchor: str) -> str:
     """The figure as an HTML fragment; `anchor` becomes the id of its element and must be unique on the page."""
-    import plotly.graph_objects as graph
-
-    chart = graph.Figure()
-    for number, curve in enumerate(figure.curves):
-        if figure.rows:
-            chart.add_trace(_row_trace(curve, figure.rows, offset(number, len(figure.curves))))
-            continue
-        for trace in _traces(curve, figure):
-            chart.add_trace(trace)
-    chart.update_layout(_layout(figure))
+    if isinstance(figure, HeatMap):
+        chart, height = _heat_map(figure), 150 + PIXELS_PER_PANEL * figure.grid[0]
+    else:
+        chart, height = _curves(figure), max(480, 230 + PIXELS_PER_ROW * len(figure.rows))
     fragment: str = chart.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=anchor,
-        default_height=f"{max(480, 230 + PIXELS_PER_ROW * len(figure.rows))}px",
-        config=CONFIG,
+        full_html=False, include_plotlyjs=False, div_id=anchor, default_height=f"{height}px", config=CONFIG
     )
     return fragment
 
@@ -67,31 +59,78 @@ def plotly_source() -> str:
     return source
 
 
-def _traces(curve: Curve, figure: Figure) -> list[dict[str, Any]]:
-    positive = figure.log_range is not None
+def _look(title: str, top: float) -> Plotly:
+    """Title, font and colours of every chart; the title begins at `top` of its height."""
+    text = "<br>".join(html.escape(line) for line in title_lines(title))
+    return {
+        "title": {"text": f"<b>{text}</b>", "x": 0, "xref": "paper", "font": {"size": 15}, "yanchor": "top", "y": top},
+        "font": {"family": FONT, "color": INK, "size": 13},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+    }
+
+
+def _curves(figure: Figure) -> Any:
+    import plotly.graph_objects as graph
+
+    chart = graph.Figure()
+    for number, curve in enumerate(figure.curves):
+        if figure.rows:
+            chart.add_trace(_row_trace(curve, figure.rows, figure.row_offset(number)))
+        else:
+            chart.add_traces(_line_traces(curve, figure))
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside", "showline": True}
+    layout = {
+        **_look(figure.title, 0.97),
+        "hovermode": "x unified",
+        "margin": {"l": 70, "r": 20, "t": 84, "b": 110},
+        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        "xaxis": {**axis, "title": {"text": figure.x_label}},
+        "yaxis": {**axis, "title": {"text": figure.y_label}, "rangemode": "tozero"},
+    }
+    for name in figure.log_axes:
+        layout[f"{name}axis"] |= {"type": "log", "exponentformat": "power", "rangemode": "normal"}
+    if figure.rows:
+        layout["hovermode"] = "closest"
+        layout["xaxis"] |= {"title": {"text": figure.y_label}, "zeroline": True, "zerolinecolor": INK}
+        layout["yaxis"] = {
+            **axis,
+            "range": [len(figure.rows) + 0.6, 0.4],
+            "automargin": True,
+            "tickvals": list(range(1, len(figure.rows) + 1)),
+            "ticktext": [html.escape(name) for name in figure.rows],
+        }
+        layout["legend"] |= {"yref": "container", "y": 0.01, "yanchor": "bottom"}
+    if figure.log_range is not None:
+        layout |= _log_or_linear(figure, figure.log_range, layout["yaxis"])
+    chart.update_layout(layout)
+    return chart
+
+
+def _line_traces(curve: Curve, figure: Figure) -> list[Plotly]:
+    """A curve, and behind it its band."""
     name = html.escape(curve.name)
-    mode = "+".join([*(["lines"] if figure.lines else []), *(["markers"] if figure.markers else [])])
-    line = {"color": curve.stroke.colour, "dash": curve.stroke.dash, "width": 1.6 if curve.emphasis else 2.2}
     main = {
         "type": "scatter",
-        "mode": mode,
+        "mode": "+".join(["lines"] * figure.lines + ["markers"] * figure.markers),
         "name": name,
         "legendgroup": name,
         "x": curve.x,
         "y": curve.y,
-        "line": line,
+        "line": {"color": curve.stroke.colour, "dash": curve.stroke.dash, "width": 1.6 if curve.emphasis else 2.2},
         "hovertemplate": "%{y:.3g}",
     }
     if curve.low is None or curve.high is None:
         return [main]
     outline = np.concatenate([curve.high, curve.low[::-1]])
+    red, green, blue = (int(curve.stroke.colour[start : start + 2], 16) for start in (1, 3, 5))
     band = {
         "type": "scatter",
         "mode": "lines",
         "x": np.concatenate([curve.x, curve.x[::-1]]),
-        "y": np.maximum(outline, np.finfo(np.float64).tiny) if positive else outline,
+        "y": np.maximum(outline, np.finfo(np.float64).tiny) if figure.log_range is not None else outline,
         "fill": "toself",
-        "fillcolor": _translucent(curve.stroke.colour),
+        "fillcolor": f"rgba({red},{green},{blue},{BAND_OPACITY})",
         "line": {"width": 0},
         "legendgroup": name,
         "showlegend": False,
@@ -101,9 +140,9 @@ def _traces(curve: Curve, figure: Figure) -> list[dict[str, Any]]:
     return [band, main]
 
 
-def _row_trace(curve: Curve, rows: tuple[str, ...], shift: float) -> dict[str, Any]:
+def _row_trace(curve: Curve, rows: tuple[str, ...], shift: float) -> Plotly:
     """Points in named rows, with their intervals."""
-    trace: dict[str, Any] = {
+    trace: Plotly = {
         "type": "scatter",
         "mode": "markers",
         "name": html.escape(curve.name),
@@ -119,79 +158,74 @@ def _row_trace(curve: Curve, rows: tuple[str, ...], shift: float) -> dict[str, A
     return trace
 
 
-def _layout(figure: Figure) -> dict[str, Any]:
-    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside", "showline": True}
-    title = "<br>".join(html.escape(line) for line in clear_title(figure.title, TITLE_CHARACTERS))
-    layout: dict[str, Any] = {
-        "title": {
-            "text": f"<b>{title}</b>",
-            "x": 0,
-            "xref": "paper",
-            "font": {"size": 15},
-            "yanchor": "top",
-            "y": 0.97,
-        },
-        "font": {"family": FONT, "color": INK, "size": 13},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "hovermode": "x unified",
-        "margin": {"l": 70, "r": 20, "t": 84, "b": 110},
-        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
-        "xaxis": {**axis, "title": {"text": figure.x_label}},
-        "yaxis": {**axis, "title": {"text": figure.y_label}, "rangemode": "tozero"},
-    }
-    for name in figure.log_axes:
-        layout[f"{name}axis"] |= {"type": "log", "exponentformat": "power", "rangemode": "normal"}
-    if figure.rows:
-        count = len(figure.rows)
-        layout["hovermode"] = "closest"
-        layout["xaxis"] |= {"title": {"text": figure.y_label}, "zeroline": True, "zerolinecolor": INK}
-        layout["yaxis"] = {
-            **axis,
-            "range": [count + 0.6, 0.4],
-            "automargin": True,
-            "tickvals": list(range(1, count + 1)),
-        }
-        layout["yaxis"]["ticktext"] = [html.escape(name) for name in figure.rows]
-        layout["legend"] |= {"yref": "container", "y": 0.01, "yanchor": "bottom"}
-    if figure.log_range is not None:
-        logarithmic = [math.log10(end) for end in figure.log_range]
-        layout["yaxis"] |= {
-            "type": "log",
-            "range": logarithmic,
-            "dtick": _log_ticks(logarithmic),
-            "minor": {"showgrid": False},
-        }
-        layout["updatemenus"] = [_axis_buttons(logarithmic, figure)]
-    return layout
-
-
-def _axis_buttons(logarithmic: list[float], figure: Figure) -> dict[str, Any]:
-    linear = list(figure.linear_range) if figure.linear_range is not None else None
-    cut = f" ({figure.cut_note})" if figure.cut_note else ""
+def _log_or_linear(figure: Figure, log_range: tuple[float, float], axis: Plotly) -> Plotly:
+    """The logarithmic axis, and two buttons that choose between it and the linear one."""
+    ends = [float(np.log10(end)) for end in log_range]
+    values = [step * 10.0**decade for decade in range(-12, 13) for step in log_steps(log_range)]
+    ticks = {"tickmode": "array", "tickvals": values, "ticktext": [f"{value:g}" for value in values]}
+    linear = {"yaxis.type": "linear", "yaxis.range": figure.linear_range, "yaxis.tickmode": "auto"}
     buttons = [
-        {
-            "label": "log scale",
-            "method": "relayout",
-            "args": [{"yaxis.type": "log", "yaxis.range": logarithmic, "yaxis.tickmode": "array"}],
-        },
-        {
-            "label": f"linear scale{cut}",
-            "method": "relayout",
-            "args": [{"yaxis.type": "linear", "yaxis.range": linear, "yaxis.tickmode": "auto"}],
-        },
+        ("log scale", {"yaxis.type": "log", "yaxis.range": ends, "yaxis.tickmode": "array"}),
+        (f"linear scale ({figure.cut_note})" if figure.cut_note else "linear scale", linear),
     ]
-    place = {"x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
-    return {"type": "buttons", "direction": "right", "showactive": True, "buttons": buttons, **place}
+    menu = {
+        "type": "buttons",
+        "direction": "right",
+        "showactive": True,
+        "buttons": [{"label": label, "method": "relayout", "args": [changes]} for label, changes in buttons],
+        "x": 1,
+        "xanchor": "right",
+        "y": 1.02,
+        "yanchor": "bottom",
+    }
+    logarithmic = {"type": "log", "range": ends, "minor": {"showgrid": False}, **ticks}
+    return {"yaxis": {**axis, **logarithmic}, "updatemenus": [menu]}
 
 
-def _log_ticks(logarithmic: list[float]) -> dict[str, Any]:
-    """1, 2, 5, 10 ... over a few decades, powers of ten over many, written as numbers."""
-    steps = (1, 2, 5) if logarithmic[1] - logarithmic[0] < 2.5 else (1,)
-    values = [step * 10.0**decade for decade in range(-12, 13) for step in steps]
-    return {"tickmode": "array", "tickvals": values, "ticktext": [f"{value:g}" for value in values]}
+def _heat_map(figure: HeatMap) -> Any:
+    from plotly.subplots import make_subplots
+
+    rows, columns = figure.grid
+    chart = make_subplots(
+        rows=rows,
+        cols=columns,
+        subplot_titles=[html.escape(panel.name) for panel in figure.panels],
+        shared_xaxes=True,
+        shared_yaxes=True,
+        horizontal_spacing=0.04,
+        vertical_spacing=0.12 / rows,
+    )
+    for index, panel in enumerate(figure.panels):
+        height, width = panel.values.shape
+        trace = {
+            "type": "heatmap",
+            "x": np.linspace(*figure.x, width),
+            "y": np.linspace(*figure.y, height),
+            "z": _rounded(figure.shown(panel)),
+            "customdata": _rounded(panel.values),
+            "coloraxis": "coloraxis",
+            "hovertemplate": "%{y:.0f}, %{x:.0f}: %{customdata:.3g}<extra></extra>",
+            "hoverongaps": False,
+        }
+        chart.add_trace(trace, row=index // columns + 1, col=index % columns + 1)
+    low, high = figure.limits
+    bar: Plotly = {"title": {"text": html.escape(figure.value_label), "side": "right"}, "thickness": 14}
+    if figure.scale == "logarithmic":
+        ticks = list(range(int(np.ceil(low)), int(np.floor(high)) + 1))
+        bar |= {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
+    chart.update_layout(
+        **_look(figure.title, 0.98),
+        margin={"l": 70, "r": 20, "t": 104 if figure.panels[0].name else 70, "b": 60},
+        coloraxis={"colorscale": figure.colours, "cmin": low, "cmax": high, "colorbar": bar},
+    )
+    chart.update_xaxes(constrain="domain", ticks="outside")
+    chart.update_yaxes(autorange="reversed", ticks="outside")
+    chart.update_annotations(font={"size": 13})
+    chart.update_xaxes(title_text=figure.x_label, row=rows)
+    chart.update_yaxes(title_text=figure.y_label, col=1)
+    return chart
 
 
-def _translucent(colour: str) -> str:
-    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{BAND_OPACITY})"
+def _rounded(values: Float[np.ndarray, "rows columns"]) -> list[list[float | None]]:
+    """Few digits, which keep the page small; a gap where there is no number."""
+    return [[float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in row] for row in values]

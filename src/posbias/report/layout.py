@@ -18,23 +18,27 @@ An interval is {value, low, high}, None where infinite or undefined. `resolved` 
 tables `model`, `prompts`. Records without `subjects` are read too: `profile/influence` (predict), `measured/...`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from posbias.comparison import (
+    Comparison,
     Contrast,
     Depth,
     KindComparison,
+    MeasuredKind,
     Mixing,
     PromptComparison,
     SplitHalf,
     Subject,
+    TheoryProfile,
+    finite,
 )
-from posbias.comparison.metrics import finite
-from posbias.comparison.subject import Comparison, Distances, MeasuredKind, TheoryProfile
+from posbias.comparison.subject import Distances
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.records import Record
@@ -42,12 +46,16 @@ from posbias.statistics import Interval
 
 DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
-_INTERVALS = ("distance", "flat", "difference", "per_prompt", "per_prompt_flat")
+LONGEST_LIST = 8
+"""Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
+_UNITS = tuple(each.name for each in fields(MeasuredKind) if each.name != "profile")
+_OF_PROMPTS = ("distance", "flat", "difference", "per_prompt", "per_prompt_flat")
+_OF_CONTRAST = ("distance", "flat", "difference")
 
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """One run as a report shows it."""
+    """One run that holds profiles, as a report shows it."""
 
     verb: str
     title: str
@@ -58,10 +66,6 @@ class RunView:
     left_out: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     """What a reader must know of the model and of the theories, one sentence each."""
-    command: str = ""
-    """What reproduces the run, to be pasted into a shell or into Python."""
-    conditions: Mapping[str, str] = field(default_factory=dict)
-    """How it was measured: model, prompts, seeds, versions; label to text."""
     precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
     """Per kind, the loss of half precision on every prompt that was checked."""
     details: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
@@ -93,7 +97,15 @@ def store_subjects(
     for subject in subjects:
         record.arrays.update(_subject_arrays(subject))
     record.scalars["subjects"] = {subject.name: _subject_scalars(subject) for subject in subjects}
-    record.scalars["contrasts"] = {kind: _contrast_scalars(entry) for kind, entry in (contrasts or {}).items()}
+    record.scalars["contrasts"] = {
+        kind: {
+            "statistics": {name: interval.as_record() for name, interval in entry.statistics.items()},
+            **{name: getattr(entry, name).as_record() for name in _OF_CONTRAST},
+            "n_units": entry.n_units,
+            "decides": entry.decides,
+        }
+        for kind, entry in (contrasts or {}).items()
+    }
     record.scalars["left_out"] = list(left_out)
     return record
 
@@ -104,8 +116,6 @@ def view_of(record: Record) -> RunView:
     Raises:
         UsageError: the run failed, or its record holds no profile.
     """
-    from posbias.report.conditions import caveats_of, command_of, conditions_of, title_of
-
     if record.status != "done":
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
     stored = record.scalars.get("subjects")
@@ -124,35 +134,81 @@ def view_of(record: Record) -> RunView:
         contrasts=contrasts,
         left_out=tuple(record.scalars.get("left_out", ())),
         caveats=caveats_of(record),
-        command=command_of(record),
-        conditions=conditions_of(record),
-        precision=record.scalars.get("precision", {}),
-        details=record.scalars.get("details", {}),
-        found=record.scalars.get("found", {}),
-        ingredients=record.scalars.get("ingredients", {}),
+        **{name: record.scalars.get(name, {}) for name in ("precision", "details", "found", "ingredients")},
     )
 
 
+def title_of(record: Record) -> str:
+    """What the run is about, in a few words: `resolved["title"]`, or the model, or the theory, or the verb."""
+    model = record.resolved.get("model")
+    source = model.get("source") if isinstance(model, Mapping) else None
+    titles = (record.resolved.get("title"), source, record.arguments.get("model"), record.arguments.get("theory"))
+    return str(next(filter(None, titles), record.verb))
+
+
+def command_of(record: Record) -> str:
+    """The command that repeats the run: the shell line where it was recorded, otherwise the same call in Python."""
+    if record.resolved.get("command"):
+        return str(record.resolved["command"])
+    arguments = ", ".join(f"{name}={value!r}" for name, value in record.arguments.items() if value is not None)
+    return f"posbias.{record.verb}({arguments})"
+
+
+def caveats_of(record: Record) -> tuple[str, ...]:
+    """What a reader must know of the model, such as an encoding that is not the published one, and of the theories."""
+    model = record.resolved.get("model")
+    of_model = model.get("caveats", ()) if isinstance(model, Mapping) else ()
+    return (*of_model, *record.scalars.get("caveats", ()))
+
+
+def conditions_of(record: Record) -> dict[str, str]:
+    """Model, prompts, seeds and versions as label and text, nested tables written out."""
+    resolved = {key: value for key, value in record.resolved.items() if key not in ("command", "title", "related")}
+    return {
+        **_written_out(resolved),
+        **{f"seed: {name}": str(seed) for name, seed in record.seeds.items()},
+        **_written_out({"environment": record.environment}),
+        "finished": record.created,
+        "run": record.run_id,
+    }
+
+
+def _written_out(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        label = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, Mapping):
+            flat.update(_written_out(value, prefix=f"{prefix}{name}: "))
+        elif isinstance(value, list | tuple):
+            shown = [f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value[:LONGEST_LIST]]
+            flat[label] = ", ".join(shown)
+            if len(value) > LONGEST_LIST:
+                flat[label] += f", ... ({len(value)} values)"
+        elif value is not None:
+            flat[label] = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return flat
+
+
 def _subject_arrays(subject: Subject) -> dict[str, np.ndarray]:
-    groups: list[tuple[str, Mapping[str, Any]]] = [
-        ("measured", {name: _profile_arrays(entry) for name, entry in subject.measured.items()}),
-        ("theories", {name: _profile_arrays(entry) for name, entry in subject.theories.items()}),
-        ("mixing", {name: vars(entry) for name, entry in subject.mixing.items()}),
-        ("depth", {} if subject.depth is None else {DEPTH_KIND: vars(subject.depth)}),
-    ]
+    groups: dict[str, dict[str, dict[str, np.ndarray | None]]] = {
+        "measured": {
+            name: {**vars(entry.profile), **{part: getattr(entry, part) for part in _UNITS}}
+            for name, entry in subject.measured.items()
+        },
+        "theories": {
+            name: {**vars(entry.profile), "per_prompt": entry.per_prompt} for name, entry in subject.theories.items()
+        },
+        "mixing": {name: vars(entry) for name, entry in subject.mixing.items()},
+        "depth": {} if subject.depth is None else {DEPTH_KIND: vars(subject.depth)},
+    }
     arrays: dict[str, np.ndarray] = {}
-    for group, entries in groups:
+    for group, entries in groups.items():
         for name, parts in entries.items():
             if "/" in name or "/" in subject.name:
                 raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
             stem = f"{subject.name}/{group}/{name}"
             arrays.update({f"{stem}/{part}": array for part, array in parts.items() if array is not None})
     return arrays
-
-
-def _profile_arrays(entry: MeasuredKind | TheoryProfile) -> dict[str, np.ndarray | None]:
-    units = {"scales": entry.scales} if isinstance(entry, MeasuredKind) else {}
-    return {**vars(entry.profile), "per_prompt": entry.per_prompt, **units}
 
 
 def _subject_scalars(subject: Subject) -> dict[str, Any]:
@@ -179,58 +235,43 @@ def _subject_scalars(subject: Subject) -> dict[str, Any]:
 
 def _prompts_scalars(prompts: PromptComparison) -> dict[str, Any]:
     noise = {name: finite(value) for name, value in vars(prompts.noise).items()}
-    intervals = {name: getattr(prompts, name).as_record() for name in _INTERVALS}
+    intervals = {name: getattr(prompts, name).as_record() for name in _OF_PROMPTS}
     return {**intervals, "noise": noise, "n_units": prompts.n_units, "decides": prompts.decides}
 
 
-def _contrast_scalars(entry: Contrast) -> dict[str, Any]:
-    return {
-        "statistics": {name: interval.as_record() for name, interval in entry.statistics.items()},
-        **{name: getattr(entry, name).as_record() for name in ("distance", "flat", "difference")},
-        "n_units": entry.n_units,
-        "decides": entry.decides,
-    }
+def _intervals(stored: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Interval]:
+    return {name: Interval.of_record(stored[name]) for name in names or stored}
 
 
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _distances(stored: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: _number(value) for name, value in stored.items()}
+def _numbers(stored: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else float(value) for name, value in stored.items()}
 
 
 def _contrast(stored: Mapping[str, Any]) -> Contrast:
-    return Contrast(
-        statistics={name: Interval.of_record(value) for name, value in stored["statistics"].items()},
-        distance=Interval.of_record(stored["distance"]),
-        flat=Interval.of_record(stored["flat"]),
-        difference=Interval.of_record(stored["difference"]),
-        n_units=stored["n_units"],
-    )
+    statistics = _intervals(stored["statistics"])
+    return Contrast(statistics=statistics, **_intervals(stored, _OF_CONTRAST), n_units=stored["n_units"])
 
 
 def _comparison(stored: Mapping[str, Any]) -> KindComparison:
-    prompts = None
-    if stored["prompts"] is not None:
-        intervals = {name: Interval.of_record(stored["prompts"][name]) for name in _INTERVALS}
-        noise = SplitHalf(**{name: _number(value) for name, value in stored["prompts"]["noise"].items()})
-        prompts = PromptComparison(**intervals, noise=noise, n_units=stored["prompts"]["n_units"])
-    comparison = Comparison(_distances(stored["metrics"]), Distances(_distances(stored["flat"])))
+    prompts, of_prompts = None, stored["prompts"]
+    if of_prompts is not None:
+        noise = SplitHalf(**_numbers(of_prompts["noise"]))
+        prompts = PromptComparison(**_intervals(of_prompts, _OF_PROMPTS), noise=noise, n_units=of_prompts["n_units"])
+    comparison = Comparison(_numbers(stored["metrics"]), Distances(_numbers(stored["flat"])))
     return KindComparison(stored["kind"], stored["theory"], comparison, prompts)
 
 
 def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
+    depth = f"{name}/depth/{DEPTH_KIND}"
     return Subject(
         name=name,
         measured={kind: _measured(record, f"{name}/measured/{kind}") for kind in scalars["measured"]},
         theories={theory: _theory(record, f"{name}/theories/{theory}") for theory in scalars["theories"]},
         mixing={definition: _mixing(record, f"{name}/mixing/{definition}") for definition in scalars["mixing"]},
-        depth=_depth(record, f"{name}/depth/{DEPTH_KIND}"),
-        summaries={
-            kind: {statistic: Interval.of_record(value) for statistic, value in summary.items()}
-            for kind, summary in scalars["summaries"].items()
-        },
+        depth=Depth(**_arrays(record, depth, "layers", "influence", "low", "high"))
+        if f"{depth}/layers" in record.arrays
+        else None,
+        summaries={kind: _intervals(summary) for kind, summary in scalars["summaries"].items()},
         comparisons=tuple(_comparison(block) for block in scalars["comparisons"]),
     )
 
@@ -238,47 +279,43 @@ def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
 def _bare_subject(record: Record) -> Subject:
     """Records that hold profiles only: one prediction, or measured kinds without comparisons."""
 
-    def names(group: str) -> list[str]:
-        return list(dict.fromkeys(key.split("/")[1] for key in record.arrays if key.startswith(f"{group}/")))
+    def stems(group: str) -> dict[str, str]:
+        names = [key.split("/")[1] for key in record.arrays if key.startswith(f"{group}/")]
+        return {name: f"{group}/{name}" for name in names}
 
-    theories = {name: _theory(record, f"theories/{name}") for name in names("theories")}
+    theories = stems("theories")
     if "profile/influence" in record.arrays:
-        named = record.resolved.get("theory") or record.arguments.get("theory") or "prediction"
-        theories[str(named)] = _theory(record, "profile")
+        theories[str(record.resolved.get("theory") or record.arguments.get("theory") or "prediction")] = "profile"
     return Subject(
         name=record.verb,
-        measured={kind: _measured(record, f"measured/{kind}") for kind in names("measured")},
-        theories=theories,
-        mixing={definition: _mixing(record, f"mixing/{definition}") for definition in names("mixing")},
+        measured={kind: _measured(record, stem) for kind, stem in stems("measured").items()},
+        theories={name: _theory(record, stem) for name, stem in theories.items()},
+        mixing={definition: _mixing(record, stem) for definition, stem in stems("mixing").items()},
     )
 
 
+def _arrays(record: Record, stem: str, needed: str, *others: str) -> dict[str, Any]:
+    """The arrays below a stem, by the last part of their names.
+
+    Raises:
+        UsageError: the first one is missing.
+    """
+    if f"{stem}/{needed}" not in record.arrays:
+        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/{needed}")
+    return {name: record.arrays.get(f"{stem}/{name}") for name in (needed, *others)}
+
+
 def _profile(record: Record, stem: str) -> Profile:
-    arrays = record.arrays
-    if f"{stem}/influence" not in arrays:
-        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/influence")
-    return Profile(arrays[f"{stem}/influence"], low=arrays.get(f"{stem}/low"), high=arrays.get(f"{stem}/high"))
+    return Profile(**_arrays(record, stem, "influence", "low", "high"))
 
 
 def _measured(record: Record, stem: str) -> MeasuredKind:
-    arrays = record.arrays
-    units = {name: arrays.get(f"{stem}/{name}") for name in ("per_prompt", "scales")}
-    return MeasuredKind(_profile(record, stem), **units)
+    return MeasuredKind(_profile(record, stem), **{name: record.arrays.get(f"{stem}/{name}") for name in _UNITS})
 
 
 def _theory(record: Record, stem: str) -> TheoryProfile:
     return TheoryProfile(_profile(record, stem), record.arrays.get(f"{stem}/per_prompt"))
 
 
-def _depth(record: Record, stem: str) -> Depth | None:
-    parts = {name: record.arrays.get(f"{stem}/{name}") for name in ("layers", "influence", "low", "high")}
-    if parts["layers"] is None or parts["influence"] is None:
-        return None
-    return Depth(parts["layers"], parts["influence"], parts["low"], parts["high"])
-
-
 def _mixing(record: Record, stem: str) -> Mixing:
-    arrays = record.arrays
-    if f"{stem}/value" not in arrays:
-        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/value")
-    return Mixing(arrays[f"{stem}/value"], arrays.get(f"{stem}/low"), arrays.get(f"{stem}/high"))
+    return Mixing(**_arrays(record, stem, "value", "low", "high"))

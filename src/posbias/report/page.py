@@ -1,23 +1,25 @@
 """What a run's report consists of, and how it becomes one offline HTML page with a PNG per figure, or text.
 
-Every verb has a function from its record to a `Report`, registered here under the verb; nothing but the record is
-read. The templates escape all text; plotly is inlined once; a content security policy in the page forbids any external
-load, so that a report can be mailed around and opened years later.
+Every verb has a function from its record to a `Report`, registered here; nothing but the record is read. The template
+escapes all text; plotly is inlined once; a content security policy in the page forbids any external load, so that a
+report can be mailed around and opened years later.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from posbias.checks import checked
 from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
-from posbias.records import REPORT_FILE, Record
+from posbias.parts import clear_parts
+from posbias.records import REPORT_FILE, Record, remove_report
 from posbias.registry import Registry
-from posbias.report.conditions import command_of, conditions_of
-from posbias.report.figures import Figure
-from posbias.report.heatmaps import HeatMap, interactive_map, png_map
+from posbias.report.figures import Figure, HeatMap
+from posbias.report.findings import Finding
 from posbias.report.interactive import interactive, plotly_source
+from posbias.report.layout import command_of, conditions_of
 from posbias.report.static import png
 from posbias.report.tables import Table, print_notes, print_tables
 from posbias.version import __version__
@@ -26,145 +28,100 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEMPLATE = "page.html.jinja"
+PROFILES = "profiles"
+"""Under this name stands the report of all runs that hold profiles, whatever their verb; it takes several of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A part of a page with a verdict and a picture of its own."""
+    """A part of a page, in the order in which it is shown."""
 
     title: str
-    verdict: str
-    mark: str
+    anchor: str = "figure"
+    """What the ids of its charts begin with."""
+    verdict: str = ""
+    mark: str = ""
     """Colour of the verdict: `holds`, `correction` or `fails`."""
-    source: str
-    texts: Sequence[str]
+    source: str = ""
+    texts: Sequence[str] = ()
     """Paragraphs, the statement first."""
-    finding: str
-    """Set apart; empty where there is none."""
-    figure: Figure
-    note: str
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """What is said and drawn of one run."""
-
-    kicker: str
-    """What sort of page this is, above its title."""
-    title: str
-    statements: Sequence[str] = ()
-    """What the intervals allow to say."""
+    statements: Sequence[str | Sequence[Finding]] = ()
+    """What the intervals allow to say; sentences that belong together are one entry."""
+    caveats: Sequence[str] = ()
+    """What to know before anything is believed."""
     summary: Sequence[Table] = ()
     """Tables above the figures."""
     figures: Sequence[Figure | HeatMap] = ()
+    pictures: bool = True
+    """Whether every figure is a PNG of its own too."""
     note: str = ""
-    """How to read the figures."""
-    sections: Sequence[Section] = ()
+    """How to read figures and tables."""
     tables: Sequence[Table] = ()
     left_out: Sequence[str] = ()
     """What was not possible or not done, and why."""
-    caveats: Sequence[str] = ()
-    """What to know before anything is believed."""
+    record: Record | None = None
+    """The run that is repeated by its command, under its conditions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report(Section):
+    """What is said and drawn of one run, or of several."""
+
+    kicker: str = ""
+    """What sort of page this is, above its title."""
+    sections: Sequence[Section] = ()
     glossary: Mapping[str, str] = field(default_factory=dict)
 
 
-REPORTS: Registry[Callable[[Record], Report]] = Registry("report")
-"""By verb; runs of other verbs hold profiles, whose page can show several side by side (report/profiles.py)."""
+REPORTS: Registry[Callable[..., Report]] = Registry("report")
+"""By verb; runs of other verbs hold profiles."""
 
 
-def report_of(record: Record) -> Report:
-    """The report of a finished run.
+def report_of(*records: Record) -> Report:
+    """The report of a finished run, or of several that hold profiles, side by side and then one by one.
 
     Raises:
-        UsageError: the run failed, its verb has no report of this form, or the record is damaged.
+        UsageError: no records, one that failed, is damaged or holds nothing to draw, or one of a verb that is drawn by
+            itself among others.
     """
-    if record.status != "done" and not record.scalars:
-        raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
-    make: Callable[[Record], Report] = REPORTS[record.verb]
+    if not records:
+        raise UsageError("a report needs at least one run")
+    alone = [record.verb for record in records if record.verb in REPORTS]
+    if alone and len(records) > 1:
+        raise UsageError(f"runs of {alone[0]} are drawn one at a time, without others beside them")
+    first = records[0]
+    if alone and first.status != "done" and not first.scalars:
+        raise UsageError(f"the run {first.run_id} did not finish ({first.error}); only finished runs can be drawn")
+    make: Callable[..., Report] = REPORTS[alone[0] if alone else PROFILES]
     try:
-        return make(record)
+        return make(*records)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise UsageError(f"the record of run {record.run_id} is damaged: {type(error).__name__} {error}") from None
+        raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
 
 
-def write_run_report(record: Record, out: Path) -> Path:
-    """Write `report.html` and a PNG per figure into `out`, each atomically, and return the page's path.
-
-    Raises:
-        UsageError: as `report_of`.
-        RunError: the files cannot be written.
-    """
-    report = report_of(record)
-    pictures = {f"{figure.slug}.png": _picture(figure) for figure in report.figures}
-    return write_page(_page(report, record, out), out, pictures=pictures)
-
-
-def page_of(record: Record) -> str:
-    """The page as text, without links to pages beside it."""
-    return _page(report_of(record), record, None)
-
-
-def _page(report: Report, record: Record, out: Path | None) -> str:
-    sections = [
-        {**vars(section), "chart": interactive(section.figure, anchor=section.figure.slug)}
-        for section in report.sections
-    ]
-    return rendered(
-        TEMPLATE,
-        report=report,
-        sections=sections,
-        charts=[_chart(figure) for figure in report.figures],
-        links=links_of(record, out),
-        command=command_of(record),
-        conditions=conditions_of(record),
-    )
-
-
-def show_report(report: Report, console: "Console") -> None:
-    """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    print_tables([*report.summary, *report.tables], console)
-    print_notes([*report.statements, *report.left_out, *report.caveats], console)
-
-
-def rendered(template: str, **values: Any) -> str:
-    """A template of this package: everything is escaped, and a name that is not given is an error."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("posbias.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(template).render(plotly=plotly_source(), version=__version__, **values)
-
-
-def links_of(record: Record, out: Path | None) -> list[tuple[str, str]]:
-    """Name and address of the pages that belong to a run's own, as far as they are there.
+@checked
+def write_report(records: Sequence[Record], out: Path) -> Path:
+    """Write `report.html` and a PNG per figure into the directory `out`, each atomically, the page last.
 
     Args:
-        record: Its `resolved["related"]` names them, relative to its page.
-        out: Where that page will lie; None: nowhere.
-    """
-    related: dict[str, str] = record.resolved.get("related", {})
-    return [(name, page) for name, page in related.items() if out is not None and (out / page).is_file()]
-
-
-def write_page(page: str, out: Path, *, pictures: Mapping[str, bytes]) -> Path:
-    """Write `report.html` and its pictures into `out`, each atomically, the page last.
-
-    Args:
-        page: The page's HTML.
+        records: Finished runs; several that hold profiles are shown side by side and then one by one.
         out: Directory, made where missing.
-        pictures: PNG files by name.
 
     Returns:
-        The path of the page.
+        The path of the HTML file.
 
     Raises:
+        UsageError: no records, one that failed or holds nothing to draw, or one of a verb that is drawn by itself among
+            others.
         RunError: the files cannot be written.
     """
+    report = report_of(*records)
+    pictures = {f"{figure.slug}.png": png(figure) for figure in report.figures}
+    for section in report.sections:
+        if section.pictures:
+            pictures.update({f"{section.anchor}-{figure.slug}.png": png(figure) for figure in section.figures})
+    related: dict[str, str] = records[0].resolved.get("related", {}) if len(records) == 1 else {}
+    page = html_of(report, links={name: place for name, place in related.items() if (out / place).is_file()})
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in pictures.items():
@@ -175,12 +132,53 @@ def write_page(page: str, out: Path, *, pictures: Mapping[str, bytes]) -> Path:
     return out / REPORT_FILE
 
 
-def _chart(figure: Figure | HeatMap) -> str:
-    anchor = f"figure-{figure.slug}"
-    if isinstance(figure, HeatMap):
-        return interactive_map(figure, anchor=anchor)
-    return interactive(figure, anchor=anchor)
+def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
+    """The page as text: everything is escaped, and a name that the template does not find is an error.
+
+    Args:
+        report: What is shown.
+        links: Name and address of the pages beside it.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("posbias.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(chart=interactive, command_of=command_of, conditions_of=conditions_of)
+    template = environment.get_template(TEMPLATE)
+    return template.render(report=report, links=links or {}, plotly=plotly_source(), version=__version__)
 
 
-def _picture(figure: Figure | HeatMap) -> bytes:
-    return png_map(figure) if isinstance(figure, HeatMap) else png(figure)
+def show_report(report: Report, console: "Console") -> None:
+    """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
+    print_tables([*report.summary, *report.tables], console)
+    texts = [text if isinstance(text, str) else " ".join(each.text for each in text) for text in report.statements]
+    print_notes([*texts, *report.caveats], console)
+    print_notes(report.left_out, console, mark="Left out: ")
+
+
+def conclude(record: Record, directory: Path, *, found: bool = False) -> Path:
+    """The end of every run: its record is saved, its report drawn, and the pieces they are made of are removed.
+
+    Args:
+        record: What came out.
+        directory: Of the run.
+        found: The record was finished before and lies there: it stays as it is, whatever of the rest was done.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: something cannot be written.
+    """
+    if found:
+        remove_report(directory)
+    else:
+        record.save(directory)
+    page = write_report([record], directory)
+    clear_parts(directory)
+    return page

@@ -1,184 +1,230 @@
-"""The page of runs that hold profiles (audit, measure, predict, compare): one run, or several side by side."""
+"""The report of runs that hold profiles (audit, measure, predict, compare): one run, or several side by side."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
+import numpy as np
+
+from posbias.comparison import STATISTICS, Depth, Subject
+from posbias.profiles import Profile
 from posbias.records import Record
-from posbias.report.checks import depth_cells, detail_cells, found_cells, precision_cells
-from posbias.report.figures import Figure, figures_of, side_by_side
-from posbias.report.findings import Finding, findings_of, grouped
-from posbias.report.ingredients import TITLE, ingredient_cells
-from posbias.report.interactive import interactive
-from posbias.report.layout import RunView, view_of
-from posbias.report.page import links_of, rendered, write_page
-from posbias.report.static import png
-from posbias.report.tables import (
-    Table,
-    comparison_rows,
-    interval_text,
-    mixing_rows,
-    number_text,
-    position_text,
-    share_cells,
-    share_rows,
-    share_text,
-    subject_label,
-    summary_cells,
+from posbias.report.figures import (
+    MEASURED,
+    RUNS,
+    Curve,
+    Figure,
+    Stroke,
+    profile_curve,
+    profile_figure,
+    ramp,
+    theory_strokes,
 )
-from posbias.report.wording import GLOSSARY, KINDS, METRICS, MIXINGS, THEORIES, label
+from posbias.report.findings import grouped_findings
+from posbias.report.layout import RunView, view_of
+from posbias.report.page import PROFILES, REPORTS, Report, Section
+from posbias.report.tables import Table, detailed_tables, ingredient_table, overview_tables, shown_rows, state_of
+from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, THEORIES, label
 
-TEMPLATE = "profiles.html.jinja"
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    """One run's part of the page."""
-
-    anchor: str
-    view: RunView
-    findings: tuple[tuple[Finding, ...], ...]
-    """Sentences, grouped by the measurement they speak of."""
-    figures: tuple[Figure, ...]
-    tables: tuple[Table, ...]
+KICKER = "posbias · how a language model weighs the positions of its context"
+NOTE = (
+    'In brackets: 95 % intervals over prompts or seeds. W1 is a distance, 0 is equality; "flat" is the distance of the '
+    'flat line to the same measurement, "noise" that of one half of the prompts to the other.'
+)
 
 
-def write_profiles(records: Sequence[Record], out: Path) -> Path:
-    """Write `report.html` and a PNG per figure into `out`: several runs side by side, and then one by one.
+@REPORTS.register(PROFILES)
+def profiles_report(*records: Record) -> Report:
+    """What the profiles of a run show; of several runs, what they show side by side, and then each by itself.
 
     Raises:
         UsageError: a run failed or holds no profile.
-        RunError: the files cannot be written.
     """
-    sections = _sections([view_of(record) for record in records])
-    shared = side_by_side([section.view for section in sections]) if len(sections) > 1 else []
-    pictures = {f"{figure.slug}.png": png(figure) for figure in shared}
-    for section in sections:
-        pictures.update({f"{_stem(section, sections)}{figure.slug}.png": png(figure) for figure in section.figures})
-    links = links_of(records[0], out) if len(records) == 1 else []
-    return write_page(render(sections, shared, links), out, pictures=pictures)
-
-
-def render(sections: Sequence[Section], shared: Sequence[Figure], links: Sequence[tuple[str, str]] = ()) -> str:
-    """The page as text; `links` are names and addresses of pages beside it."""
-    return rendered(
-        TEMPLATE,
-        chart=interactive,
-        sections=sections,
-        shared=shared,
-        links=links,
-        overview=_overview([section.view for section in sections]),
-        glossary=GLOSSARY,
-    )
-
-
-def _sections(views: Sequence[RunView]) -> list[Section]:
-    sections = []
-    for number, view in enumerate(_told_apart(views), start=1):
-        sections.append(
-            Section(
-                anchor=f"run-{number}",
-                view=view,
-                findings=grouped(findings_of(view)),
-                figures=tuple(figures_of(view)),
-                tables=tuple(_tables(view)),
-            )
-        )
-    return sections
-
-
-def _told_apart(views: Sequence[RunView]) -> list[RunView]:
-    """Runs of the same title are numbered, so that every line of a legend names one run."""
+    views = [view_of(record) for record in records]
+    if len(views) == 1:
+        return _report_of_one(views[0], records[0])
     titles = [view.title for view in views]
-    return [
+    # Runs of the same title are numbered, so that every line of a legend names one run.
+    views = [
         replace(view, title=f"{view.title} ({titles[:number].count(view.title) + 1})")
         if titles.count(view.title) > 1
         else view
         for number, view in enumerate(views)
     ]
-
-
-def _stem(section: Section, sections: Sequence[Section]) -> str:
-    """PNG names of several runs start with the run's anchor."""
-    return f"{section.anchor}-" if len(sections) > 1 else ""
-
-
-def _overview(views: Sequence[RunView]) -> list[Table]:
-    tables = [
-        Table("How near is each theory?", *summary_cells(views)),
-        Table("Where does the influence lie?", *share_cells(views)),
+    sections = [
+        Section(
+            view.title,
+            anchor=f"run-{number}",
+            statements=grouped_findings(view),
+            caveats=view.caveats,
+            figures=figures_of(view),
+            tables=[*_ingredients(view), *detailed_tables(view)],
+            left_out=view.left_out,
+            record=record,
+        )
+        for number, (view, record) in enumerate(zip(views, records, strict=True), start=1)
     ]
-    return [table for table in tables if table.cells]
+    return Report(
+        f"Position bias: {' beside '.join(view.title for view in views)}",
+        kicker=KICKER,
+        figures=side_by_side(views),
+        note=NOTE,
+        tables=overview_tables(views),
+        sections=sections,
+        glossary=GLOSSARY,
+    )
 
 
-def _tables(view: RunView) -> list[Table]:
-    """The detailed tables of one run: every metric, every share, mixing."""
-    tables = [
-        Table("Every distance, the flat line's in parentheses", *_metric_cells(view)),
-        Table("Intervals and noise of W1", *_interval_cells(view)),
-        Table("Shares of the influence", *_detailed_shares(view)),
-        Table("Mixing over layers", *_mixing_cells(view)),
-        Table("How the profile forms with depth", *depth_cells([view])),
-        Table("What half precision costs", *precision_cells([view])),
-        Table("What else was found on the prompts", *detail_cells([view])),
-        Table("What the theory finds beside the profile", *found_cells([view])),
-        Table(TITLE, *ingredient_cells(view.ingredients)),
+def _report_of_one(view: RunView, record: Record) -> Report:
+    overview, details = overview_tables([view]), detailed_tables(view)
+    ingredients = _ingredients(view)
+    if ingredients:  # what was asked for comes first, and is all that a terminal shows
+        overview, details = ingredients, [*overview, *details]
+    return Report(
+        f"Position bias: {view.title}",
+        kicker=KICKER,
+        statements=grouped_findings(view),
+        caveats=view.caveats,
+        figures=figures_of(view),
+        note=NOTE,
+        tables=overview,
+        left_out=view.left_out,
+        sections=[Section("In detail", anchor="details", tables=details)] if details else [],
+        record=record,
+        glossary=GLOSSARY,
+    )
+
+
+def _ingredients(view: RunView) -> list[Table]:
+    return [ingredient_table(view.ingredients)] if view.ingredients else []
+
+
+def figures_of(view: RunView) -> list[Figure]:
+    """Profiles per subject and measured kind, predictions without a measurement, depth, and mixing per layer."""
+    figures: list[Figure] = []
+    if len(view.subjects) > 1:
+        figures.extend(_initialisation_figure(view, *view.subjects[:2]))
+    for subject in view.subjects:
+        figures.extend(_measured_figure(view, subject, kind) for kind in subject.measured)
+        if not subject.measured and subject.theories:
+            figures.append(_predicted_figure(view, subject))
+    figures.extend(
+        _depth_figure(view, subject, subject.depth) for subject in view.subjects if subject.depth is not None
+    )
+    if any(subject.mixing for subject in view.subjects):
+        figures.append(_mixing_figure(view))
+    return figures
+
+
+def side_by_side(views: Sequence[RunView]) -> list[Figure]:
+    """One figure per measured kind that several runs share, and one of the predictions of runs without measurement."""
+    drawn: list[tuple[str, str, list[tuple[str, Profile, Stroke]]]] = []
+    for kind in dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured):
+        entries = [
+            (state_of(view, subject), subject.measured[kind].profile, _run_stroke(number, state))
+            for number, view in enumerate(views)
+            for state, subject in enumerate(view.subjects)
+            if kind in subject.measured
+        ]
+        name = label(KINDS, kind)
+        title = f"{name[0].upper()}{name[1:]} influence of {len(entries)} measurements, side by side"
+        drawn.append((f"runs-{kind}", title, entries))
+    predictions = [
+        (f"{state_of(view, subject)}: {label(THEORIES, name)}", theory.profile, _run_stroke(number, 0))
+        for number, view in enumerate(views)
+        for subject in view.subjects
+        if not subject.measured
+        for name, theory in subject.theories.items()
     ]
-    return [table for table in tables if table.cells]
+    drawn.append(("runs-predicted", f"{len(predictions)} predictions, side by side", predictions))
+    return [
+        profile_figure(
+            slug,
+            title,
+            [profile_curve(name, profile, stroke, relative=True) for name, profile, stroke in entries],
+            x_label="position as a fraction of the context",
+        )
+        for slug, title, entries in drawn
+        if len(entries) > 1
+    ]
 
 
-def _metric_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
-    rows = comparison_rows(view)
-    known = list(METRICS)
-    names = list(rows[0]["metrics"]) if rows else []
-    names.sort(key=lambda name: known.index(name) if name in known else len(known))
-    header = ["model", "measured", "theory", *(label(METRICS, name) for name in names)]
-    cells = []
-    for row in rows:
-        values = []
-        for name in names:
-            digits = 0 if name == "minimum_shift" else 3
-            own, flat = row["metrics"][name], row["flat"][name]
-            values.append(f"{number_text(own, digits)} ({number_text(flat, digits)})")
-        cells.append([subject_label(row), label(KINDS, row["kind"]), label(THEORIES, row["theory"]), *values])
-    return header, cells
+def _run_stroke(run: int, state: int) -> Stroke:
+    """A colour per run, a dash per state of its model."""
+    return Stroke(RUNS[run % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3])
 
 
-def _interval_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
-    header = ["model", "measured", "theory", "W1", "flat line", "theory minus flat", "half against half", "one prompt"]
-    header += ["one prompt, flat", "units"]
-    cells = []
-    for row in comparison_rows(view):
-        if "distance" not in row:
-            continue
-        names = ("distance", "flat_distance", "difference")
-        texts = [interval_text(row[name]) for name in names]
-        noise = row["noise"]
-        halves = interval_text({"value": noise["mean"], "low": noise["low"], "high": noise["high"]})
-        prompts = [interval_text(row[name]) for name in ("per_prompt", "per_prompt_flat")]
-        head = [subject_label(row), label(KINDS, row["kind"]), label(THEORIES, row["theory"])]
-        cells.append([*head, *texts, halves, *prompts, str(row["n_units"])])
-    return header, cells
+def _measured_figure(view: RunView, subject: Subject, kind: str) -> Figure:
+    profile, name = subject.measured[kind].profile, label(KINDS, kind)
+    measured = profile_curve(f"measured ({name})", profile, MEASURED, emphasis=True)
+    title = f"{state_of(view, subject)}: {_shares_sentence(profile, f'{name} influence')}"
+    return profile_figure(f"{subject.name}-{kind}", title, [measured, *_theory_curves(subject)], measured=[measured])
 
 
-def _detailed_shares(view: RunView) -> tuple[list[str], list[list[str]]]:
-    shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token", "last_token", "interior_recency")
-    header = ["model", "profile", "first tenth", "middle tenth", "last tenth", "first position", "last position"]
-    header += ["last tenth without last position", "mean position", "minimum at"]
-    cells = []
-    for row in share_rows(view):
-        name = label(KINDS if row["measured"] else THEORIES, row["profile"])
-        texts = [share_text(row[key]) for key in shares]
-        mean = interval_text(row["mean_position"])
-        cells.append([subject_label(row), name, *texts, mean, position_text(row["minimum_position"])])
-    return header, cells
+def _predicted_figure(view: RunView, subject: Subject) -> Figure:
+    first = next(iter(subject.theories.values())).profile
+    title = f"{state_of(view, subject)}: {_shares_sentence(first, 'predicted influence')}"
+    return profile_figure(f"{subject.name}-predicted", title, _theory_curves(subject))
 
 
-def _mixing_cells(view: RunView) -> tuple[list[str], list[list[str]]]:
-    header = ["model", "definition", "layers", "smallest", "mean", "largest", "in layer"]
-    cells = []
-    for row in mixing_rows(view):
-        values = [number_text(row[name]) for name in ("smallest", "mean", "largest")]
-        definition = label(MIXINGS, row["definition"])
-        cells.append([subject_label(row), definition, str(row["layers"]), *values, str(row["largest_layer"])])
-    return header, cells
+def _theory_curves(subject: Subject) -> list[Curve]:
+    strokes = theory_strokes(list(subject.theories))
+    return [
+        profile_curve(label(THEORIES, name), theory.profile, strokes[name]) for name, theory in subject.theories.items()
+    ]
+
+
+def _shares_sentence(profile: Profile, what: str) -> str:
+    names = ("first_tenth", "middle_tenth", "last_tenth")
+    first, middle, last = (100 * float(STATISTICS[name](profile.influence)) for name in names)
+    return f"{first:.0f} % of the {what} on the first tenth, {middle:.0f} % on the middle, {last:.0f} % on the last"
+
+
+def _initialisation_figure(view: RunView, first: Subject, second: Subject) -> list[Figure]:
+    """As trained and at initialisation in one figure, for the first kind that both have."""
+    kind = next((kind for kind in first.measured if kind in second.measured), None)
+    if kind is None or first.n_positions != second.n_positions:
+        return []
+    names = [label(SUBJECTS, subject.name) for subject in (first, second)]
+    profiles = [subject.measured[kind].profile for subject in (first, second)]
+    curves = [
+        profile_curve(name, profile, stroke, emphasis=True)
+        for name, profile, stroke in zip(names, profiles, (RUNS[0], RUNS[3]), strict=True)
+    ]
+    shares = [100 * float(STATISTICS["first_tenth"](profile.influence)) for profile in profiles]
+    title = (
+        f"{view.title}: the first tenth of the context carries {shares[0]:.0f} % {names[0]} and {shares[1]:.0f} %"
+        f" {names[1]}"
+    )
+    return [profile_figure(f"initialisation-{kind}", title, curves)]
+
+
+def _depth_figure(view: RunView, subject: Subject, depth: Depth) -> Figure:
+    """The profile after a few layers, from pale (near the input) to dark."""
+    rows = shown_rows(len(depth.layers))
+    curves = []
+    for row, stroke in zip(rows, ramp(len(rows)), strict=True):
+        low, high = (None if end is None else end[row] for end in (depth.low, depth.high))
+        profile = Profile(depth.influence[row], low, high)
+        curves.append(profile_curve(f"after layer {int(depth.layers[row])}", profile, stroke))
+    shares = [100 * float(STATISTICS["last_tenth"](depth.influence[row])) for row in (0, -1)]
+    title = (
+        f"{state_of(view, subject)}: the last tenth carries {shares[0]:.0f} % of the influence after layer"
+        f" {int(depth.layers[0])} and {shares[1]:.0f} % after layer {int(depth.layers[-1])}"
+    )
+    return profile_figure(f"{subject.name}-depth", title, curves)
+
+
+def _mixing_figure(view: RunView) -> Figure:
+    curves = []
+    means = []
+    for number, subject in enumerate(view.subjects):
+        state, colour = label(SUBJECTS, subject.name), (RUNS[0], RUNS[3], RUNS[2])[number % 3].colour
+        for place, (definition, mixing) in enumerate(subject.mixing.items()):
+            if place == 0:
+                means.append(f"{mixing.value.mean():.2f} {state}")
+            stroke = Stroke(colour, "dash" if place else "solid")
+            layers = np.arange(mixing.value.size, dtype=np.float64)
+            name = f"{state}, {label(MIXINGS, definition)}"
+            curves.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
+    title = f"{view.title}: attention contributes a share of {' and '.join(means)} to a layer's output, on average"
+    return Figure("mixing", title, "layer (0 is nearest the input)", "mixing coefficient", tuple(curves), markers=True)

@@ -1,17 +1,16 @@
 """The same figures as PNG, drawn by matplotlib without a display, for papers and terminals without a browser."""
 
 import io
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from posbias.records import PICTURE_SOFTWARE
-from posbias.report.figures import Curve, Figure, offset
-from posbias.report.palette import GRID, INK, clear_title
+from posbias.report.figures import GRID, INK, Curve, Figure, HeatMap, log_steps, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 DASHES: dict[str, Any] = {
     "solid": "-",
@@ -21,21 +20,13 @@ DASHES: dict[str, Any] = {
     "longdash": (0, (9, 2)),
     "longdashdot": (0, (9, 2, 1, 2)),
 }
-ROW_MARKERS = {
-    "solid": ("o", False),
-    "dash": ("s", False),
-    "dot": ("o", True),
-    "dashdot": ("D", False),
-    "longdash": ("^", False),
-    "longdashdot": ("v", False),
-}
-"""Where points lie in rows, a dash becomes a marker: its shape, and whether it is hollow."""
+ROW_MARKERS = {"solid": "o", "dash": "s", "dot": "o", "dashdot": "D", "longdash": "^", "longdashdot": "v"}
+"""Where points lie in rows, a dash becomes a marker; that of a dot is hollow."""
 INCHES = (11.0, 4.9)
-DOTS_PER_INCH = 150
-TITLE_CHARACTERS = 104
-LEGEND_CHARACTERS = 134
-"""Characters that fit the width of the picture, in the title and in a row of the legend."""
 INCHES_PER_ROW = 0.27
+DOTS_PER_INCH = 150
+LEGEND_CHARACTERS = 134
+"""Characters that fit the width of the picture in a row of the legend."""
 STYLE: Any = {
     "font.size": 10.5,
     "axes.edgecolor": INK,
@@ -45,51 +36,52 @@ STYLE: Any = {
 }
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure | HeatMap) -> bytes:
     """The figure as a PNG: profiles on a logarithmic and a linear axis side by side, the rest on one."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
     with matplotlib.rc_context(STYLE):
-        columns = _legend_columns([curve.name for curve in figure.curves])
-        entries = -(-len(figure.curves) // columns)
-        height = max(INCHES[1] + INCHES_PER_ROW * max(0, entries - 4), 1.6 + INCHES_PER_ROW * len(figure.rows))
-        canvas = Canvas(figsize=(INCHES[0], height), dpi=DOTS_PER_INCH, layout="constrained")
+        canvas = Canvas(dpi=DOTS_PER_INCH, layout="constrained")
         FigureCanvasAgg(canvas)
-        panels = canvas.subplots(1, 2 if figure.log_range else 1, squeeze=False)[0]
-        for panel, scale in zip(panels, ("log", "linear") if figure.log_range else ("linear",), strict=True):
-            if figure.rows:
-                _draw_rows(panel, figure)
-            else:
-                _draw(panel, figure, scale)
-        canvas.suptitle(
-            _literal("\n".join(clear_title(figure.title, TITLE_CHARACTERS))),
-            x=0.01,
-            ha="left",
-            fontsize=12,
-            fontweight="bold",
-        )
-        handles, labels = panels[0].get_legend_handles_labels()
-        canvas.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, handlelength=3.2)
+        if isinstance(figure, HeatMap):
+            _draw_heat_map(canvas, figure)
+        else:
+            _draw_curves(canvas, figure)
+        title = _literal("\n".join(title_lines(figure.title)))
+        canvas.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="png", metadata={"Software": PICTURE_SOFTWARE})
     return buffer.getvalue()
 
 
-def _legend_columns(names: Sequence[str]) -> int:
-    """Columns of the legend that fit the width of the picture, for names and the strokes before them."""
-    return max(1, min(len(names), LEGEND_CHARACTERS // (max(map(len, names)) + 9)))
+def _draw_curves(canvas: "Canvas", figure: Figure) -> None:
+    # Columns of the legend that fit the width of the picture, for names and the strokes before them.
+    widest = max(len(curve.name) for curve in figure.curves) + 9
+    columns = max(1, min(len(figure.curves), LEGEND_CHARACTERS // widest))
+    lines = -(-len(figure.curves) // columns)
+    height = max(INCHES[1] + INCHES_PER_ROW * max(0, lines - 4), 1.6 + INCHES_PER_ROW * len(figure.rows))
+    canvas.set_size_inches(INCHES[0], height)
+    scales = ("log", "linear") if figure.log_range else ("linear",)
+    panels = canvas.subplots(1, len(scales), squeeze=False)[0]
+    for panel, scale in zip(panels, scales, strict=True):
+        if figure.rows:
+            _draw_rows(panel, figure)
+        else:
+            _draw_lines(panel, figure, scale)
+        panel.grid(color=GRID, linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, handlelength=3.2)
 
 
-def _draw(panel: "Axes", figure: Figure, scale: str) -> None:
+def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     for curve in figure.curves:
         _draw_curve(panel, curve, figure)
     panel.set_xlabel(figure.x_label)
     panel.set_ylabel(figure.y_label)
-    panel.grid(color=GRID, linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
     panel.margins(x=0.01)
     if figure.log_range is not None:
         panel.set_yscale(scale)
@@ -104,43 +96,9 @@ def _draw(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set(**{f"{name}scale": "log"})
 
 
-def _draw_rows(panel: "Axes", figure: Figure) -> None:
-    for number, curve in enumerate(figure.curves):
-        panel.errorbar(
-            curve.y,
-            curve.x + offset(number, len(figure.curves)),
-            xerr=None if curve.low is None or curve.high is None else [curve.y - curve.low, curve.high - curve.y],
-            label=_literal(curve.name),
-            color=curve.stroke.colour,
-            linestyle="none",
-            elinewidth=0.9,
-            marker=ROW_MARKERS[curve.stroke.dash][0],
-            markersize=3.5,
-            markerfacecolor="white" if ROW_MARKERS[curve.stroke.dash][1] else curve.stroke.colour,
-        )
-    panel.axvline(0, color=INK, linewidth=0.8)
-    panel.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
-    panel.set_ylim(len(figure.rows) + 0.6, 0.4)
-    panel.set_xlabel(figure.y_label)
-    panel.grid(color=GRID, linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def _plain_ticks(panel: "Axes", log_range: tuple[float, float]) -> None:
-    """1, 2, 5, 10 ... over a few decades, powers of ten over many, written as numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    steps = (1.0, 2.0, 5.0) if log_range[1] / log_range[0] < 300 else (1.0,)
-    panel.yaxis.set_major_locator(LogLocator(subs=steps))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panel.yaxis.set_minor_formatter(NullFormatter())
-
-
 def _draw_curve(panel: "Axes", curve: Curve, figure: Figure) -> None:
-    positive = figure.log_range is not None
     if curve.low is not None and curve.high is not None:
-        low = np.maximum(curve.low, np.finfo(np.float64).tiny) if positive else curve.low
+        low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
         panel.fill_between(curve.x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
     panel.plot(
         curve.x,
@@ -152,6 +110,69 @@ def _draw_curve(panel: "Axes", curve: Curve, figure: Figure) -> None:
         marker="o" if figure.markers else None,
         markersize=3.5 if figure.lines else 6.0,
     )
+
+
+def _draw_rows(panel: "Axes", figure: Figure) -> None:
+    for number, curve in enumerate(figure.curves):
+        panel.errorbar(
+            curve.y,
+            curve.x + figure.row_offset(number),
+            xerr=None if curve.low is None or curve.high is None else [curve.y - curve.low, curve.high - curve.y],
+            label=_literal(curve.name),
+            color=curve.stroke.colour,
+            linestyle="none",
+            elinewidth=0.9,
+            marker=ROW_MARKERS[curve.stroke.dash],
+            markersize=3.5,
+            markerfacecolor="white" if curve.stroke.dash == "dot" else curve.stroke.colour,
+        )
+    panel.axvline(0, color=INK, linewidth=0.8)
+    panel.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
+    panel.set_ylim(len(figure.rows) + 0.6, 0.4)
+    panel.set_xlabel(figure.y_label)
+
+
+def _plain_ticks(panel: "Axes", log_range: tuple[float, float]) -> None:
+    """Written as numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    panel.yaxis.set_major_locator(LogLocator(subs=log_steps(log_range)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    rows, columns = figure.grid
+    canvas.set_size_inches(INCHES[0], 1.4 + 3.0 * rows)
+    axes = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    height, width = figure.panels[0].values.shape
+    (left, right), (top, bottom) = figure.x, figure.y
+    beside, above = ((right - left) / max(width - 1, 1) / 2 or 0.5), ((bottom - top) / max(height - 1, 1) / 2 or 0.5)
+    low, high = figure.limits
+    for axis, panel in zip(axes.flat, figure.panels, strict=False):
+        image = axis.imshow(
+            figure.shown(panel),
+            cmap=figure.colours,
+            vmin=low,
+            vmax=high,
+            extent=(left - beside, right + beside, bottom + above, top - above),
+            aspect="auto",
+            interpolation="nearest",
+        )
+        axis.set_title(panel.name, fontsize=10)
+    for axis in axes.flat[len(figure.panels) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel(figure.x_label)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(figure.y_label)
+    bar = canvas.colorbar(image, ax=axes, label=figure.value_label, aspect=30, pad=0.01)
+    if figure.scale == "logarithmic":
+        bar.locator = MaxNLocator(integer=True)
+        bar.formatter = FuncFormatter(lambda value, _: f"{10.0**value:g}")
+        bar.update_ticks()
 
 
 def _literal(text: str) -> str:

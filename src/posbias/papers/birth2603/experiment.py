@@ -17,8 +17,7 @@ from posbias.errors import UsageError
 from posbias.papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
 from posbias.papers.reproduction import Reproduction
 from posbias.profiles import Profile, uniform_profile
-from posbias.report.figures import Figure, profiles_figure
-from posbias.report.palette import BLUE, GREEN, PURPLE, SKY, VERMILION, Stroke
+from posbias.report.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.statistics import jackknife, leave_one_out
 

@@ -45,8 +45,7 @@ from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudySettings, reproduced
 from posbias.parts import below
 from posbias.records import Record
-from posbias.report.figures import Curve, Figure
-from posbias.report.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Stroke
+from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends
 from posbias.tasks.synthetic import partial_information_losses

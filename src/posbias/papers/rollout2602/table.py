@@ -18,8 +18,7 @@ from posbias.papers.reproduction import Reproduction
 from posbias.papers.rollout2602.published_models import TABLE_DIGIT, PublishedModel, bloom_influence, published_models
 from posbias.profiles import Profile, uniform_profile
 from posbias.progress import track
-from posbias.report.figures import Figure, profiles_figure
-from posbias.report.palette import BLUE, ORANGE, VERMILION, YELLOW, Stroke
+from posbias.report.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.report.tables import Table, number_text
 from posbias.theory import predict
 

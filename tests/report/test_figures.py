@@ -1,13 +1,17 @@
-"""Heat maps keep their numbers: on the page, in the picture, and in the ends of their colour scale."""
+"""Figures keep their numbers: on the page, in the picture, and in the ends of their scales."""
 
 import io
+import json
 import re
 
 import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.report.heatmaps import HeatMap, Panel, interactive_map, png_map
+from posbias.profiles import Profile
+from posbias.report.figures import MEASURED, HeatMap, Panel, profiles_figure
+from posbias.report.interactive import interactive
+from posbias.report.static import png
 
 
 def _map(*matrices: np.ndarray, **settings: object) -> HeatMap:
@@ -36,7 +40,7 @@ def test_scales_end_where_the_values_do() -> None:
 
 
 def test_the_page_carries_values_and_escapes_texts() -> None:
-    fragment = interactive_map(_map(np.array([[0.125, np.nan]]), np.ones((1, 2))), anchor="here")
+    fragment = interactive(_map(np.array([[0.125, np.nan]]), np.ones((1, 2))), anchor="here")
     assert 'id="here"' in fragment
     assert "0.125" in fragment
     assert "null" in fragment
@@ -48,10 +52,10 @@ def test_the_picture_has_a_colour_for_every_value(scale: str) -> None:
     from PIL import Image
 
     random = np.random.default_rng(0).random((4, 7))
-    picture = Image.open(io.BytesIO(png_map(_map(random, random, random, random, scale=scale, floor=1e-3))))
+    picture = Image.open(io.BytesIO(png(_map(random, random, random, random, scale=scale, floor=1e-3))))
     assert picture.size[0] > 1500
     assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
-    assert png_map(_map(np.zeros((1, 1)), scale=scale, floor=1e-3))
+    assert png(_map(np.zeros((1, 1)), scale=scale, floor=1e-3))
 
 
 def test_nothing_to_draw_is_refused() -> None:
@@ -59,3 +63,10 @@ def test_nothing_to_draw_is_refused() -> None:
         HeatMap("slug", "title", "x", "y", "value", (), x=(0.0, 1.0), y=(0.0, 1.0))
     with pytest.raises(UsageError, match="floor > 0, got 0"):
         _map(np.ones((2, 2)), scale="logarithmic")
+
+
+def test_a_logarithmic_axis_is_labelled_in_plain_numbers() -> None:
+    profile = Profile.normalised(np.linspace(1.0, 3.0, 9))
+    fragment = interactive(profiles_figure("slug", "title", {"theory": (profile, MEASURED)}), anchor="here")
+    values, texts = (json.loads(re.search(rf'"{name}":(\[.*?\])', fragment)[1]) for name in ("tickvals", "ticktext"))
+    assert dict(zip(values, texts, strict=True))[0.5] == "0.5"

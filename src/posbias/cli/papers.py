@@ -1,0 +1,291 @@
+"""`posbias verify` and `posbias reproduce`: published claims put to the test, published experiments run again."""
+
+import textwrap
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import print_json, running
+from posbias.errors import UsageError
+from posbias.files import read_whole
+from posbias.limits import MASK_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from posbias.papers.claims import Verdict
+
+VERIFY_EXAMPLE = (
+    "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
+    "a figure for each: `posbias verify --report --out runs/claims` · "
+    "your own mask: `posbias verify --mask mask.npy` · on a model: `posbias verify --model demo --length 48`"
+)
+DEFAULT_REPORT = Path("runs/verify")
+TEXT_WIDTH = 112
+
+
+@dataclass(frozen=True)
+class OfModelFlags:
+    """What a model is read on, to put claims to the test on its attention."""
+
+    prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
+    count: options.Count = 8
+    init_seed: options.InitSeed = None
+
+    def verdicts(
+        self, claim: str | None, source: str, *, n_positions: int, seed: int
+    ) -> "tuple[Sequence[Verdict], dict[str, Any]]":
+        """Verdicts on a model, and what was read.
+
+        Args:
+            claim: A paper or a claim; None: all.
+            source: Of the model.
+            n_positions: Of a prompt.
+            seed: Of the prompts.
+        """
+        from posbias.papers import verify_model
+        from posbias.papers.claims import selected
+        from posbias.prompts import load_prompts
+
+        selected(claim)  # before the model is loaded
+        from posbias.models import load_model
+
+        loaded = load_model(source, init_seed=self.init_seed)
+        drawn = load_prompts(self.prompts, loaded, n_positions=n_positions, count=self.count, seed=seed)
+        return verify_model(loaded, drawn, claim), {"model": loaded.describe(), "prompts": drawn.describe()}
+
+
+@options.grouped
+def verify(
+    context: typer.Context,
+    claim: Annotated[
+        str | None, typer.Argument(help="A paper (wu2025) or a claim (wu2025/theorem-4.1); all by default.")
+    ] = None,
+    *,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="Centre nodes of this mask: prefix(length=4) ..., or a .npy, .csv or .txt file of 0 and 1.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Put the claims to the test on this model's attention, as for measure.", show_default=False),
+    ] = None,
+    read: OfModelFlags,
+    length: options.Length = 32,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Write an HTML page with a figure per claim to --out (default runs/verify)."),
+    ] = False,
+    flags: options.RunFlags,
+) -> None:
+    """Put published theorems and claims to the test. The number, the verdict, and the sharper fact.
+
+    With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
+    """
+    from posbias.papers.claims import claims_record
+    from posbias.report import write_report
+
+    if model is None:
+        options.refuse(context, options.names_of(OfModelFlags), "needs --model")
+    else:
+        options.refuse(context, ["mask"], "cannot go with --model")
+    out = flags.out or (DEFAULT_REPORT if report else None)
+    with running(context, replace(flags, out=out)) as run:
+        described: dict[str, Any] | None = None
+        if model is None:
+            verdicts = _verdicts(claim, mask, n_positions=length, seed=flags.seed)
+        else:
+            verdicts, described = read.verdicts(claim, model, n_positions=length, seed=flags.seed)
+        record = claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)
+        page = None
+        if run.directory is not None:
+            record.save(run.directory)
+            page = write_report([record], run.directory) if report else None
+    if flags.json:
+        print_json([verdict.as_dict() for verdict in verdicts])
+        return
+    for verdict in verdicts:
+        typer.echo(described_verdict(verdict.as_dict()) + "\n")
+    typer.echo(tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
+    if page is not None:
+        typer.echo(f"report: {page}")
+
+
+def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: int) -> "Sequence[Verdict]":
+    from posbias.papers import verify as verify_claims
+    from posbias.papers import verify_mask
+
+    if mask is None:
+        return verify_claims(claim, seed=seed)
+    if claim not in {None, "wu2025", "wu2025/centre-nodes"}:
+        raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
+    return [verify_mask(read_mask(mask, n_positions), seed=seed)]
+
+
+def read_mask(text: str, n_positions: int) -> "np.ndarray":
+    """A mask from its literal spelling at `n_positions`, or from a file of 0 and 1 (rows are queries).
+
+    Raises:
+        UsageError: an unknown mask, a file that cannot be read, or values other than 0 and 1.
+    """
+    import numpy as np
+
+    from posbias.architecture import MASKS
+    from posbias.papers.wu2025.graphs import LARGEST_MASK
+
+    path = Path(text)
+    if path.suffix not in {".npy", ".csv", ".txt"}:
+        if not 2 <= n_positions <= LARGEST_MASK:
+            raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
+        return np.asarray(MASKS.parse(text).visible(n_positions))
+    content = BytesIO(read_whole(path, "mask file", MASK_BYTES))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's word on an empty file
+            if path.suffix == ".npy":
+                values = np.lib.format.read_array(content, allow_pickle=False)
+            else:
+                values = np.loadtxt(content, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+    except (ValueError, EOFError, MemoryError) as error:
+        raise UsageError(f"mask file {text!r} is not a matrix of 0 and 1: {str(error).split(chr(10))[0]}") from None
+    if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isin(values, (0, 1)).all():
+        raise UsageError(f"mask file {text!r} must hold a matrix of 0 and 1, got shape {list(values.shape)}")
+    return np.asarray(values, dtype=bool)
+
+
+def described_verdict(verdict: dict[str, Any]) -> str:
+    """One verdict as text: name and verdict, where it is stated, the statement, the number, the sharper fact."""
+    lines = [f"{verdict['claim']}: {verdict['verdict'].upper()}", f"  {verdict['source']} of {verdict['paper']}"]
+    lines.append(_indented(verdict["statement"]))
+    lines.append(_indented(f"computed {verdict['value']:.4g}: {verdict['computed']}"))
+    for premise in verdict.get("premises", ()):
+        found = f" ({premise['found']})" if premise["found"] else ""
+        lines.append(_indented(f"premise {'met' if premise['met'] else 'NOT MET'}: {premise['premise']}{found}"))
+    if verdict["sharper"]:
+        lines.append(_indented(f"sharper: {verdict['sharper']}"))
+    return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
+    """How many of each verdict."""
+    kinds = ["holds", "holds with a correction", "fails as stated"]
+    if on_model:
+        kinds = list(dict.fromkeys(["holds", "fails", *sorted(verdicts)]))
+    return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)
+
+
+REPRODUCE_EXAMPLE = (
+    "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
+    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --initialisations 2` · trained: "
+    "`posbias reproduce position-copy-liu2026 --size small --out runs/copy`"
+)
+BIRTH = "birth-2603.10123"
+TRAINED = ("icl-2502.01951", "position-copy-liu2026")
+
+
+@dataclass(frozen=True)
+class BirthFlags:
+    """Settings of the experiment on initialisations."""
+
+    length: options.Length = 256
+    initialisations: Annotated[
+        int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)
+    ] = 8
+    probes: Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)] = 8
+    tokenizer: Annotated[str, typer.Option(help="birth: text as 'bytes', or with the 'demo' tokenizer.")] = "bytes"
+
+
+@dataclass(frozen=True)
+class TrainedFlags:
+    """Settings of the experiments that train."""
+
+    study: Annotated[
+        list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
+    ] = None
+    device: Annotated[str, typer.Option(help="trained: where, cpu, cuda, cuda:1 ...")] = "cpu"
+
+
+@options.grouped
+def reproduce(
+    context: typer.Context,
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.", show_default=False
+        ),
+    ],
+    *,
+    size: Annotated[
+        str,
+        typer.Option(
+            help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), "
+            "small (half an hour of two cores) or full (the source's steps)."
+        ),
+    ] = "small",
+    birth: BirthFlags,
+    trained: TrainedFlags,
+    engine: options.EngineFlags,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="trained: read finished studies back, judge anew; go on with unfinished ones."),
+    ] = False,
+    flags: options.RunFlags,
+) -> None:
+    """Run a published experiment again. What the paper reports, what comes out, and what survives."""
+    from posbias.papers import PAPERS
+    from posbias.papers import reproduce as run_again
+    from posbias.papers.reproduction import reproduction_record
+    from posbias.papers.study_runs import finished_reproduction, reproduction_settings
+    from posbias.parts import fingerprint
+
+    _ = PAPERS[paper]
+    _refuse_settings(context, paper)
+    options.check_resume(resume, flags.out)
+    settings: Any = None
+    if paper == BIRTH:
+        from posbias.papers.birth2603.models import BirthSettings
+
+        chosen = {name: value for name, value in vars(birth).items() if name != "length"}
+        settings = BirthSettings(size=size, n_positions=birth.length, seed=flags.seed, **chosen)
+    elif paper in TRAINED:
+        from posbias.papers.study_runs import StudySettings, shipped_studies
+        from posbias.training import TrainingRun
+
+        training = TrainingRun(engine=engine.made(), device=trained.device, directory=flags.out, resume=resume)
+        settings = StudySettings(size=size, studies=tuple(trained.study or ()), seed=flags.seed, run=training)
+        shipped_studies(paper, settings)
+    with running(context, flags, resume=resume) as run:
+        found = finished_reproduction(paper, settings) if resume else None
+        record = found
+        if record is None:
+            record = reproduction_record(run_again(paper, settings=settings), run.arguments, command=run.command)
+            if paper in TRAINED and run.directory is not None:
+                record.resolved["fingerprint"] = fingerprint(reproduction_settings(paper, settings))
+        run.finish(record, found=found is not None)
+
+
+def _refuse_settings(context: typer.Context, paper: str) -> None:
+    """Options of another experiment change nothing here; that is said rather than passed over."""
+    of_training = [*options.names_of(TrainedFlags), *options.names_of(options.EngineFlags), "resume"]
+    settings = {
+        BIRTH: ["size", *options.names_of(BirthFlags), "seed"],
+        **{name: ["size", *of_training, "seed"] for name in TRAINED},
+    }
+    taken = settings.get(paper, [])
+    for name in dict.fromkeys(name for names in settings.values() for name in names if name not in taken):
+        owners = ", ".join(owner for owner, names in settings.items() if name in names)
+        known = " ".join(f"--{other.replace('_', '-')}" for other in (*taken, "out", "json"))
+        options.refuse(context, [name], f"belongs to {owners}; {paper} takes {known} only")

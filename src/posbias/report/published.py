@@ -1,0 +1,137 @@
+"""Published claims put to the test and published experiments run again, each from its record alone.
+
+Of claims a table of all verdicts, then each with its evidence; of an experiment the sentences, tables and figures as it
+made them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from posbias.errors import UsageError
+from posbias.records import Record, plain
+from posbias.report.figures import RUNS, Curve, Figure, Stroke
+from posbias.report.page import REPORTS, Report, Section
+from posbias.report.tables import Table
+from posbias.statistics.intervals import MISSING
+
+MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
+"""Colours of verdicts; the others lie between."""
+_PARTS = ("x", "y", "low", "high")
+
+Stored = Mapping[str, Any]
+
+
+@REPORTS.register("verify")
+def claims_report(record: Record) -> Report:
+    """Every claim with its verdict, its number and the curves behind it."""
+    verdicts = record.scalars["verdicts"]
+    cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
+    return Report(
+        record.resolved.get("title", "Published claims put to the test"),
+        kicker="posbias · published statements on position bias as numerical experiments",
+        summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
+        sections=[_claim(record, entry, number) for number, entry in enumerate(verdicts)],
+        record=record,
+    )
+
+
+def _claim(record: Record, entry: Stored, number: int) -> Section:
+    instances = f"{entry['instances']} instance{'' if entry['instances'] == 1 else 's'}"
+    stored = entry["figure"]
+    curves = [
+        Curve(curve["label"], record.arrays[f"{curve['arrays']}/x"], record.arrays[f"{curve['arrays']}/y"], stroke)
+        for curve, stroke in zip(stored["curves"], RUNS, strict=False)
+    ]
+    axes = "".join(name for name in "xy" if stored[f"log_{name}"])
+    return Section(
+        entry["claim"],
+        anchor=f"claim-{number}",
+        verdict=entry["verdict"],
+        mark=MARKS.get(entry["verdict"], "correction"),
+        source=f"{entry['paper']}; {entry['source']}",
+        texts=[entry["statement"], f"{entry['computed']}: {_value(entry)}; {instances}."],
+        statements=[entry["sharper"]] if entry["sharper"] else [],
+        figures=[Figure("evidence", "", stored["x_label"], stored["y_label"], tuple(curves), log_axes=axes)],
+        pictures=False,
+        note=_assumptions(entry),
+    )
+
+
+def _assumptions(entry: Stored) -> str:
+    if "premises" in entry:
+        return f"Premises on this model: {'; '.join(map(_premise, entry['premises']))}."
+    broken = f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
+    return f"Assumes: {'; '.join(entry['assumptions'])}.{broken}"
+
+
+def _premise(stored: Stored) -> str:
+    found = f" ({stored['found']})" if stored["found"] else ""
+    return f"{stored['premise']} – {'met' if stored['met'] else 'not met'}{found}"
+
+
+def _value(entry: Stored) -> str:
+    return MISSING if entry["value"] is None else f"{entry['value']:.4g}"
+
+
+@REPORTS.register("reproduce")
+def reproduction_report(record: Record) -> Report:
+    """What the paper reports, and what came out."""
+    found = record.scalars
+    return Report(
+        record.resolved["title"],
+        kicker=f"posbias · a published experiment, run again · {found['paper']}",
+        statements=found["statements"],
+        figures=stored_figures(record),
+        tables=[Table(table["title"], table["header"], table["cells"]) for table in found["tables"]],
+        record=record,
+    )
+
+
+def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A figure as plain values, its curves put into `arrays`; `stored_figures` reads it back."""
+    curves = []
+    for number, curve in enumerate(figure.curves):
+        stem = f"figures/{figure.slug}/{number}"
+        arrays.update({f"{stem}/{part}": values for part in _PARTS if (values := getattr(curve, part)) is not None})
+        look = {"colour": curve.stroke.colour, "dash": curve.stroke.dash, "emphasis": curve.emphasis}
+        curves.append({"name": curve.name, "arrays": stem, **look})
+    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
+    return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
+
+
+def stored_figures(record: Record) -> list[Figure]:
+    """The figures of a reproduction's record."""
+    return [
+        Figure(
+            stored["slug"],
+            stored["title"],
+            stored["x_label"],
+            stored["y_label"],
+            tuple(_stored_curve(curve, record.arrays) for curve in stored["curves"]),
+            log_range=_pair(stored["log_range"]),
+            linear_range=_pair(stored["linear_range"]),
+            rows=tuple(stored.get("rows", ())),
+        )
+        for stored in record.scalars["figures"]
+    ]
+
+
+def _stored_curve(stored: Stored, arrays: Mapping[str, np.ndarray]) -> Curve:
+    parts = {part: arrays.get(f"{stored['arrays']}/{part}") for part in _PARTS}
+    if parts["x"] is None or parts["y"] is None:
+        raise UsageError(f"the record has no curve {stored['arrays']}")
+    return Curve(
+        name=stored["name"],
+        x=parts["x"],
+        y=parts["y"],
+        stroke=Stroke(stored["colour"], stored["dash"]),
+        low=parts["low"],
+        high=parts["high"],
+        emphasis=stored["emphasis"],
+    )
+
+
+def _pair(stored: Sequence[float] | None) -> tuple[float, float] | None:
+    return None if stored is None else (float(stored[0]), float(stored[1]))
