@@ -57,7 +57,6 @@ class LocalFlags:
     def responder(self, model: str) -> "Responder":
         """A loaded model that answers."""
         from posbias.evaluation.responders import LocalOptions, LocalResponder
-
         from posbias.models import load_model
 
         allowed = options.bytes_of(self.max_memory)

@@ -111,7 +111,6 @@ class ModelFlags:
 
     def load(self, source: str, *, max_memory: int | None) -> "HuggingFaceModel | ReferenceTransformer":
         """The model."""
-
         from posbias.models import load_model
 
         return load_model(source, **vars(self), max_memory=max_memory)

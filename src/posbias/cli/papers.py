@@ -49,13 +49,12 @@ class OfModelFlags:
             n_positions: Of a prompt.
             seed: Of the prompts.
         """
+        from posbias.models import load_model
         from posbias.papers import verify_model
         from posbias.papers.claims import selected
         from posbias.prompts import load_prompts
 
         selected(claim)  # before the model is loaded
-        from posbias.models import load_model
-
         loaded = load_model(source, init_seed=self.init_seed)
         drawn = load_prompts(self.prompts, loaded, n_positions=n_positions, count=self.count, seed=seed)
         return verify_model(loaded, drawn, claim), {"model": loaded.describe(), "prompts": drawn.describe()}
