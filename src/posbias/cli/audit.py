@@ -21,11 +21,13 @@ EXAMPLE = (
 
 @dataclass(frozen=True)
 class BehaviourFlags:
-    """What is requested of the model beside the audit."""
+    """The task that is put to the model beside the audit."""
 
     behaviour: Annotated[
         str | None,
-        typer.Option(help="Tie influence to the answers of a task, e.g. 'key_value(pairs=10)'.", show_default=False),
+        typer.Option(
+            help="Correlate influence with the answers to a task, e.g. 'key_value(pairs=10)'.", show_default=False
+        ),
     ] = None
     behaviour_count: Annotated[int, typer.Option(help="Samples.", min=1)] = 12
     behaviour_positions: Annotated[str, typer.Option(help="all, spread(5), or some such as 0,4,9.")] = "spread(5)"
@@ -40,7 +42,7 @@ class BehaviourFlags:
     ] = True
 
     def plan(self, spelled: str, settings: "AuditOptions") -> "BehaviourPlan":
-        """What is requested.
+        """What is evaluated and measured.
 
         Args:
             spelled: The task.

@@ -31,7 +31,7 @@ OF_A_RUN = ("generate", "score", "resume", "out", "json")
 
 @dataclass(frozen=True)
 class TaskFlags:
-    """What is requested."""
+    """The task, and what is done with it."""
 
     task: Annotated[str, typer.Option(help="What is requested, as a literal call.")] = "key_value(pairs=10)"
     positions: Annotated[str, typer.Option(help="all, spread (at most 9), spread(5), or some such as 0,4,9.")] = (
@@ -110,7 +110,7 @@ def evaluate(
         typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False),
     ] = None,
     *,
-    asked: TaskFlags,
+    evaluated: TaskFlags,
     local: LocalFlags,
     server: Annotated[
         str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)
@@ -137,14 +137,14 @@ def evaluate(
 
     _check_answerer(context, model, server, tokenizer=tokenizer, exported=lm_eval is not None)
     options.check_resume(resume, flags.out)
-    task = LANGUAGE_TASKS.parse(asked.task)
+    task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = EvaluateOptions(
-        count=asked.count,
-        positions=options.positions_of(asked.positions, task),
+        count=evaluated.count,
+        positions=options.positions_of(evaluated.positions, task),
         seed=flags.seed,
-        generate=asked.generate,
-        score=asked.score,
-        max_tokens=asked.max_tokens,
+        generate=evaluated.generate,
+        score=evaluated.score,
+        max_tokens=evaluated.max_tokens,
         resume=resume,
         max_memory=options.bytes_of(local.max_memory),
     )
@@ -175,8 +175,8 @@ def _check_answerer(
         raise UsageError(f"--tokenizer {tokenizer!r} goes with {goes_with}; a MODEL brings its own")
     of_a_model, of_a_server = options.names_of(LocalFlags), options.names_of(ServerFlags)
     if exported:
-        of_asking = ["server", *of_a_server, *of_a_model, *OF_A_RUN]
-        options.refuse(context, of_asking, "goes with asking; --lm-eval only writes the examples")
+        of_a_run = ["server", *of_a_server, *of_a_model, *OF_A_RUN]
+        options.refuse(context, of_a_run, "goes with a run; --lm-eval only writes the examples")
     elif server:
         options.refuse(context, of_a_model, "goes with a MODEL; a server runs its own")
     else:

@@ -306,7 +306,7 @@ def positions_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
     """The positions that `--positions` names.
 
     Raises:
-        UsageError: not a list of whole numbers, or positions that the task does not have.
+        UsageError: not a list of whole numbers, or one that the task does not have.
     """
     from posbias.evaluation.samples import SPREAD_POSITIONS, spread_positions
     from posbias.registry import parse_literal_call
