@@ -19,6 +19,10 @@ def test_dir_shows_the_public_names_and_no_others():
     assert dir(pb) == sorted(pb.__all__)
 
 
+def test_there_are_thirty_names_at_most():
+    assert len(pb.__all__) <= 30
+
+
 def first_sentence(name):
     text = " ".join(inspect.cleandoc(getattr(pb, name).__doc__).split("\n\n")[0].split())
     return re.match(r".*?\.(?= [A-Z]|$)", text)[0]
@@ -78,4 +82,4 @@ def test_a_submodule_imported_first_hides_no_function():
 
     for name in NAMES:
         assert getattr(pb, name) is not None
-    assert all(callable(getattr(pb, name)) for name in ("measure", "compare", "audit", "predict", "power_rollout"))
+    assert all(callable(getattr(pb, name)) for name in ("measure", "compare", "audit", "predict", "place"))

@@ -1,10 +1,11 @@
-"""Every public name called with arguments of wrong classes; `wrong_arguments.py MODEL` prints what is not refused.
+"""Public functions called with arguments of wrong classes; `wrong_arguments.py MODEL` prints what is not refused.
 
 Run in an interpreter of its own, without the type checks that tests switch on: as a user would meet it.
 """
 
 import inspect
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,22 @@ import torch
 import posbias as pb
 from posbias.models.model import Model
 
-NOT_CALLED = {"__version__", "architecture", "Audit", "AttentionStatistics", "Comparison", "Decomposition",
-              "Evaluation", "Measurement", "Placement", "Prediction", "Record", "RunError", "Trained", "TrainedMember",
-              "UsageError"}  # fmt: skip
-"""One module, errors, and results, which no user makes."""
+OF_PACKAGES = {
+    "auditing": "BehaviourPlan MeasurePlan audit_behaviour measure_models preflight_attention",
+    "decomposition": "DecompositionOptions",
+    "evaluation": "MeasuredUse correlate correlate_runs measured_use",
+    "interventions": "intervened",
+    "measurement": "AttentionOptions RunOptions preflight",
+    "models": "reinitialise",
+    "prompts": "PromptSource Prompts",
+    "tasks.synthetic": "FreeRecall InContextRetrieval PositionCopy RecallAndSpan RunningSpan",
+    "theory.power_rollout": "attention_rollout attention_rollouts ingredients power_rollout shared_direction_rollout "
+    "sign_randomised_rollout value_path_share",
+    "training": "Member Study TrainingOptions TrainingRun load_study",
+}
+"""What users call that is not at the top level."""
+NOT_CALLED = {"__version__", "architecture", "Record", "RunError", "UsageError"}
+"""One module, errors, and what no user makes."""
 RIGHT = {"audit": (str, Model), "load_model": str, "measure_models": list}
 """Of what would go on for long, only the first argument is tried, and not what is right there."""
 
@@ -28,28 +41,35 @@ def wrong_values(model, prompts):
             {"a": 1}, Path("nowhere"), object(), model, prompts, profile, record)  # fmt: skip
 
 
+def public():
+    found = {name: getattr(pb, name) for name in {*pb.__all__} - NOT_CALLED}
+    for package, names in OF_PACKAGES.items():
+        found |= {name: getattr(import_module(f"posbias.{package}"), name) for name in names.split()}
+    return found
+
+
 def attempts(model):
-    """(name, parameter, value, all arguments) of every call."""
+    """(name, function, parameter, value, all arguments) of every call."""
     prompts = pb.load_prompts("default", model, n_positions=12, count=2)
     architecture, profile = pb.Architecture(depth=2), pb.uniform_profile(12)
     known = {"model": model, "prompts": prompts, "subject": architecture, "n_positions": 12, "path": "nowhere",
              "source": "default", "predicted": profile, "measured": profile, "task": "key_value"}  # fmt: skip
-    for name in sorted({*pb.__all__} - NOT_CALLED):
-        parameters = inspect.signature(getattr(pb, name)).parameters.values()
+    for name, call in sorted(public().items()):
+        parameters = inspect.signature(call).parameters.values()
         needed = {entry.name: known.get(entry.name, 1) for entry in parameters if entry.default is entry.empty}
         for parameter in [entry.name for entry in parameters][: 1 if name in RIGHT else None]:
             for value in wrong_values(model, prompts):
                 if not isinstance(value, RIGHT.get(name, ())):
-                    yield name, parameter, value, {**needed, parameter: value}
+                    yield name, call, parameter, value, {**needed, parameter: value}
 
 
 def main(source):
     tried = 0
-    for name, parameter, value, arguments in attempts(pb.load_model(source)):
+    for name, call, parameter, value, arguments in attempts(pb.load_model(source)):
         tried += 1
         shown = f"{name}({parameter}={type(value).__name__})"
         try:
-            getattr(pb, name)(**arguments)
+            call(**arguments)
         except (pb.UsageError, pb.RunError) as error:
             if "\n" in str(error):
                 print(f"{shown}: several lines: {error}")

@@ -11,6 +11,7 @@ import torch
 from subject import tokens_of
 
 import posbias as pb
+from posbias.measurement import AttentionOptions
 from posbias.measurement.attention.statistics import KERNEL_CELLS
 from posbias.models import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
@@ -25,7 +26,7 @@ def streamed(model: HuggingFaceModel, prompts: Prompts) -> Method:
 
     Kernels are kept in cells and mean content logits not at all, as they are by default for long prompts.
     """
-    options = pb.AttentionOptions(kernel_cells=min(KERNEL_CELLS, prompts.n_positions), mean_content=False)
+    options = AttentionOptions(kernel_cells=min(KERNEL_CELLS, prompts.n_positions), mean_content=False)
     return lambda: pb.attention_statistics(model, prompts, options=options).distance.by_head
 
 

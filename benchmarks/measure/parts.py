@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import attention
 import gradients
 import jacobians
 import numpy as np
@@ -13,6 +12,7 @@ from journal import Table, against
 from scipy.optimize import nnls
 from subject import Size, random_llama, random_prompts
 
+import attention
 from posbias import load_model, load_prompts
 from posbias.models import HuggingFaceModel
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import attention
 import gradients
 import torch
 from subject import Size, random_llama, random_prompts
+
+import attention
 
 SHORT = 16
 

@@ -8,10 +8,14 @@ import torch
 
 import posbias as pb
 from posbias.auditing import attention as attention_module
+from posbias.auditing import preflight_attention
 from posbias.auditing.attention import estimate_attention
 from posbias.errors import RunError, UsageError
+from posbias.measurement import AttentionOptions
 from posbias.measurement.cost import peak_tensor_bytes
 from posbias.measurement.cost_estimate import HEADROOM
+from posbias.prompts import Prompts
+from posbias.theory.power_rollout import attention_rollouts
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +46,12 @@ def tensors_of(estimate):
 
 @pytest.mark.parametrize("options", [{}, {"by_head": True}, {"mean_content": False, "kernel_cells": 16}])
 def test_bytes_of_long_prompts_follow_from_short_ones(options):
-    model, options = model_of(), pb.AttentionOptions(**options)
+    model, options = model_of(), AttentionOptions(**options)
     for n_positions in (300, 1200):
-        prompts = pb.Prompts(np.resize(np.arange(1, 64), n_positions)[None])
+        prompts = Prompts(np.resize(np.arange(1, 64), n_positions)[None])
 
         def work(prompts=prompts):
-            return pb.attention_statistics(model, prompts, options=options), pb.attention_rollouts(model, prompts)
+            return pb.attention_statistics(model, prompts, options=options), attention_rollouts(model, prompts)
 
         counted = peak_tensor_bytes(work, model.device)
         # Blocks are taken as large as they may become, which in a model this small is much of the whole.
@@ -59,41 +63,41 @@ def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypat
         raise RunError("no")
 
     model = model_of()
-    prompts = pb.Prompts(np.arange(1, 25)[None])
+    prompts = Prompts(np.arange(1, 25)[None])
     monkeypatch.setattr(attention_module, "attention_statistics", fail)
-    assert pb.preflight_attention(model, prompts, max_memory=10**9) == {}
-    assert pb.preflight_attention(model, prompts) == {}
+    assert preflight_attention(model, prompts, max_memory=10**9) == {}
+    assert preflight_attention(model, prompts) == {}
     with pytest.raises(UsageError, match=r"24 positions need up to .* 10 KB are allowed; try a smaller model"):
-        pb.preflight_attention(model, prompts, max_memory=10_000)
+        preflight_attention(model, prompts, max_memory=10_000)
 
 
 def test_what_does_not_fit_is_refused_with_what_would():
-    model, prompts = model_of(), pb.Prompts(np.resize(np.arange(1, 64), 900)[None])
-    options = pb.AttentionOptions(by_head=True)
+    model, prompts = model_of(), Prompts(np.resize(np.arange(1, 64), 900)[None])
+    options = AttentionOptions(by_head=True)
     with pytest.raises(UsageError, match=r"try --length \d+ or no --heads or --kernel-cells 256$"):
-        pb.preflight_attention(model, prompts, options=options, max_memory=170_000_000)
+        preflight_attention(model, prompts, options=options, max_memory=170_000_000)
     with pytest.raises(UsageError, match=r"try --length \d+$") as no:
-        pb.preflight_attention(model, prompts, options=options, max_memory=100_000_000)
+        preflight_attention(model, prompts, options=options, max_memory=100_000_000)
     length = int(str(no.value).split("--length ")[1].split()[0])
     assert 300 < length < 900
-    shorter = pb.Prompts(prompts.token_ids[:, :length])
-    pb.preflight_attention(model, shorter, options=options, max_memory=100_000_000)
+    shorter = Prompts(prompts.token_ids[:, :length])
+    preflight_attention(model, shorter, options=options, max_memory=100_000_000)
     fewer = replace(options, by_head=False, kernel_cells=16, mean_content=False)
-    pb.preflight_attention(model, prompts, options=fewer, max_memory=100_000_000)
+    preflight_attention(model, prompts, options=fewer, max_memory=100_000_000)
 
 
 def test_a_long_prompt_of_the_demo_model_is_let_through():
     model = pb.load_model("demo")
-    prompts = pb.Prompts(np.resize(np.arange(100, 1000), 8192)[None])
-    assert 1e9 < pb.preflight_attention(model, prompts, max_memory=6 * 10**9)["peak_bytes"] < 4e9
+    prompts = Prompts(np.resize(np.arange(100, 1000), 8192)[None])
+    assert 1e9 < preflight_attention(model, prompts, max_memory=6 * 10**9)["peak_bytes"] < 4e9
 
 
 @pytest.mark.slow
 def test_a_prompt_of_the_demo_model_takes_what_was_estimated():
-    model, options = pb.load_model("demo"), pb.AttentionOptions()
+    model, options = pb.load_model("demo"), AttentionOptions()
     prompts = pb.load_prompts("default", model, n_positions=2048, count=1)
     estimate = estimate_attention(model, 2048, options=options)
-    rollouts = peak_tensor_bytes(lambda: pb.attention_rollouts(model, prompts), model.device)
+    rollouts = peak_tensor_bytes(lambda: attention_rollouts(model, prompts), model.device)
     statistics = peak_tensor_bytes(lambda: pb.attention_statistics(model, prompts, options=options), model.device)
     assert max(rollouts, statistics) == pytest.approx(tensors_of(estimate), rel=0.25)
     assert max(rollouts, statistics) < 30 * 9 * 2048**2 * 4 / 20  # all attention matrices: 4.5 GB

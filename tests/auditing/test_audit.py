@@ -18,8 +18,10 @@ from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample, contrast
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure_prompt
+from posbias.models import reinitialise
 from posbias.profiles import Profile
 from posbias.report import view_of
+from posbias.theory.power_rollout import power_rollout
 
 LENGTH, COUNT = 24, 6
 OPTIONS = AuditOptions(kinds=("jacobian(probes=2)", "probability"), initialisations=6)
@@ -42,7 +44,7 @@ def test_the_audit_is_the_rooms_put_together(finished, tiny_llama):
         np.testing.assert_allclose(
             trained.measured[kind].profile.influence, measured.profiles[kind].influence, rtol=1e-5
         )
-    explained = pb.power_rollout(model, prompts)
+    explained = power_rollout(model, prompts)
     np.testing.assert_allclose(
         trained.theories["power_rollout"].profile.influence, explained.profile.influence, rtol=1e-6
     )
@@ -55,7 +57,7 @@ def test_the_audit_is_the_rooms_put_together(finished, tiny_llama):
 
 
 def test_initialisations_are_independent(finished, tiny_llama):
-    reborn = pb.reinitialise(pb.load_model(tiny_llama), 2)
+    reborn = reinitialise(pb.load_model(tiny_llama), 2)
     prompts = pb.load_prompts("default", reborn, n_positions=LENGTH, count=COUNT, seed=0)
     measured = pb.measure(reborn, prompts, kinds=OPTIONS.kinds)
     initialised = finished.subjects[1]

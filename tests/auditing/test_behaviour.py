@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import posbias as pb
+from posbias.auditing import BehaviourPlan, audit_behaviour
 from posbias.auditing.behaviour import elsewhere, spans_of
 from posbias.errors import UsageError
 from posbias.evaluation.correlation import correct_for_number
@@ -28,12 +29,12 @@ def model(long_llama):
 @pytest.fixture(scope="module")
 def plan():
     options = pb.EvaluateOptions(count=2, positions=PLACES, max_tokens=2)
-    return pb.BehaviourPlan(TASK, options, kinds=("jacobian(probes=1)", "logprob"), prompt_theories=False)
+    return BehaviourPlan(TASK, options, kinds=("jacobian(probes=1)", "logprob"), prompt_theories=False)
 
 
 @pytest.fixture(scope="module")
 def record(model, plan):
-    return pb.audit_behaviour(model, plan)
+    return audit_behaviour(model, plan)
 
 
 @pytest.mark.parametrize("spelled", [TASK, "key_value(pairs=4)", "documents(documents=4)"])
@@ -116,11 +117,11 @@ def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, recor
 
     monkeypatch.setattr(behaviour, "measure_prompt", failing)
     with pytest.raises(pb.RunError, match="stopped"):
-        pb.audit_behaviour(model, plan, out=tmp_path)
+        audit_behaviour(model, plan, out=tmp_path)
     assert pb.load_record(tmp_path).status == "failed"
     monkeypatch.setattr(behaviour, "measure_prompt", measure_prompt)
     again = replace(plan, evaluation=replace(plan.evaluation, resume=True))
-    resumed = pb.audit_behaviour(model, again, out=tmp_path)
+    resumed = audit_behaviour(model, again, out=tmp_path)
     assert resumed.scalars["reused"] == 2
     for name, array in record.arrays.items():
         np.testing.assert_allclose(resumed.arrays[name], array, rtol=1e-6)
@@ -128,9 +129,9 @@ def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, recor
 
 
 def test_tasks_without_a_moved_item_are_refused(model):
-    plan = pb.BehaviourPlan("documents(documents=3, setting='closed_book')", pb.EvaluateOptions(count=1, max_tokens=1))
+    plan = BehaviourPlan("documents(documents=3, setting='closed_book')", pb.EvaluateOptions(count=1, max_tokens=1))
     with pytest.raises(UsageError, match="no item holds the answer"):
-        pb.audit_behaviour(model, plan)
+        audit_behaviour(model, plan)
 
 
 def test_of_many_ties_none_is_established_by_luck_alone():

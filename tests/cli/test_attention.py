@@ -8,6 +8,8 @@ import pytest
 
 import posbias as pb
 from posbias.auditing.attention import MAP_CELLS
+from posbias.measurement import AttentionOptions
+from posbias.theory.power_rollout import attention_rollouts
 
 ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}
 
@@ -16,8 +18,8 @@ ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}
 def library(tiny_llama):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=24, count=3, seed=1)
-    options = pb.AttentionOptions((0.1, 0.5), by_head=True)
-    return pb.attention_statistics(model, prompts, options=options), pb.attention_rollouts(model, prompts)
+    options = AttentionOptions((0.1, 0.5), by_head=True)
+    return pb.attention_statistics(model, prompts, options=options), attention_rollouts(model, prompts)
 
 
 def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):

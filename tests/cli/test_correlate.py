@@ -4,6 +4,7 @@ import numpy as np
 
 import posbias as pb
 from behaviour_runs import GOLD, saved
+from posbias.evaluation import correlate_runs
 
 
 def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(posbias, tmp_path):
@@ -13,7 +14,7 @@ def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(p
     assert result.returncode == 0, result.stderr
     assert "rank correlation" in result.stdout
     record = pb.load_record(tmp_path / "tied")
-    again = pb.correlate_runs([saved(), saved(model="other")])
+    again = correlate_runs([saved(), saved(model="other")])
     assert record.scalars["pooled"] == again.scalars["pooled"]
     np.testing.assert_array_equal(
         record.arrays["groups/1/influence/measured/logprob/gold"], saved(model="other").arrays[GOLD]

@@ -12,6 +12,7 @@ from posbias.cli import main
 from posbias.cli.options import positions_of
 from posbias.cli.place import scores_of
 from posbias.errors import UsageError
+from posbias.evaluation import measured_use
 from posbias.tasks.language import LANGUAGE_TASKS
 
 FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
@@ -60,7 +61,7 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     record = pb.load_record(tmp_path / "placed")
-    expected = pb.place([0.5, 0.3, 0.2, 0.1], pb.measured_use(finished, measure="reciprocal_rank"))
+    expected = pb.place([0.5, 0.3, 0.2, 0.1], measured_use(finished, measure="reciprocal_rank"))
     assert record.scalars == json.loads(json.dumps(expected.as_record()))
     assert printed["scalars"]["order"] == list(expected.order)
     told = posbias(*command)

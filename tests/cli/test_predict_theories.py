@@ -10,8 +10,15 @@ import posbias as pb
 from posbias.comparison import Sample, compare_with_prompts
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
+from posbias.prompts import PromptSource
 from posbias.theory import parse_theory
-from posbias.theory.power_rollout import INGREDIENTS
+from posbias.theory.power_rollout import (
+    INGREDIENTS,
+    ingredients,
+    power_rollout,
+    sign_randomised_rollout,
+    value_path_share,
+)
 
 LENGTH, COUNT, SEED = 12, 3, 5
 FLAGS = ("--length", LENGTH, "--count", COUNT, "--seed", SEED)
@@ -42,7 +49,7 @@ def assert_profile(record, found):
 def test_parameters_and_intervals_of_the_power_rollout(posbias, tiny_llama, loaded, tmp_path):
     spelled = "power_rollout(form=isotropic,key_path=False,target=probability)"
     record, printed = run(posbias, tmp_path, "--model", tiny_llama, "--theory", spelled, *FLAGS)
-    assert_profile(record, pb.power_rollout(*loaded, form="isotropic", key_path=False, target="probability"))
+    assert_profile(record, power_rollout(*loaded, form="isotropic", key_path=False, target="probability"))
     assert record.resolved["parameters"] == {"form": "isotropic", "key_path": False, "target": "probability"}
     assert record.resolved["theory"] == "power_rollout"
     assert "% [" in printed
@@ -52,16 +59,16 @@ def test_scrambled_tokens_in_another_type(posbias, tiny_llama, tmp_path):
     flags = ("--shuffle", "--windows", "starts", "--prompts", "default", "--dtype", "float64", "--device", "cpu")
     record, _ = run(posbias, tmp_path, "--model", tiny_llama, "--theory", "power_rollout", *FLAGS, *flags)
     model = pb.load_model(str(tiny_llama), dtype="float64")
-    source = pb.PromptSource("default", "starts", True)
+    source = PromptSource("default", "starts", True)
     prompts = pb.load_prompts(source, model, n_positions=LENGTH, count=COUNT, seed=SEED)
     assert record.resolved["prompts"]["sha256"] == prompts.describe()["sha256"]
-    assert_profile(record, pb.power_rollout(model, prompts))
+    assert_profile(record, power_rollout(model, prompts))
 
 
 def test_sign_randomised_has_its_spread_over_draws(posbias, tiny_llama, loaded, tmp_path):
     flags = ("--model", tiny_llama, "--theory", "sign_randomised(draws=3)", *FLAGS)
     record, printed = run(posbias, tmp_path, *flags)
-    found = pb.sign_randomised_rollout(*loaded, draws=3, seed=SEED)
+    found = sign_randomised_rollout(*loaded, draws=3, seed=SEED)
     assert_profile(record, found)
     for end in ("low", "high"):
         np.testing.assert_allclose(record.arrays[f"draws/{end}"], found.arrays[f"draws/{end}"], rtol=1e-10)
@@ -75,7 +82,7 @@ def test_sign_randomised_has_its_spread_over_draws(posbias, tiny_llama, loaded, 
 def test_value_path_has_the_share_of_the_score_path(posbias, tiny_llama, loaded, tmp_path):
     flags = ("--model", tiny_llama, "--theory", "value_path(probes=3)", *FLAGS)
     record, printed = run(posbias, tmp_path, *flags)
-    found = pb.value_path_share(*loaded, probes=3, seed=SEED)
+    found = value_path_share(*loaded, probes=3, seed=SEED)
     norms = np.sqrt(found.details["squares"].mean(1))[..., 1]
     rows = norms / norms.sum(1, keepdims=True)
     np.testing.assert_allclose(record.arrays["profile/per_prompt"], rows, rtol=1e-10)
@@ -88,7 +95,7 @@ def test_value_path_has_the_share_of_the_score_path(posbias, tiny_llama, loaded,
 
 def test_ingredients_are_measured_and_set_beside_the_flat_line(posbias, tiny_llama, loaded, tmp_path):
     record, printed = run(posbias, tmp_path, "--model", tiny_llama, "--ingredients", *FLAGS)
-    table, measurement = pb.ingredients(*loaded), pb.measure(*loaded, seed=SEED)
+    table, measurement = ingredients(*loaded), pb.measure(*loaded, seed=SEED)
     assert record.arguments["theory"] == "power_rollout"
     assert list(record.scalars["ingredients"]) == ["jacobian", "probability"]
     for kind, found in record.scalars["ingredients"].items():

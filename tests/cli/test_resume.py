@@ -11,6 +11,7 @@ import pytest
 import posbias as pb
 from posbias import parts
 from posbias.directories import LOCK_FILE, exclusive
+from posbias.measurement import RunOptions
 from posbias.parts import PARTS, PartStore
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
@@ -72,7 +73,7 @@ def test_workers_and_one_process_finish_each_others_runs(tiny_llama, tmp_path):
 
     def measured(workers, directory=None, resume=False):
         engine = pb.engines.Local(workers=workers, threads=1)
-        run = pb.RunOptions(engine, directory=directory, resume=resume)
+        run = RunOptions(engine, directory=directory, resume=resume)
         return pb.measure(model, prompts, kinds="jacobian", options=pb.MeasureOptions(run=run))
 
     one, two = measured(1), measured(2, tmp_path)

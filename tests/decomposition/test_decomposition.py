@@ -20,6 +20,7 @@ from posbias.decomposition.shifts import mean_intervals, scores_of, shifts_of
 from posbias.errors import RunError, UsageError
 from posbias.interventions import intervened
 from posbias.measurement import measure_prompt, resolve_kinds
+from posbias.prompts import Prompts
 from posbias.statistics import mean_ends
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model
@@ -41,7 +42,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def prompts():
-    return pb.Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (COUNT, POSITIONS)))
+    return Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (COUNT, POSITIONS)))
 
 
 @pytest.fixture(scope="module")
@@ -205,12 +206,12 @@ def test_the_model_is_left_as_it_was(prompts):
     model = shaken_model("qwen2")
     ids = model.token_tensor([prompts.token_ids[0].tolist()])
     before = model.last(model.embed(ids)).logits
-    counterfactuals(model, pb.Prompts(prompts.token_ids[:1]), options=DecompositionOptions(kinds=("logit",)))
+    counterfactuals(model, Prompts(prompts.token_ids[:1]), options=DecompositionOptions(kinds=("logit",)))
     assert torch.equal(model.last(model.embed(ids)).logits, before)
 
 
 def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_path, monkeypatch):
-    few = pb.Prompts(prompts.token_ids[:2])
+    few = Prompts(prompts.token_ids[:2])
     names = ["no_rope", "no_residual"]
     options = DecompositionOptions(kinds=("probability",), directory=tmp_path, resume=True)
     whole = counterfactuals(model, few, interventions=names, options=DecompositionOptions(kinds=("probability",)))
@@ -242,7 +243,7 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
 
 
 def test_families_without_an_ingredient_say_so(prompts):
-    few = pb.Prompts(prompts.token_ids[:2])
+    few = Prompts(prompts.token_ids[:2])
     model = shaken_model("bloom")
     found = counterfactuals(
         model, few, interventions=["no_rope", "no_alibi", "no_learned_positions"],
@@ -262,7 +263,7 @@ def test_families_without_an_ingredient_say_so(prompts):
 
 def test_bad_requests_are_refused(model, prompts):
     with pytest.raises(UsageError, match="at least 3 positions, got 2"):
-        counterfactuals(model, pb.Prompts(prompts.token_ids[:, :2]))
+        counterfactuals(model, Prompts(prompts.token_ids[:, :2]))
     with pytest.raises(UsageError, match="unknown intervention"):
         counterfactuals(model, prompts, interventions="off")
     with pytest.raises(UsageError, match="unknown influence kind"):
@@ -275,11 +276,11 @@ def test_bad_requests_are_refused(model, prompts):
     with torch.no_grad():
         broken.network.model.layers[1].mlp.down_proj.weight.fill_(torch.nan)
     with pytest.raises(RunError, match="it must be finite"):
-        counterfactuals(broken, pb.Prompts(prompts.token_ids[:2]))
+        counterfactuals(broken, Prompts(prompts.token_ids[:2]))
 
 
 def test_one_prompt_and_three_positions_work_with_infinite_intervals(model, prompts):
-    one = pb.Prompts(prompts.token_ids[:1, :3])
+    one = Prompts(prompts.token_ids[:1, :3])
     found = counterfactuals(model, one, interventions=["no_rope"], options=DecompositionOptions(kinds=("probability",)))
     assert all(shift.shift.low == -np.inf for shift in found.shifts)
     assert all(score.decides == 0 for score in found.scores)

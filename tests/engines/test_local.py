@@ -16,6 +16,7 @@ from engine_workloads import Squares
 from posbias.engines import ENGINES, Local, Ray, collect
 from posbias.engines.engine import STARTS_LOST, Starts
 from posbias.errors import RunError, UsageError
+from posbias.measurement import RunOptions
 from posbias.models.initialise import random_network
 from posbias.models.loading import load_same
 from posbias.models.weights import network_sha256
@@ -128,7 +129,7 @@ import sys, posbias as pb
 from posbias.engines import Local
 model = pb.load_model(sys.argv[1])
 prompts = pb.load_prompts("default", model, n_positions=16, count=3)
-options = pb.MeasureOptions(run=pb.RunOptions(engine=Local(workers=2, threads=1)))
+options = pb.MeasureOptions(run=RunOptions(engine=Local(workers=2, threads=1)))
 print(pb.measure(model, prompts, kinds="logit", options=options).per_prompt["logit"].sum().hex())
 """
 
@@ -140,7 +141,7 @@ def test_a_script_without_a_main_guard_may_use_workers(tiny_llama, tmp_path):
     assert (run.returncode, run.stderr) == (0, ""), run.stderr
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=16, count=3)
-    here = pb.MeasureOptions(run=pb.RunOptions(engine=Local(threads=1)))
+    here = pb.MeasureOptions(run=RunOptions(engine=Local(threads=1)))
     expected = pb.measure(model, prompts, kinds="logit", options=here).per_prompt["logit"].sum()
     assert run.stdout.strip() == expected.hex()
 

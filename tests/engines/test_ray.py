@@ -12,6 +12,7 @@ import posbias as pb
 from engine_workloads import Squares
 from posbias.engines import Local, Ray, ray_cluster
 from posbias.errors import UsageError
+from posbias.measurement import RunOptions
 from posbias.parts import PartStore
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
@@ -36,7 +37,7 @@ def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(clu
     prompts = pb.load_prompts("default", model, n_positions=24, count=6)
 
     def measured(engine):
-        return pb.measure(model, prompts, options=pb.MeasureOptions(run=pb.RunOptions(engine=engine)))
+        return pb.measure(model, prompts, options=pb.MeasureOptions(run=RunOptions(engine=engine)))
 
     here, there = measured(Local(threads=1)), measured(Ray(threads=1, address=cluster.address))
     for kind in here.per_prompt:
@@ -62,7 +63,7 @@ def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, t
     prompts = pb.load_prompts("default", model, n_positions=48, count=12)
 
     def measured(engine):
-        return pb.measure(model, prompts, options=pb.MeasureOptions(run=pb.RunOptions(engine=engine)))
+        return pb.measure(model, prompts, options=pb.MeasureOptions(run=RunOptions(engine=engine)))
 
     here = measured(Local(threads=1))
     kept, lost = [], []

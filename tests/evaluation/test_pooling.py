@@ -9,6 +9,7 @@ import pytest
 import posbias as pb
 from behaviour_runs import GOLD, PLACES, saved
 from posbias.errors import UsageError
+from posbias.evaluation import correlate_runs
 from posbias.evaluation.correlation import Pair, correlate
 from posbias.evaluation.pooling import group_runs, pool, read_run
 from posbias.evaluation.record import evaluation_record
@@ -19,7 +20,7 @@ from posbias.report.page import write_report
 
 def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself():
     records = [saved(), saved(model="other", level=7.0)]
-    record = pb.correlate_runs(records, seed=3)
+    record = correlate_runs(records, seed=3)
     (entry,) = record.scalars["pooled"]
     names = tuple(f"example_order(shots=5) 0 {index}" for index in range(8))
     pairs = [Pair(run.arrays[GOLD], run.arrays["scores/logprob"], PLACES, len(PLACES), names) for run in records]
@@ -44,8 +45,8 @@ def test_records_of_earlier_versions_have_the_names_of_today_once_loaded(tmp_pat
     older.seeds = {"contents": 0}
     older.save(tmp_path)
     given, expected = (
-        pb.correlate_runs([tmp_path, saved(model="other")]),
-        pb.correlate_runs([saved(), saved(model="other")]),
+        correlate_runs([tmp_path, saved(model="other")]),
+        correlate_runs([saved(), saved(model="other")]),
     )
     assert given.scalars["pooled"] == expected.scalars["pooled"]
     found = {"pooled": [{"ties": {"accuracy": {"n_contents": 8}}}]}
@@ -70,11 +71,11 @@ def test_runs_of_one_model_and_task_with_other_seeds_are_more_samples_of_one_gro
 
 def test_the_same_samples_do_not_count_twice():
     with pytest.raises(UsageError, match="different seeds"):
-        pb.correlate_runs([saved(), saved()])
+        correlate_runs([saved(), saved()])
     # Lines of a file are the same whatever the seed.
     lines = "key_value(pairs=5, file='pairs.jsonl')"
     with pytest.raises(UsageError, match="whatever the seed, so give one of these runs"):
-        pb.correlate_runs([saved(task=lines), saved(task=lines, seed=1)])
+        correlate_runs([saved(task=lines), saved(task=lines, seed=1)])
 
 
 def read_from(data, **given):
@@ -121,25 +122,25 @@ def test_what_is_not_such_a_run_is_refused(tmp_path):
     plain = saved()
     del plain.scalars["influence"]
     with pytest.raises(UsageError, match="without influence"):
-        pb.correlate_runs([plain])
+        correlate_runs([plain])
     with pytest.raises(UsageError, match="got a run of 'measure'"):
-        pb.correlate_runs([pb.Record(verb="measure", arguments={})])
+        correlate_runs([pb.Record(verb="measure", arguments={})])
     failed = saved()
     failed.status = "failed"
     with pytest.raises(UsageError, match="a run that failed"):
-        pb.correlate_runs([failed])
+        correlate_runs([failed])
     with pytest.raises(UsageError, match="at least 1"):
-        pb.correlate_runs([])
+        correlate_runs([])
     with pytest.raises(UsageError, match="holds no posbias run"):
-        pb.correlate_runs([tmp_path])
+        correlate_runs([tmp_path])
 
 
 def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
-    record = pb.correlate_runs([saved(count=1), saved(model="other")])
+    record = correlate_runs([saved(count=1), saved(model="other")])
     (entry,) = record.scalars["pooled"]
     assert all("no interval, for demo: example_order(shots=5) has a single" in text for text in reasons(record))
     assert len(reasons(record)) == len(entry["correlations"])
-    assert not reasons(pb.correlate_runs([saved(), saved(model="other")]))
+    assert not reasons(correlate_runs([saved(), saved(model="other")]))
     for found in entry["correlations"].values():
         assert found["n_samples"] == 1
         assert all(correlation["low"] is None for correlation in found["correlations"])
@@ -147,7 +148,7 @@ def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
 
 
 def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
-    record = pb.correlate_runs([saved(), saved(model="other")])
+    record = correlate_runs([saved(), saved(model="other")])
     assert any("of 2 measurements" in text for text in statements(record))
     titles = [table.title for table in tables(record)]
     assert titles[0] == "What is correlated"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from posbias.evaluation import measured_use
 from posbias.records import Record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -36,7 +37,7 @@ def run(tmp_path):
         "scores/first_rank": nothing,
     }
     record.save(tmp_path)
-    assert pb.place(RELEVANCE, pb.measured_use(tmp_path)).order == (3, 2, 0, 1)
+    assert pb.place(RELEVANCE, measured_use(tmp_path)).order == (3, 2, 0, 1)
     return str(tmp_path)
 
 

@@ -14,8 +14,9 @@ from posbias.errors import UsageError
 from posbias.interventions import INTERVENTIONS, intervened, resolve_interventions
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
 from posbias.models import HuggingFaceModel
+from posbias.prompts import Prompts
 from posbias.theory import predict
-from posbias.theory.power_rollout import attention_rollout_prompt
+from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout
 from tiny_families import CONFIGS, VOCABULARY, shaken_model
 
 POSITIONS = 12
@@ -253,7 +254,7 @@ def test_without_residual_a_block_returns_attention_and_the_mlp_on_it(name, toke
         torch.testing.assert_close(last(changed, token_ids), expected, rtol=0, atol=1e-9)
         assert not changed.described
         with pytest.raises(UsageError, match="under no_residual: its attention branches have no residual"):
-            pb.power_rollout(changed, pb.Prompts(token_ids[None]))
+            power_rollout(changed, Prompts(token_ids[None]))
 
 
 def test_without_content_queries_are_zero(token_ids):
@@ -411,10 +412,10 @@ def test_bad_requests_are_refused(token_ids):
     with intervened(model, f"sink_masked(positions={POSITIONS})") as changed, too_many:
         last(changed, token_ids)
     with intervened(model, f"sink_masked(positions={POSITIONS})") as changed, too_many:
-        pb.power_rollout(changed, pb.Prompts(token_ids[None]))
+        power_rollout(changed, Prompts(token_ids[None]))
     described = resolve_interventions(f"sink_masked(positions={POSITIONS})")[0].description(model, own=True)
     with too_many:
-        pb.power_rollout(described, pb.Prompts(token_ids[None]))
+        power_rollout(described, Prompts(token_ids[None]))
 
 
 def test_one_intervention_at_a_time(token_ids):

@@ -10,6 +10,7 @@ import torch
 import posbias as pb
 from posbias.engines import Local
 from posbias.errors import UsageError
+from posbias.interventions import intervened
 from posbias.measurement import MeasureOptions, RunOptions
 from posbias.models.model import Model
 from posbias.models.weights import config_sha256, weights_sha256
@@ -27,7 +28,7 @@ def measured(model: Model, run: RunOptions) -> np.ndarray:
 def test_workers_refuse_a_model_that_is_intervened_on(tiny_llama: Path) -> None:
     model = pb.load_model(tiny_llama)
     with (
-        pb.intervened(model, "window(width=4)") as changed,
+        intervened(model, "window(width=4)") as changed,
         pytest.raises(UsageError, match="without an intervention"),
     ):
         measured(changed, RunOptions(Local(workers=2)))
@@ -36,7 +37,7 @@ def test_workers_refuse_a_model_that_is_intervened_on(tiny_llama: Path) -> None:
 def test_resuming_takes_no_piece_from_before_an_intervention(tiny_llama: Path, tmp_path: Path) -> None:
     model = pb.load_model(tiny_llama)
     before = measured(model, RunOptions(directory=tmp_path))
-    with pb.intervened(model, "window(width=4)") as changed:
+    with intervened(model, "window(width=4)") as changed:
         assert changed.describe()["intervention"] == "window(width=4)"
         after = measured(changed, RunOptions(directory=tmp_path, resume=True))
         fresh = measured(changed, RunOptions())
@@ -75,7 +76,7 @@ def test_any_edit_of_a_weight_changes_its_fingerprint(dtype: torch.dtype) -> Non
 
 def test_half_precision_is_measured_under_a_changed_mask(tiny_llama: Path) -> None:
     model = pb.load_model(tiny_llama, dtype="bfloat16")
-    with pb.intervened(model, "bidirectional") as changed:
+    with intervened(model, "bidirectional") as changed:
         assert np.isfinite(measured(changed, RunOptions())).all()
 
 
