@@ -53,6 +53,8 @@ READ_BYTES = Limit("POSBIAS_MAX_READ_BYTES", 1 << 25, "bytes")
 """Of a line, or of a file that is read whole: as Python objects it can take twenty times as much memory."""
 BLANK_LINES = Limit("POSBIAS_MAX_BLANK_LINES", 100_000, "blank lines")
 """Before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
+PARQUET_BYTES = Limit("POSBIAS_MAX_PARQUET_BYTES", 1 << 27, "bytes")
+"""Of the records of one batch of a Parquet file, decoded: 1 MB of text stored once can stand for a million records."""
 YAML_BYTES = Limit("POSBIAS_MAX_YAML_BYTES", 1_000_000, "bytes")
 """Of a YAML document; it is read at about 2 MB a second."""
 NODES = Limit("POSBIAS_MAX_YAML_NODES", 20_000, "nodes")

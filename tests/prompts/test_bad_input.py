@@ -99,6 +99,18 @@ def test_parquet(model, tmp_path):
     refused(path, model, "holds no records")
 
 
+def test_a_text_that_a_parquet_file_stores_once_and_repeats(model, tmp_path, monkeypatch):
+    path = tmp_path / "bomb.parquet"
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["a word " * 150_000]))
+    parquet.write_table(pa.table({"text": texts}), path)
+    assert path.stat().st_size < 2_000_000
+    refused(path, model, r"a batch of \d+ records is [\d,]+ bytes.*POSBIAS_MAX_PARQUET_BYTES=NUMBER")
+    parquet.write_table(pa.table({"text": texts[:3]}), path)
+    assert load_prompts(path, model, n_positions=8, count=1).count == 1
+    monkeypatch.setenv("POSBIAS_MAX_PARQUET_BYTES", "1e6")
+    refused(path, model, "allowed are at most 1,000,000 bytes")
+
+
 def test_paths(model, tmp_path):
     refused(tmp_path / "absent.txt", model, "no such file")
     refused(tmp_path / "absent.jsonl", model, "no such file")

@@ -23,7 +23,7 @@ from jaxtyping import Int64
 
 from posbias.errors import UsageError
 from posbias.files import check_text, file_exists, json_object, open_file, read_line
-from posbias.limits import BLANK_LINES
+from posbias.limits import BLANK_LINES, PARQUET_BYTES
 from posbias.prompts.tokens import as_token_ids
 
 Document = str | Int64[np.ndarray, "_"]
@@ -279,11 +279,11 @@ def parquet_file(path: Path, n_positions: int, column: str | None) -> Group:
     return Group(path.name, tuple(partial(_read_batches, path, chosen, is_text, part) for part in segments), is_text)
 
 
-def _open_parquet(path: Path) -> Any:
-    """The open file; columns are read as needed, not a whole row group ahead."""
+def _open_parquet(path: Path, dictionaries: list[str] | None = None) -> Any:
+    """The open file; columns are read as needed, not a whole row group ahead, those of `dictionaries` undecoded."""
     from pyarrow import parquet
 
-    return parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+    return parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, read_dictionary=dictionaries)
 
 
 def _holds_text(kind: Any, source: str) -> bool:
@@ -321,9 +321,9 @@ def _read_batches(path: Path, column: str, is_text: bool, batches: list[Batch]) 
 
     documents: list[Document] = []
     try:
-        with _open_parquet(path) as file:
+        with _open_parquet(path, [column] if is_text else None) as file:
             for batch in batches:
-                for row, value in _rows(file, column, batch):
+                for row, value in _rows(path, file, column, batch):
                     where = partial("{!r}, row group {}, row {}".format, str(path), batch[0], row)
                     documents += as_documents(value, is_text, where)
     except (pa.ArrowException, OSError) as error:
@@ -331,7 +331,17 @@ def _read_batches(path: Path, column: str, is_text: bool, batches: list[Batch]) 
     return documents
 
 
-def _rows(file: Any, column: str, batch: Batch) -> Iterator[tuple[int, Any]]:
+def _decoded_bytes(values: Any) -> int:
+    """What records take as text or numbers; a text that is stored once and repeated counts each time."""
+    from pyarrow import compute, types
+
+    if not types.is_dictionary(values.type):
+        return int(values.nbytes)
+    lengths = compute.binary_length(values.dictionary)
+    return int(compute.sum(lengths.take(values.indices)).as_py() or 0)
+
+
+def _rows(path: Path, file: Any, column: str, batch: Batch) -> Iterator[tuple[int, Any]]:
     """The numbered rows of one batch; Arrow may hand them over in smaller portions than asked."""
     row_group, wanted, rows = batch
     first, stop = wanted * rows, (wanted + 1) * rows
@@ -340,6 +350,8 @@ def _rows(file: Any, column: str, batch: Batch) -> Iterator[tuple[int, Any]]:
         if row >= stop:
             return
         if row + len(portion) > first:
+            what = f"{str(path)!r}, row group {row_group}: a batch of {len(portion)} records"
+            PARQUET_BYTES.check(what, _decoded_bytes(portion.column(0)))
             values = enumerate(portion.column(0).to_pylist(), start=row)
             yield from ((number, value) for number, value in values if first <= number < stop)
         row += len(portion)
