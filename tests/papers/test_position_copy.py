@@ -11,7 +11,8 @@ from posbias.models import load_model
 from posbias.papers import reproduce
 from posbias.papers.findings import Seeded
 from posbias.papers.liu2026.experiment import losses_table, position_copy_figures
-from posbias.papers.liu2026.statements import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss, position_copy_findings
+from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
+from posbias.papers.liu2026.statements import position_copy_findings
 from posbias.papers.reproduction import reproduction_record
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.records import load_record

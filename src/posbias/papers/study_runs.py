@@ -66,7 +66,7 @@ def shipped_studies(paper: str, settings: StudySettings) -> dict[str, Study]:
     Raises:
         UsageError: a study of that name does not exist.
     """
-    folder = resources.files(f"posbias.papers.{FOLDERS[paper]}") / "data"
+    folder = resources.files(f"posbias.papers.{FOLDERS[paper]}") / "settings"
     single = folder / f"{settings.size}.yaml"
     files: Mapping[str, Traversable]
     if single.is_file():

@@ -1,7 +1,7 @@
-"""Intervals and tests of everything that was measured on independent units: prompts, contents, seeds; never positions.
+"""Intervals and tests of everything that was measured on independent units: prompts, samples, seeds; never positions.
 
-Smooth statistics: `estimates`. Statistics that jump: `resampling`. Right or wrong: `proportions`. Measured coverage:
-docs/intervals.md.
+Smooth statistics: `intervals`. Statistics that jump: `resampling`. Right or wrong: `shares`. Several tests: `testing`.
+Measured coverage: docs/intervals.md.
 """
 
 from posbias.statistics.intervals import (
@@ -24,7 +24,8 @@ from posbias.statistics.resampling import (
     resamples,
     weighted_median,
 )
-from posbias.statistics.testing import POWER, detectable, holm, paired_shares, tango, wilson
+from posbias.statistics.shares import paired_shares, tango, wilson
+from posbias.statistics.testing import POWER, detectable, holm
 
 __all__ = [
     "CONFIDENCE",

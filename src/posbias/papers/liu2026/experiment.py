@@ -23,7 +23,7 @@ from posbias.papers.closing_loop import (
 )
 from posbias.papers.findings import LEFT_OUT, Outcome, Outcomes, Seeded, chance, finding_rows, findings_tables, tally
 from posbias.papers.influence_profiles import KINDS, MOMENTS, profiles_by_moment
-from posbias.papers.liu2026.statements import (
+from posbias.papers.liu2026.published import (
     CONFIGURATIONS,
     CONTEXT,
     ONE,
@@ -36,11 +36,10 @@ from posbias.papers.liu2026.statements import (
     TWO_WIDE,
     VOCABULARY,
     Configuration,
-    Losses,
     blind_loss,
-    position_copy_findings,
     published_losses,
 )
+from posbias.papers.liu2026.statements import Losses, position_copy_findings
 from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudySettings, reproduced
 from posbias.parts import below
