@@ -47,13 +47,14 @@ QUOTED_PATH = re.compile(
 
 RENAMED = {
     "births": "initialisations",
-    "per_birth": "per_initialisation",
     "n_contents": "n_samples",
     "contents": "samples",
     "tie": "influence",
     "ties": "correlations",
 }
-"""What keys of older records, and the parts of their arrays' names, are called now."""
+"""What keys of older records are called now."""
+RENAMED_ARRAYS = {"per_birth": "per_initialisation", "tie": "influence"}
+"""What parts of their arrays' names are called now."""
 RENAMED_VERBS = {"tie": "correlate"}
 
 Status = Literal["done", "failed"]
@@ -176,7 +177,7 @@ def _renamed(value: Any) -> Any:
 
 
 def _renamed_path(name: str) -> str:
-    return "/".join(RENAMED.get(part, part) for part in name.split("/"))
+    return "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/"))
 
 
 def _no_number(text: str) -> None:

@@ -60,7 +60,7 @@ def test_the_view_and_the_report_show_them(run) -> None:
     for words in ("How does the profile form?", "What does half precision cost?", "completeness gap"):
         assert words in printed
     page = (out / "report.html").read_text()
-    for words in ("How the profile forms with depth", "What half precision costs", "after layer 1"):
+    for words in ("How does the profile form?", "What does half precision cost?", "after layer 1"):
         assert words in page
     assert (out / "trained-depth.png").stat().st_size > 10_000
 

@@ -113,7 +113,7 @@ def test_ingredients_are_measured_and_set_beside_the_flat_line(posbias, tiny_lla
         expected = compare_with_prompts(table.per_prompt["whole"], sample, generator=np.random.default_rng(0))
         assert found["flat"]["value"] == pytest.approx(expected.flat.value)
     assert "(flat line)" in printed
-    assert "fewer than 6" in printed
+    assert "(at least 6 are needed)" in printed
     assert "without" not in record.resolved["title"]
 
 
