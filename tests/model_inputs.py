@@ -18,8 +18,8 @@ from typing import Any
 
 ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
 """Seconds are those of the processor: a busy machine is no finding, and the caller ends what waits."""
-MAX_MEMORY = 200 * 10**6
-"""What a model may take; more is refused by `load_model` itself."""
+MODEL_BYTES = 200 * 10**6
+"""What a model may take beside the process; more is refused by `load_model` itself."""
 ADDRESS_SPACE = 12 * 10**9
 """Of the process that runs them, so that a finding does not take the machine with it."""
 FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_neo", "gptj", "falcon-alibi", "opt", "qwen2-window")
@@ -156,10 +156,11 @@ def outcome(source: str | Path) -> str:
 def _use(source: str | Path) -> None:
     """Load, describe, and measure the last position on one prompt."""
     from posbias.measurement import measure
+    from posbias.memory import beside_weights
     from posbias.models import load_model
     from posbias.prompts import load_prompts
 
-    model = load_model(source, max_memory=MAX_MEMORY)
+    model = load_model(source, max_memory=beside_weights() + MODEL_BYTES)
     json.dumps(model.describe())
     if getattr(model, "tokenizer", None) is not None:
         load_prompts("default", model, n_positions=6, count=1)

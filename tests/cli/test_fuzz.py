@@ -38,7 +38,7 @@ from posbias.measurement import KINDS, OUTPUTS
 from posbias.memory import peak_bytes, reset_peak, resident_bytes
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS
-from posbias.theory import known_theories
+from posbias.theory import THEORIES, known_theories
 
 INPUTS = 1000
 SECONDS = 10
@@ -97,11 +97,12 @@ COMMANDS = (
     "reproduce birth-2603.10123 --size tiny --length 20 --initialisations 2 --probes 1",
 )
 """Valid commands; what stands in braces is a file of `Ground`, or a directory that does not exist yet."""
+known_theories()  # registers those of models too
 REGISTRIES: dict[str, Registry[Any]] = {
     "--mask": MASKS,
     "--encoding": ENCODINGS,
     "--mixing": SCHEDULES,
-    "--theory": known_theories(),
+    "--theory": THEORIES,
     "--kinds": KINDS,
     "--output": OUTPUTS,
     "--task": LANGUAGE_TASKS,
