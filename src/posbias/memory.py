@@ -1,6 +1,7 @@
 """Bytes: how many a user allows, how many this machine has left, how many this process holds and held at most."""
 
 import ctypes
+import math
 import os
 import re
 import sys
@@ -83,6 +84,12 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is no amount of memory; allowed: a number in [1 B, 2^63 B) with B, KB, MB, GB, TB, KiB ... TiB"
         )
     return int(amount)
+
+
+def show_at_most(count: float, *, digits: int = 3) -> str:
+    """No fewer bytes than `count`: the digits shown are rounded up."""
+    digit = 10 ** max(len(f"{math.ceil(count)}") - digits, 0)
+    return show_bytes(math.ceil(count / digit) * digit)
 
 
 def show_bytes(count: float) -> str:

@@ -15,7 +15,15 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement import PassOptions, estimate_cost, preflight, resolve_kinds
 from posbias.measurement.cost import calibrate, peak_tensor_bytes, weights_in_place
 from posbias.measurement.cost_estimate import HEADROOM, MARGIN, CostEstimate, free_bytes
-from posbias.memory import available_bytes, parse_bytes, peak_bytes, reset_peak, resident_bytes, show_bytes
+from posbias.memory import (
+    available_bytes,
+    parse_bytes,
+    peak_bytes,
+    reset_peak,
+    resident_bytes,
+    show_at_most,
+    show_bytes,
+)
 from posbias.prompts import Prompts
 
 CPU = torch.device("cpu")
@@ -343,3 +351,4 @@ def test_sizes_have_three_digits_of_the_fitting_unit_and_are_read_back(count):
     assert float(number) >= 1 or unit == "B"
     if count >= 1:
         assert parse_bytes(text) == pytest.approx(count, rel=0.005, abs=0.5)
+        assert count <= parse_bytes(show_at_most(count)) <= max(count * 1.01, count + 1)

@@ -4,7 +4,6 @@ Bytes are the process's at its peak: Python, libraries and all it holds, the wei
 workers the same of each. On an accelerator they are those of its memory: weights and passes.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from posbias.errors import UsageError
-from posbias.memory import available_bytes, resident_bytes, show_bytes
+from posbias.memory import available_bytes, resident_bytes, show_at_most, show_bytes
 
 FEWEST = 8
 """Positions below which no length is suggested."""
@@ -68,7 +67,7 @@ class CostEstimate:
         seconds = self.seconds * -(-count // workers)
         spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         needed = self.needed(workers)
-        peak = f"{show_bytes(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
+        peak = f"{show_at_most(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
         loading = ", its peak while loading," if self.loading_bytes > needed else ""
         return f"estimate: at most {peak}{loading} and {spent} for {count} prompts"
 
@@ -124,10 +123,7 @@ class CostEstimate:
         """What would do where nothing else does: the least memory, for the fewest positions."""
         least = self._at(min(FEWEST, self.n_positions))
         size = least.needed(workers) * (1 + MARGIN)
-        digit = 10 ** (math.floor(math.log10(size)) - 1)
-        return (
-            f"a smaller model; {show_bytes(math.ceil(size / digit) * digit)} would do for {least.n_positions} positions"
-        )
+        return f"a smaller model; {show_at_most(size, digits=2)} would do for {least.n_positions} positions"
 
     def _at(self, n_positions: int) -> "CostEstimate":
         return replace(self, n_positions=n_positions)
