@@ -17,11 +17,11 @@ from posbias.models.model import Model
 OF_PACKAGES = {
     "auditing": "BehaviourPlan MeasurePlan audit_behaviour measure_models preflight_attention",
     "decomposition": "DecompositionOptions",
-    "evaluation": "MeasuredUse correlate correlate_runs measured_use",
+    "evaluation": "MeasuredUse correlate correlate_runs",
     "interventions": "intervened",
     "measurement": "AttentionOptions RunOptions preflight",
     "models": "reinitialise",
-    "prompts": "PromptSource Prompts",
+    "prompts": "PromptSource Prompts chat_prompts",
     "tasks.synthetic": "FreeRecall InContextRetrieval PositionCopy RecallAndSpan RunningSpan",
     "theory.power_rollout": "attention_rollout attention_rollouts ingredients power_rollout shared_direction_rollout "
     "sign_randomised_rollout value_path_share",

@@ -22,7 +22,6 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
         mixing of a model.
     audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line,
         findings.
-    chat_prompts: Conversations of one exact length as prompts, in the order given.
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
     compare: Every registered distance of a prediction to a measurement, beside the flat line's.
@@ -33,6 +32,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     load_prompts: Equally long prompts for a model.
     load_record: Read a run directory written by `Record.save`.
     measure: Measure how much every input position influences the output, and how strongly each layer mixes.
+    measured_use: The curve of a finished run, for placing passages.
     place: Order passages so that the relevant ones stand where this model uses them.
     predict: The position-bias profile a theory predicts.
     run_study: Train all members of a study and save each that ended well as a model directory.
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from posbias.comparison import compare
     from posbias.decomposition import counterfactuals
     from posbias.errors import RunError, UsageError
-    from posbias.evaluation import EvaluateOptions, evaluate, place
+    from posbias.evaluation import EvaluateOptions, evaluate, measured_use, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.measurement import MeasureOptions, PassOptions, attention_statistics, measure
     from posbias.models import load_model
     from posbias.profiles import Profile, uniform_profile
-    from posbias.prompts import chat_prompts, load_prompts
+    from posbias.prompts import load_prompts
     from posbias.records import Record, load_record
     from posbias.report import write_report
     from posbias.theory import closed_form, predict
@@ -73,12 +73,12 @@ _HOMES = {
         "comparison": "compare",
         "decomposition": "counterfactuals",
         "errors": "RunError UsageError",
-        "evaluation": "EvaluateOptions evaluate place",
+        "evaluation": "EvaluateOptions evaluate measured_use place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "measurement": "MeasureOptions PassOptions attention_statistics measure",
         "models": "load_model",
         "profiles": "Profile uniform_profile",
-        "prompts": "chat_prompts load_prompts",
+        "prompts": "load_prompts",
         "records": "Record load_record",
         "report": "write_report",
         "theory": "closed_form predict",
@@ -104,7 +104,6 @@ __all__ = [
     "architecture",
     "attention_statistics",
     "audit",
-    "chat_prompts",
     "closed_form",
     "compare",
     "counterfactuals",
@@ -113,6 +112,7 @@ __all__ = [
     "load_prompts",
     "load_record",
     "measure",
+    "measured_use",
     "place",
     "predict",
     "run_study",

@@ -28,7 +28,7 @@ SEE = {
     "Profile": "Profile.normalised",
     "Responder": "LocalResponder, posbias.ServerResponder",
     "MeasuredUse": "measured_use",
-    "Study": "load_study",
+    "Study": "training.load_study",
 }
 """What of posbias makes the objects that no user makes by calling their class."""
 PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {

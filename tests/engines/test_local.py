@@ -127,6 +127,7 @@ def test_an_abandoned_run_leaves_no_process(tmp_path):
 SCRIPT = """
 import sys, posbias as pb
 from posbias.engines import Local
+from posbias.measurement import RunOptions
 model = pb.load_model(sys.argv[1])
 prompts = pb.load_prompts("default", model, n_positions=16, count=3)
 options = pb.MeasureOptions(run=RunOptions(engine=Local(workers=2, threads=1)))

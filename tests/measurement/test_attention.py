@@ -467,11 +467,3 @@ def test_attention_that_is_not_finite_is_refused_with_its_layer() -> None:
     model.family.blocks(model.network)[1].attention.q_proj.weight[0, 0] = torch.nan
     with pytest.raises(RunError, match="prompt 0 is not finite, first in layer 1"):
         attention_statistics(model, _prompts())
-
-
-def test_public_names() -> None:
-    import posbias
-
-    assert posbias.attention_statistics is attention_statistics
-    assert posbias.AttentionStatistics is AttentionStatistics
-    assert posbias.AttentionOptions is AttentionOptions
