@@ -4,7 +4,7 @@ Averaging `profiles` normalises every prompt and then averages, so that prompts 
 norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -225,22 +225,27 @@ def measure(
         seed=seed,
         passes=options.passes,
     )
-    settings: dict[str, Any] = {}
-    if run.directory is not None:
-        settings = {
-            "model": described,
-            "prompts": prompts.describe(),
-            "kinds": [str(kind) for kind in resolved],
-            "seed": seed,
-            "passes": vars(options.passes),
-            "threads": run.engine.pinned_threads,
-            "made_by": made_by(),
-        }
+    settings = {} if run.directory is None else _settings(described, prompts, work, threads=run.engine.pinned_threads)
     store = PartStore(run.directory, settings, resume=run.resume)
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
     pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     return replace(combine(measured, kinds=resolved, seed=seed, options=options), model=described)
+
+
+def _settings(
+    described: Mapping[str, Any] | None, prompts: Prompts, work: UnitWork, *, threads: int | None
+) -> dict[str, Any]:
+    """What finished prompts depend on, for the store that keeps them."""
+    return {
+        "model": described,
+        "prompts": prompts.describe(),
+        "kinds": [str(kind) for kind in work.kinds],
+        "seed": work.seed,
+        "passes": vars(work.passes),
+        "threads": threads,
+        "made_by": made_by(),
+    }
 
 
 def combine(
@@ -278,7 +283,6 @@ def combine(
     }
     missing = () if measured[0].mixing is not None else ("mixing: the model's family has no description",)
     left_out = dict.fromkeys([*missing, *(reason for prompt in measured for reason in prompt.left_out)])
-    precise = [prompt for prompt in measured if prompt.full_precision]
     tokens = _mean_with_interval([prompt.mixing for prompt in measured], options)
     frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], options)
     return Measurement(
@@ -300,14 +304,20 @@ def combine(
             for kind, names in measured[0].details.items()
         },
         depth=_depth(measured, options),
-        precision={
-            kind.name: PrecisionLoss.between(
-                np.stack([prompt.norms[kind.name] for prompt in precise]),
-                np.stack([prompt.full_precision[kind.name] for prompt in precise]),
-            )
-            for kind in (resolved if precise else ())
-        },
+        precision=_precision(measured, resolved),
     )
+
+
+def _precision(measured: Sequence[PromptMeasurement], kinds: Sequence[Kind]) -> dict[str, PrecisionLoss]:
+    """By kind, over the prompts that were measured in full precision too; empty where none was."""
+    checked_prompts = [prompt for prompt in measured if prompt.full_precision]
+    return {
+        kind.name: PrecisionLoss.between(
+            np.stack([prompt.norms[kind.name] for prompt in checked_prompts]),
+            np.stack([prompt.full_precision[kind.name] for prompt in checked_prompts]),
+        )
+        for kind in (kinds if checked_prompts else ())
+    }
 
 
 def _profile(norms: Float64[np.ndarray, "count n_positions"], options: MeasureOptions) -> Profile:

@@ -84,22 +84,27 @@ def load_model(
     drawn_from = None if init_seed is None else int(init_seed)
     with refused_configuration(resolved.name):
         model = HuggingFaceModel(network, tokenizer, origin=Origin(resolved.name, drawn_from, resolved.revision))
-    bad = first_not_finite(network)
-    if bad is not None:
-        raise RunError(f"model {resolved.name!r}: weight {bad[:80]!r} holds NaN or infinite values; allowed: finite")
-    if quantised(network):
-        _check_gradients(model, resolved.name)
-    else:
-        # Numbers of a configuration that do not fit each other can build a network that cannot be run.
-        with refused_configuration(resolved.name), torch.no_grad():
-            model.last(model.embed(model.token_tensor([[0]])))
-            if model.described:
-                model.architecture_traits()
+    _check_usable(model, resolved.name)
     model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory)
     peak = peak_bytes()
     if peak is not None and peak_before is not None and peak > peak_before:
         model.loading_bytes = peak
     return model
+
+
+def _check_usable(model: HuggingFaceModel, name: str) -> None:
+    """Refuse weights that are not finite, and a network that cannot be run or differentiated."""
+    bad = first_not_finite(model.network)
+    if bad is not None:
+        raise RunError(f"model {name!r}: weight {bad[:80]!r} holds NaN or infinite values; allowed: finite")
+    if quantised(model.network):
+        _check_gradients(model, name)
+    else:
+        # Numbers of a configuration that do not fit each other can build a network that cannot be run.
+        with refused_configuration(name), torch.no_grad():
+            model.last(model.embed(model.token_tensor([[0]])))
+            if model.described:
+                model.architecture_traits()
 
 
 def load_tokenizer(source: str | Path) -> Any:

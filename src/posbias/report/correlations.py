@@ -39,7 +39,7 @@ Stored = Mapping[str, Any]
 
 
 @REPORTS.register("correlate")
-def ties_report(record: Record) -> Report:
+def correlations_report(record: Record) -> Report:
     """What was pooled, the pooled correlations, and each group's own."""
     return Report(
         title_of(record),
@@ -55,7 +55,7 @@ def ties_report(record: Record) -> Report:
 
 
 def tables(record: Record) -> list[Table]:
-    """What was pooled, the pooled correlations, and each group's own."""
+    """The measurements, their pooled correlations, and each measurement's own."""
     groups, pooled, alone = (record.scalars[name] for name in ("groups", "pooled", "alone"))
     header = ["measurement", "runs", "samples", "positions", "tokens of a prompt"]
     cells = [
