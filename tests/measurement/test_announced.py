@@ -41,6 +41,20 @@ def test_a_tiny_models_process_takes_no_more_than_announced(long_llama: Path, tm
     )
 
 
+def test_an_audit_counts_the_reinitialised_network_beside_the_loaded_one(tmp_path: Path) -> None:
+    wide = {"hidden_size": 1024, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 16}
+    config = {"model_type": "llama", "vocab_size": 40_000, "tie_word_embeddings": True, **wide}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--length", 128, "--count", 1, "--prompts", "synthetic", "--kinds", "probability"]
+    code, said, peak = posbias("audit", f"config:{tmp_path}", *flags, "--out", tmp_path / "run")
+    assert code == 0, said
+    cost = json.loads((tmp_path / "run" / "record.json").read_text())["scalars"]["cost"]
+    assert cost["weights_bytes"] > 150e6, "more than what an estimate adds for libraries still to be loaded"
+    assert 0.66 * cost["peak_bytes"] < peak <= cost["peak_bytes"]
+    assert "re-initialised weights 204 MB" in said
+    assert "for 1 prompts, re-initialised networks included" in said
+
+
 def test_less_than_python_takes_is_refused_with_what_it_takes(long_llama: Path) -> None:
     code, said, peak = posbias("measure", long_llama, "--length", 256, "--count", 1, "--max-memory", "300MB")
     assert code == 2

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.auditing.subjects import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories
+from posbias.auditing.subjects import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories, theories_of_tokens
 from posbias.checks import checked
 from posbias.directories import held
 from posbias.errors import UsageError
@@ -233,7 +233,7 @@ class BehaviourPlan:
 def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
     """The plan with the expected cost of the influence on every prompt that fits into the context, before any work.
 
-    Theories come on top. The cost is empty where no prompt fits, or where short runs fail, which the run will report.
+    The cost is empty where no prompt fits, or where short runs fail, which the run will report.
 
     Raises:
         UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
@@ -247,7 +247,8 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
     if not fitting:
         return replace(plan, cost={})
     longest = max(fitting)
-    estimate = estimate_cost(model, longest, kinds=kinds, passes=PassOptions(precision_prompts=0))
+    theories = theories_of_tokens(model, initialised=False) if plan.prompt_theories else None
+    estimate = estimate_cost(model, longest, kinds=kinds, passes=PassOptions(precision_prompts=0), beside=theories)
     estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
     cost = report_cost(model, estimate, len(fitting), max_memory=options.max_memory)
     return replace(plan, cost={**cost, "prompts": len(fitting)} if cost else {})

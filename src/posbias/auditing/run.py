@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.auditing.subjects import INITIALISED, TRAINED, AuditOptions, examine
+from posbias.auditing.subjects import INITIALISED, TRAINED, AuditOptions, examine, theories_of_tokens
 from posbias.checks import checked
 from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
 from posbias.errors import UsageError
@@ -109,10 +109,18 @@ def _run(
         return Audit(finished, view.subjects, dict(view.contrasts), directory, found)
     store = PartStore(directory, settings, resume=options.resume)
     passes = MeasureOptions(passes=options.passes, run=RunOptions(options.engine))
-    # Of the influence alone; the theories come on top.
-    cost = preflight(model, prompts, kinds=options.kinds, options=passes, max_memory=options.max_memory)
+    states = _states(model, prompts, options)
+    cost = preflight(
+        model,
+        prompts,
+        kinds=options.kinds,
+        options=passes,
+        max_memory=options.max_memory,
+        beside=theories_of_tokens(model, initialised=INITIALISED in states),
+        units=[unit for units in states.values() for unit in units],
+    )
     given: dict[str, Any] = {"model": model, "prompts": prompts, "options": options, "store": store}
-    examined = [examine(name, units, **given) for name, units in _states(model, prompts, options).items()]
+    examined = [examine(name, units, **given) for name, units in states.items()]
     generator = np.random.default_rng(options.seed)
     subjects = tuple(compare_subject(state.subject, generator=generator) for state in examined)
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}

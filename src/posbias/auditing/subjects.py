@@ -23,6 +23,7 @@ from posbias.engines import Engine, Local, collect
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement import PassOptions, PromptMeasurement, Unit, UnitWork, combine, resolve_kinds
+from posbias.measurement.blocks import network_blocks
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore, below
@@ -128,6 +129,12 @@ def prompt_theories(
     )
     found.update({name: rows.mean(axis=0) for name, rows in networks.items()})
     return PromptTheories(found, [*left_out, *refused], networks.get("mean_field"))
+
+
+def theories_of_tokens(model: Model, *, initialised: bool) -> Callable[[Int64[np.ndarray, "n"]], PromptTheories]:
+    """`prompt_theories` as work on token ids alone, for an estimate of its cost; any mixing costs the same."""
+    mixing = np.full(len(network_blocks(model.network)), 0.5)
+    return lambda ids: prompt_theories(model, ids, mixing=mixing, initialisation=0 if initialised else None)
 
 
 def architecture_theories(

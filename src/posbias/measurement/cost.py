@@ -28,7 +28,7 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import network_blocks
 from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.measurement import MeasureOptions
+from posbias.measurement.measurement import MeasureOptions, Unit
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.memory import beside_weights, give_back_freed_memory
@@ -101,11 +101,17 @@ Work = Callable[[Int64[np.ndarray, "n"]], object]
 
 
 def estimate_cost(
-    model: Model, n_positions: int, *, kinds: str | Kind | Sequence[str | Kind], passes: PassOptions | None = None
+    model: Model,
+    n_positions: int,
+    *,
+    kinds: str | Kind | Sequence[str | Kind],
+    passes: PassOptions | None = None,
+    beside: Work | None = None,
 ) -> CostEstimate | None:
     """What `measure_prompt` will take at a length, from a few runs at up to 128 positions; None where these fail.
 
-    An output that lies beyond the short runs is taken as the last position's, whose passes are as large.
+    `beside` is what follows on the same prompt. An output that lies beyond the short runs is taken as the last
+    position's, whose passes are as large.
     """
     passes, known = passes or PassOptions(), resolve_kinds(kinds)
 
@@ -122,6 +128,10 @@ def estimate_cost(
         found = estimated(replace(passes, output="last"), say_why=True)
     if found is None:
         return None
+    following = None if beside is None else calibrate(model, n_positions, beside, say_why=False)
+    if following is not None:
+        larger = max(found, following, key=lambda estimate: estimate.passes_bytes)
+        found = replace(larger, seconds=found.seconds + following.seconds)
     if model.dtype not in REDUCED or not passes.precision_prompts or not_convertible(model) is not None:
         return found
     # The copy was counted with the short runs' tensors, but neither leaves holes nor is every worker's.
@@ -138,6 +148,8 @@ def preflight(
     kinds: str | Kind | Sequence[str | Kind],
     options: MeasureOptions,
     max_memory: int | None = None,
+    beside: Work | None = None,
+    units: Sequence[Unit] | None = None,
 ) -> dict[str, Any]:
     """Say what `measure` with the same arguments will cost, and refuse what cannot fit.
 
@@ -147,6 +159,8 @@ def preflight(
         kinds: As for `measure`.
         options: Passes and engine.
         max_memory: Bytes that the process may hold; None: what is free.
+        beside: What else is computed of every prompt, after it was measured.
+        units: What is measured; None: every prompt once. A re-initialised network lies beside the loaded one.
 
     Returns:
         The estimate as plain values for a record; empty where there is none.
@@ -155,9 +169,11 @@ def preflight(
         UsageError: it does not fit; the message says what would.
     """
     engine, passes = options.run.engine, options.passes
+    redrawn = any(unit.init_seed is not None for unit in units or ())
 
     def under(**changes: Any) -> CostEstimate | None:
-        return estimate_cost(model, prompts.n_positions, kinds=kinds, passes=replace(passes, **changes))
+        found = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=replace(passes, **changes), beside=beside)
+        return with_redrawn(model, found) if found and redrawn else found
 
     with pinned(engine.pinned_threads):
         remedies: dict[str, Remedy] = {}
@@ -170,7 +186,7 @@ def preflight(
         return report_cost(
             model,
             under() or without_passes(model, prompts.n_positions),
-            prompts.count,
+            prompts.count if units is None else len(units),
             workers=engine.processes_here,
             max_memory=max_memory,
             remedies=remedies,
@@ -220,6 +236,12 @@ def tell_cost(
         return {}
     report(estimate.line(count, workers=workers))
     return estimate.describe(count, workers=workers)
+
+
+def with_redrawn(model: Model, estimate: CostEstimate) -> CostEstimate:
+    """With a re-initialised network beside the loaded one: it is drawn on the CPU, in float32 whatever the model's."""
+    wide = max(torch.float32.itemsize, model.dtype.itemsize) if model.device.type == "cpu" else model.dtype.itemsize
+    return replace(estimate, redrawn_bytes=weights_in_place(model) // model.dtype.itemsize * wide)
 
 
 def without_passes(model: Model, n_positions: int) -> CostEstimate:

@@ -39,6 +39,8 @@ class CostEstimate:
     """Of the float32 copy that what half precision costs is measured by; 0 where there is none."""
     copies: int = 0
     """Most processes that hold such a copy at a time."""
+    redrawn_bytes: int = 0
+    """Of the re-initialised network that lies beside the loaded one while it is measured; 0 where there is none."""
     device: torch.device = CPU
     kept: Callable[[int], int] = lambda n_positions: 0
     """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
@@ -69,15 +71,17 @@ class CostEstimate:
         needed = self.needed(workers)
         peak = f"{show_at_most(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
         loading = ", its peak while loading," if self.loading_bytes > needed else ""
-        return f"estimate: at most {peak}{loading} and {spent} for {count} prompts"
+        redrawn = ", re-initialised networks included" if self.redrawn_bytes else ""
+        return f"estimate: at most {peak}{loading} and {spent} for {count} prompts{redrawn}"
 
     def needed(self, workers: int) -> int:
         """Bytes of all processes on this machine from now on: workers load the model too, and this process waits."""
         each = self.process_bytes + self.weights_bytes
         copies = min(workers, self.copies) * self.copy_bytes
+        working = self.redrawn_bytes + self.passes_bytes
         if workers == 1:
-            return each + copies + self.passes_bytes
-        return each + copies + workers * max(each + self.passes_bytes, self.loading_bytes)
+            return each + copies + working
+        return each + copies + workers * max(each + working, self.loading_bytes)
 
     def check(
         self,
@@ -135,7 +139,8 @@ class CostEstimate:
 
     def _parts(self, workers: int) -> str:
         """Of which the peak of a process is the sum."""
-        sizes = {"weights": self.weights_bytes, "float32 copy": self.copy_bytes, "passes": self.passes_bytes}
+        sizes = {"weights": self.weights_bytes, "re-initialised weights": self.redrawn_bytes}
+        sizes |= {"float32 copy": self.copy_bytes, "passes": self.passes_bytes}
         sizes |= {"Python, libraries and the rest": self.process_bytes}
         parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes.items() if size)
         return parts if workers == 1 else f"each: {parts}"
