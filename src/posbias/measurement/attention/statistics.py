@@ -180,7 +180,9 @@ class MeanKernels:
         rows = columns * queries / (columns * queries).sum(1, keepdims=True)
 
         def drawn(kernel: Float[np.ndarray, "*layers kept kept"]) -> Float[np.ndarray, "*layers cells cells"]:
-            return np.asarray((rows @ kernel @ columns.T).astype(kernel.dtype))
+            # Matrix by matrix: a product of all of them would copy them all in float64.
+            each = [(rows @ single @ columns.T).astype(kernel.dtype) for single in kernel.reshape(-1, kept, kept)]
+            return np.stack(each).reshape(*kernel.shape[:-2], cells, cells)
 
         by_head = None if self.by_head is None else drawn(self.by_head)
         first = np.searchsorted(cell, np.arange(cells + 1))
