@@ -19,6 +19,8 @@ NEGLIGIBLE = 1e-290
 
 TABLE = np.random.default_rng(5).normal(size=(1600, 3)).round(3).tolist()
 """Learned position vectors."""
+BIAS = np.random.default_rng(6).normal(size=(4, 1700)).cumsum(axis=1).round(2).tolist()
+"""Key biases of four heads: walks of tens of nats."""
 MASK_SPELLINGS = {
     "causal": ["causal"],
     "sliding_window": ["sliding_window(width=1)", "sliding_window(width=6)", "sliding_window(width=150)"],
@@ -34,8 +36,11 @@ ENCODING_SPELLINGS = {
     "kerple_power": ["kerple_power(scale=0.1, exponent=1.7)", "kerple_power(scale=[0.0, 1.0, 0.3, 9.0], exponent=0.5)"],
     "sinusoidal": ["sinusoidal(width=8)", "sinusoidal(width=4, base=50.0, query=[1.0, -2.0, 0.5, 3.0], scale=1.5)"],
     "learned": [f"learned(vectors={TABLE!r}, query=[0.3, -1.0, 2.0], key=[0.1, 0.0, -0.4])"],
+    "key_bias": [f"key_bias(values={BIAS[0]})", f"key_bias(values={BIAS})"],
+    "gamma_key": ["gamma_key(alpha=3.0)", "gamma_key(alpha=[1.0, 0.01, 40.0, 2.5])"],
     "t5_buckets": ["t5_buckets(values=[0.5, -3.0, 2.0, 0.0], max_distance=20)"],
 }
+KEYS = [*ENCODING_SPELLINGS["key_bias"], *ENCODING_SPELLINGS["gamma_key"]]
 CONTENTS = {
     "zero": 0.0,
     "three": 3.0,
@@ -133,7 +138,7 @@ def test_random_shapes(pair: tuple[str, str], n_positions: int, content: list[fl
 
 
 @pytest.mark.parametrize("mask", ["causal", "sliding_window(width=700)", "prefix(length=1500)"])
-@pytest.mark.parametrize("encoding", ["none", "alibi", "rope(head_dim=8)", "rope(logit=9.0, angle=0.3)"])
+@pytest.mark.parametrize("encoding", ["none", "alibi", "rope(head_dim=8)", "rope(logit=9.0, angle=0.3)", *KEYS])
 def test_longer_contexts_cross_blocks_chunks_and_transforms(mask: str, encoding: str) -> None:
     n_positions = 1700
     case = kernel_of(mask, encoding, n_positions, CONTENTS["mixed"])

@@ -13,6 +13,7 @@ from posbias.architecture.encodings import (
     T5Buckets,
     published_alibi_slopes,
 )
+from posbias.architecture.keys import GammaKey, KeyBias, KeyEncoding
 from posbias.architecture.masks import MASKS, Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.architecture.mixing import SCHEDULES, Constant, Linear, PowerDecay, Schedule
 from posbias.architecture.spec import Architecture, HeadGroup
@@ -29,9 +30,12 @@ __all__ = [
     "Decay",
     "Encoding",
     "Full",
+    "GammaKey",
     "HeadGroup",
     "KerpleLog",
     "KerplePower",
+    "KeyBias",
+    "KeyEncoding",
     "Learned",
     "Linear",
     "Mask",

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from posbias.architecture import Architecture, HeadGroup
+from posbias.architecture import Architecture, HeadGroup, KeyEncoding
 from posbias.checks import check_whole
 from posbias.theory.kernels.base import AbsoluteKernel, Kernel, SumKernel
 from posbias.theory.kernels.distance import DistanceKernel, rises_too_far
+from posbias.theory.kernels.keys import KeyKernel
 from posbias.theory.kernels.linear import LinearKernel
 
 
@@ -17,6 +18,8 @@ def group_kernel(group: HeadGroup, n_positions: int) -> Kernel:
     check_whole("n_positions", n_positions, least=1, numpy=True)
     if group.linear_slopes() is not None:
         return LinearKernel(group, n_positions)
+    if isinstance(group.encoding, KeyEncoding):
+        return KeyKernel(group, n_positions)
     if not group.encoding.relative or rises_too_far(group, n_positions):
         return AbsoluteKernel(group, n_positions)
     return DistanceKernel(group, n_positions)

@@ -127,3 +127,45 @@ def compensated_sums(values):
         total, spill = _advance(total, spill, 1.0, values[index])
         out[index] = total + spill
     return out
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
+def give_to_keys(row, tables, weights, carried, out):
+    """out = row @ A of a key bias over one chunk, from its last position down; A is weighted over heads.
+
+    tables are (share, kept, passed, own), each [n, head]: of what a query gives to the keys up to j, key j takes
+    `share` and leaves `kept`; a query itself gives `passed` to the keys before it and `own` to itself. carried [head]
+    is what queries behind the chunk give to the keys up to its end, and is updated to its beginning.
+    """
+    share, kept, passed, own = tables
+    heads = weights.size
+    for t in range(row.size - 1, -1, -1):
+        value = row[t]
+        total = 0.0
+        for head in range(heads):
+            state = carried[head]
+            total += weights[head] * (share[t, head] * state + own[t, head] * value)
+            state = kept[t, head] * state + passed[t, head] * value
+            carried[head] = state if state > TINY else 0.0
+        out[t] = total
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
+def read_from_keys(column, tables, weights, carried, out):
+    """out = A @ column of a key bias over one chunk, from its first position up; tables as in `give_to_keys`.
+
+    carried [head] is the mean of the column over the keys before the chunk, and is updated to its end.
+    """
+    share, kept, passed, own = tables
+    heads = weights.size
+    for t in range(column.size):
+        value = column[t]
+        total = 0.0
+        for head in range(heads):
+            state = carried[head]
+            total += weights[head] * (passed[t, head] * state + own[t, head] * value)
+            state = kept[t, head] * state + share[t, head] * value
+            carried[head] = state if state > TINY else 0.0
+        out[t] = total

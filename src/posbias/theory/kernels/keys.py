@@ -1,0 +1,136 @@
+"""Key biases in O(N) per head: attention w_j / W_i is a product of shares r_j = w_j / W_j (docs/theory, section 7).
+
+A causal pull walks from the last position to the first and carries what queries behind give to the keys up to here:
+key j keeps r_j of it and passes 1 - r_j on. Nothing is subtracted, and no weight is ever formed, so that biases of
+hundreds of nats neither overflow nor lose a digit. Windows and mutual prefixes sum weights instead; there entries below
+1e-290 times the largest ratio of two weights may be lost.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.architecture import HeadGroup
+from posbias.architecture.keys import KeyEncoding
+from posbias.errors import UsageError
+from posbias.theory.kernels.base import Kernel, dense_group
+from posbias.theory.kernels.loops import BLOCK, give_to_keys, read_from_keys, scan_window
+
+CHUNK = 4096
+"""Positions per call of the compiled loops."""
+
+Vector = Float64[np.ndarray, "n_positions"]
+Table = Float64[np.ndarray, "n heads"]
+
+
+class KeyKernel(Kernel):
+    """Heads of one group with a key bias, equal ones merged."""
+
+    def __init__(self, group: HeadGroup, n_positions: int) -> None:
+        if not isinstance(group.encoding, KeyEncoding):
+            raise UsageError(f"encoding {group.encoding} is no key bias")
+        self.n_positions = n_positions
+        self._group, self._encoding = group, group.encoding
+        self._window = group.mask.reach(n_positions) - 1
+        self._prefix = group.mask.mutual_prefix(n_positions)
+        own = self._encoding.parameters(group.n_heads)[group.heads]
+        keys = np.column_stack([own, group.content, group.sinks])
+        _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
+        self._heads = group.heads[first]
+        self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
+        self._content, self._sinks = group.content[first], group.sinks[first]
+        self.weights = counts / group.n_heads
+        """Each unique head's share of the layer."""
+
+    def pull(self, row: Vector) -> Vector:
+        """All heads in one sweep from the last position down; windows and prefixes head by head."""
+        if not self._causal:
+            return self._over_heads(row, pull=True)
+        out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
+        for low, high in reversed(list(self._chunks())):
+            share, kept, passed, own = self._tables(low, high)
+            give_to_keys(row[low:high], (share, kept, passed, own), self.weights, carried, out[low:high])
+        return out
+
+    def push(self, column: Vector) -> Vector:
+        """All heads in one sweep from the first position up; windows and prefixes head by head."""
+        if not self._causal:
+            return self._over_heads(column, pull=False)
+        out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
+        for low, high in self._chunks():
+            share, kept, passed, own = self._tables(low, high)
+            read_from_keys(column[low:high], (share, kept, passed, own), self.weights, carried, out[low:high])
+        return out
+
+    def matrix(self) -> Float64[np.ndarray, "query key"]:
+        """Softmax of the logits, densely."""
+        return dense_group(self._group, self.n_positions)
+
+    def diagonal(self) -> Vector:
+        """Every head's attention to itself, weighted."""
+        if self._causal:
+            return np.concatenate([self._tables(low, high)[3] @ self.weights for low, high in self._chunks()])
+        return np.sum([weight * self._rows(head)[2] for head, weight in enumerate(self.weights)], axis=0)
+
+    @property
+    def _causal(self) -> bool:
+        return self._window >= self.n_positions - 1 and self._prefix < 2
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        for low in range(0, self.n_positions, CHUNK):
+            yield low, min(low + CHUNK, self.n_positions)
+
+    def _tables(self, low: int, high: int) -> tuple[Table, Table, Table, Table]:
+        """Of every position and unique head: r, 1 - r, and how a query there splits: earlier keys, itself."""
+        share, kept = (part.T.copy() for part in self._shares(low, high))
+        if not np.any(self._content) and np.all(self._sinks == -np.inf):
+            return share, kept, kept, share
+        sinks = np.full_like(share, -np.inf)
+        if np.any(self._sinks > -np.inf):
+            # A sink stands at a logit of its own, so it needs the weights themselves: ln W = b - ln r.
+            bias = self._encoding.key_logits(high, self._group.n_heads)[self._heads, low:high].T
+            sinks = self._sinks - bias + np.log(share)
+        top = np.maximum(np.maximum(self._content, 0.0), sinks)
+        passed, own = kept * np.exp(-top), share * np.exp(self._content - top)
+        total = passed + own + np.exp(sinks - top)
+        return share, kept, passed / total, own / total
+
+    def _rows(self, head: int) -> tuple[Vector, Vector, Vector]:
+        """Of one unique head: the keys' weights, what each query divides them by, and its attention to itself."""
+        bias = self._encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads[head]]
+        top = bias.max()
+        weights = np.exp(bias - top)
+        with np.errstate(divide="ignore"):
+            off = np.log(self._visible_sums(weights, pull=False)) + top
+        own = bias + self._content[head]
+        most = np.maximum(np.maximum(off, own), self._sinks[head])
+        total = np.exp(off - most) + np.exp(own - most) + np.exp(self._sinks[head] - most)
+        return weights, np.where(off > -np.inf, np.exp(top - most) / total, 0.0), np.exp(own - most) / total
+
+    def _visible_sums(self, values: Vector, *, pull: bool) -> Vector:
+        """Sum over the keys that each query sees, itself apart; or (`pull`) over the queries that see each key."""
+
+        def before(signal: Vector, window: int) -> Vector:
+            out = np.zeros_like(signal)
+            if window > 0 and signal.size > 1:
+                window = min(window, signal.size)
+                scan_window(signal, 1.0, window, np.ones(BLOCK + 1), np.ones(window // BLOCK + 1), out)
+            return out
+
+        def after(signal: Vector, window: int) -> Vector:
+            return before(signal[::-1].copy(), window)[::-1]
+
+        backward, forward = (after, before) if pull else (before, after)
+        sums = backward(values, self._window).copy()
+        if self._prefix > 1:
+            sums[: self._prefix] += forward(values[: self._prefix].copy(), self._prefix - 1)
+        return sums
+
+    def _over_heads(self, vector: Vector, *, pull: bool) -> Vector:
+        total = np.zeros(self.n_positions)
+        for head, weight in enumerate(self.weights):
+            keys, queries, own = self._rows(head)
+            given, taken = (queries, keys) if pull else (keys, queries)
+            total += weight * (taken * self._visible_sums(given * vector, pull=pull) + own * vector)
+        return total
