@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.architecture import Alibi, Architecture, Decay, Rope
+from posbias.architecture import Alibi, Architecture, Decay, KeyBias, Rope
 from posbias.errors import UsageError
 from posbias.theory.gradients import profile_gradient
 from posbias.theory.rollout import rollout_profile
@@ -98,3 +98,24 @@ def test_a_functional_of_the_total_mass_is_stationary() -> None:
 def test_bad_cotangents_are_refused(cotangent: np.ndarray) -> None:
     with pytest.raises(UsageError, match="one finite weight per position"):
         profile_gradient(Architecture(depth=1), cotangent)
+
+
+@pytest.mark.parametrize("mask", ["causal", "sliding_window(width=6)", "prefix(length=11)"])
+def test_key_biases_and_sinks_equal_central_differences(mask: str) -> None:
+    generator = np.random.default_rng(1)
+    values = generator.normal(size=(2, 3, N_POSITIONS))
+    sinks = np.array([[0.0, 1.0, -1.0], [0.5, 0.5, 0.5]])
+
+    def of(values: np.ndarray, sinks: np.ndarray) -> Architecture:
+        encodings = [KeyBias(layer.tolist()) for layer in values]
+        parts = {"mixing": [0.4, 0.8], "content": [[0.3, 0.0, 1.0], [0.0] * 3], "sinks": sinks}
+        return Architecture(depth=2, heads=3, mask=mask, encoding=encodings, **parts)
+
+    gradient = profile_gradient(of(values, sinks), COTANGENT)
+    for index in [(0, 0, 0), (0, 2, 7), (1, 1, 12), (1, 0, N_POSITIONS - 1)]:
+        ends = [functional(of(bumped(values, index, step), sinks)) for step in (STEP, -STEP)]
+        expected = (ends[0] - ends[1]) / (2 * STEP)
+        assert gradient.keys[index[:2]][index[2]] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    for index in np.ndindex(2, 3):
+        ends = [functional(of(values, bumped(sinks, index, step))) for step in (STEP, -STEP)]
+        assert gradient.sinks[index] == pytest.approx((ends[0] - ends[1]) / (2 * STEP), rel=1e-6, abs=1e-9)

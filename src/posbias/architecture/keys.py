@@ -16,8 +16,8 @@ from posbias.errors import UsageError
 
 MAX_BIAS = 300.0
 """Largest key bias: weights of any two keys must both be normal float64 numbers."""
-MAX_ALPHA = 1000.0
-"""Largest exponent of a gamma key: at a million positions its biases still differ by fewer than 2 MAX_BIAS / ln 10."""
+MAX_ALPHA = 1e12
+"""Largest exponent of a gamma key: its shares alpha / (j + alpha) stay exact, whatever the weights would be."""
 
 Shares = tuple[Float64[np.ndarray, "heads n"], Float64[np.ndarray, "heads n"]]
 """r_j and 1 - r_j, each to a few units of the last digit."""
@@ -42,9 +42,17 @@ class KeyEncoding(Encoding):
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
         """What decides each head's bias: heads with equal rows are equal."""
 
-    @abstractmethod
     def key_shares(self, heads: Sequence[int], n_positions: int, n_heads: int) -> KeyShares:
-        """The share r_j of a key among the keys up to it, and what it leaves, of some heads by position."""
+        """The share r_j of a key among the keys up to it, and what it leaves, of some heads by position.
+
+        From running sums of the weights, kept for all positions.
+        """
+        values = self.key_logits(n_positions, n_heads)[heads].astype(np.longdouble)
+        weights = np.exp(values - values.max(axis=1, keepdims=True))
+        total = np.cumsum(weights, axis=1)
+        before = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
+        share, kept = (weights / total).astype(np.float64), (before / total).astype(np.float64)
+        return lambda low, high: (share[:, low:high], kept[:, low:high])
 
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """Refused: distance does not decide."""
@@ -99,15 +107,6 @@ class KeyBias(KeyEncoding):
         values = np.atleast_2d(np.asarray(self.values))
         return np.broadcast_to(values, (heads, values.shape[1]))
 
-    def key_shares(self, heads: Sequence[int], n_positions: int, n_heads: int) -> KeyShares:
-        """From running sums of the weights, kept for all positions."""
-        values = self.key_logits(n_positions, n_heads)[heads].astype(np.longdouble)
-        weights = np.exp(values - values.max(axis=1, keepdims=True))
-        total = np.cumsum(weights, axis=1)
-        before = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
-        share, kept = (weights / total).astype(np.float64), (before / total).astype(np.float64)
-        return lambda low, high: (share[:, low:high], kept[:, low:high])
-
 
 @ENCODINGS.register("gamma_key")
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class GammaKey(KeyEncoding):
     """
 
     alpha: float | Sequence[float]
-    """Exponent, > 0 and <= 1000: above 1 later keys weigh more, below 1 earlier ones; one number, or one per head."""
+    """Exponent, > 0 and <= 1e12: above 1 later keys weigh more, below 1 earlier ones; one number, or one per head."""
 
     def __post_init__(self) -> None:
         try:

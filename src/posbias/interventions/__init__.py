@@ -1,6 +1,6 @@
 """Interventions on a loaded model: one ingredient of its position bias replaced while a context is open."""
 
-from posbias.interventions import branches, encodings, masks
+from posbias.interventions import branches, encodings, keys, masks
 from posbias.interventions.base import INTERVENTIONS, Intervention, check_model, intervened, resolve_interventions
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "check_model",
     "encodings",
     "intervened",
+    "keys",
     "masks",
     "resolve_interventions",
 ]

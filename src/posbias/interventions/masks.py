@@ -46,7 +46,7 @@ class Visibility(Intervention):
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Hand every attention module its new mask."""
         family = model.family
-        _check_maskable(model, self)
+        check_maskable(model, self)
         masks: dict[tuple[Mask, int, torch.dtype, torch.device], Tensor] = {}
         with ExitStack() as hooks:
             for layer, block in enumerate(family.blocks(model.network)):
@@ -215,7 +215,7 @@ class NoLearnedSinks(Intervention):
         return blocks
 
 
-def _check_maskable(model: HuggingFaceModel, intervention: Intervention) -> None:
+def check_maskable(model: HuggingFaceModel, intervention: Intervention) -> None:
     """Refuse attention that does not take a plain additive mask."""
     family, config = model.family, model.config
     implementation = getattr(config, "_attn_implementation", None)

@@ -1,12 +1,13 @@
-"""Exact gradients of a rollout profile with respect to mixing, slopes, rates and content, by the adjoint.
+"""Exact gradients of a rollout profile with respect to mixing, key biases, slopes, sinks and content, by the adjoint.
 
 For a functional <cotangent, profile> with rows x_l pulled from the top and columns v_l pushed from the bottom,
 d/dm_l = x (A_l v - v) and d/dtheta = m_l x (dA_l/dtheta) v with dA_ij = A_ij (g_ij - sum_k A_ik g_ik), g the derivative
-of the logits: [i = j] for content, -|i - j| for slopes. No matrix is formed; a few pulls per layer and head.
+of the logits: [i = j] for content, -|i - j| for slopes, [j = k] for the bias of key k; a sink takes its share of a row
+away from each A_ij. No matrix is formed; a few pulls per layer and head.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,10 @@ from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.theory.kernels import IntervalKernel, Kernel, LinearKernel, SumKernel
 from posbias.theory.kernels.distance import Correlation
+from posbias.theory.kernels.keys import KeyKernel
 from posbias.theory.rollout import Rollout
+
+Vector = Float64[np.ndarray, "n_positions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +37,20 @@ class ProfileGradient:
     """By the slope of every layer and head; nan where the encoding is not linear in the distance."""
     rates: Float64[np.ndarray, "depth heads"]
     """By the decay rate exp(-slope) of every layer and head; nan likewise."""
+    sinks: Float64[np.ndarray, "depth heads"]
+    """By the sink's logit of every layer and head; 0 where there is none."""
+    keys: dict[tuple[int, int], Float64[np.ndarray, "n_positions"]]
+    """By (layer, head) with a key bias: by the bias of every key."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LayerState:
     """What meets at one layer: the row from above, the column from below, and the layer's mixing over heads."""
 
-    row: Float64[np.ndarray, "n_positions"]
-    column: Float64[np.ndarray, "n_positions"]
+    row: Vector
+    column: Vector
+    mean: Vector
+    """The kernel's push of the column."""
     share: float
 
 
@@ -61,36 +71,62 @@ def profile_gradient(architecture: Architecture, cotangent: Float64[np.ndarray, 
     if cotangent.size == 0 or not np.all(np.isfinite(cotangent)):
         raise UsageError("the cotangent needs one finite weight per position, at least one")
     rollout = Rollout(architecture, cotangent.size)
-    columns = [cotangent]
-    for layer in range(architecture.depth):
-        columns.append(_signed(partial(rollout.push_layer, layer), columns[-1]))
     shape = (architecture.depth, architecture.heads)
-    mixing, content, slopes, rates = np.zeros(shape[0]), np.zeros(shape), np.full(shape, np.nan), np.full(shape, np.nan)
+    found = ProfileGradient(
+        0.0, np.zeros(shape[0]), np.zeros(shape), np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape), {}
+    )
+    columns, means = [cotangent], []
+    for kernel, mixing in zip(rollout.kernels, rollout.mixing, strict=True):
+        means.append(_signed(kernel.push, columns[-1]))
+        columns.append((1 - mixing) * columns[-1] + mixing * means[-1])
     row = rollout.unit(-1)
     for layer in reversed(range(architecture.depth)):
-        kernel, column = rollout.kernels[layer], columns[layer]
-        mixing[layer] = row @ (_signed(kernel.push, column) - column)
-        state = _LayerState(row, column, float(rollout.mixing[layer]) / architecture.heads)
-        for part in _parts(kernel):
-            for head in range(len(part.members)):
-                heads = part.group.heads[part.members[head]]
-                content[layer, heads], slope = _head_gradient(part, head, state)
-                if isinstance(part, LinearKernel):
-                    slopes[layer, heads] = slope
-                    rates[layer, heads] = -slope / part.rates[head]
+        column, mixing = columns[layer], float(rollout.mixing[layer])
+        state = _LayerState(row, column, means[layer], mixing / architecture.heads)
+        found.mixing[layer] = row @ (means[layer] - column)
+        for part in _parts(rollout.kernels[layer]):
+            if isinstance(part, KeyKernel):
+                _key_gradients(part, state, layer, found)
+            else:
+                _interval_gradients(part, state, layer, found)
         row = rollout.pull_layer(layer, row)
-    return ProfileGradient(float(columns[-1][-1]), mixing, content, slopes, rates)
+    return replace(found, value=float(columns[-1][-1]))
 
 
-def _head_gradient(kernel: IntervalKernel, head: int, state: _LayerState) -> tuple[float, float]:
-    """Derivatives by content and slope of each head that the unique head stands for (slope: nan if not linear)."""
-    pushed = _signed(lambda column: kernel.push_head(head, column), state.column)
-    content = float((state.row * kernel.shares(head).diagonal) @ (state.column - pushed))
-    slope = np.nan
-    if isinstance(kernel, LinearKernel):
-        pulled, mean_distance = _distance_moments(kernel, head, state.row)
-        slope = state.share * float((state.row * mean_distance) @ pushed - pulled @ state.column)
-    return state.share * content, slope
+def _interval_gradients(kernel: IntervalKernel, state: _LayerState, layer: int, found: ProfileGradient) -> None:
+    for head, members in enumerate(kernel.members):
+        heads = kernel.group.heads[members]
+        pushed = _signed(partial(kernel.push_head, head), state.column)
+        found.content[layer, heads] = state.share * _content(state, kernel.shares(head).diagonal, pushed)
+        if np.any(kernel.group.sinks[members] > -np.inf):
+            missing = 1 - kernel.push_head(head, np.ones_like(state.row))
+            found.sinks[layer, heads] = -state.share * float((state.row * missing) @ pushed)
+        if isinstance(kernel, LinearKernel):
+            pulled, mean_distance = _distance_moments(kernel, head, state.row)
+            slope = state.share * float((state.row * mean_distance) @ pushed - pulled @ state.column)
+            found.slopes[layer, heads] = slope
+            found.rates[layer, heads] = -slope / kernel.rates[head]
+
+
+def _key_gradients(kernel: KeyKernel, state: _LayerState, layer: int, found: ProfileGradient) -> None:
+    for heads, single in kernel.unique_heads():
+        # The whole layer's own mean where all its heads are alike.
+        alike = len(heads) == kernel.n_heads
+        pushed = state.mean if alike else _signed(single.push, state.column)
+        # A signed row as a non-negative one: its mean over queries is shifted, and what that adds taken off again.
+        low = float(pushed.min())
+        pulled = single.pull(state.row)
+        own = pulled * (state.column - low) - single.pull(state.row * (pushed - low))
+        content = state.share * _content(state, single.diagonal(), pushed)
+        missing = 1 - single.push(np.ones_like(state.row)) if single.has_sinks else np.zeros_like(state.row)
+        for head in heads.tolist():
+            found.keys[layer, head] = state.share * own
+            found.content[layer, head] = content
+            found.sinks[layer, head] = -state.share * float((state.row * missing) @ pushed)
+
+
+def _content(state: _LayerState, diagonal: Vector, pushed: Vector) -> float:
+    return float((state.row * diagonal) @ (state.column - pushed))
 
 
 def _distance_moments(
@@ -118,17 +154,17 @@ def _weighted_distances(kernel: LinearKernel, head: int, longest: int) -> Float6
     return np.asarray(distance * np.exp(-kernel.slopes[head] * (distance - 1)))
 
 
-def _parts(kernel: Kernel) -> tuple[IntervalKernel, ...]:
+def _parts(kernel: Kernel) -> tuple[IntervalKernel | KeyKernel, ...]:
     parts = kernel.parts if isinstance(kernel, SumKernel) else (kernel,)
-    absolute = [part for part in parts if not isinstance(part, IntervalKernel)]
-    if absolute:
-        raise UsageError("gradients need encodings that depend on the distance alone (not sinusoidal or learned)")
-    return tuple(part for part in parts if isinstance(part, IntervalKernel))
+    known = tuple(part for part in parts if isinstance(part, IntervalKernel | KeyKernel))
+    if len(known) < len(parts):
+        raise UsageError("gradients need encodings by distance or by key (not sinusoidal or learned)")
+    return known
 
 
-def _signed(
-    push: Callable[[Float64[np.ndarray, "n_positions"]], Float64[np.ndarray, "n_positions"]],
-    column: Float64[np.ndarray, "n_positions"],
-) -> Float64[np.ndarray, "n_positions"]:
-    """A push of a column of any sign, from the pushes of its two non-negative parts."""
-    return np.asarray(push(np.maximum(column, 0.0)) - push(np.maximum(-column, 0.0)))
+def _signed(push: Callable[[Vector], Vector], column: Vector) -> Vector:
+    """A push of a column of any sign: of its excess over its least entry, and of that entry everywhere."""
+    low = min(float(column.min()), 0.0)
+    if low == 0.0:
+        return push(column)
+    return push(column - low) + low * push(np.ones_like(column))

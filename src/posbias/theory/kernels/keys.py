@@ -7,9 +7,10 @@ hundreds of nats neither overflow nor lose a digit. Windows and mutual prefixes 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from posbias.architecture import HeadGroup
 from posbias.architecture.keys import KeyEncoding
@@ -36,11 +37,12 @@ class KeyKernel(Kernel):
         self._prefix = group.mask.mutual_prefix(n_positions)
         own = self._encoding.parameters(group.n_heads)[group.heads]
         keys = np.column_stack([own, group.content, group.sinks])
-        _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
+        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        self._members = tuple(group.heads[inverse.ravel() == unique] for unique in range(len(first)))
         self._heads = group.heads[first]
         self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
         self._content, self._sinks = group.content[first], group.sinks[first]
-        self.weights = counts / group.n_heads
+        self.weights = np.array([len(members) for members in self._members]) / group.n_heads
         """Each unique head's share of the layer."""
 
     def pull(self, row: Vector) -> Vector:
@@ -63,6 +65,26 @@ class KeyKernel(Kernel):
             read_from_keys(column[low:high], (share, kept, passed, own), self.weights, carried, out[low:high])
         return out
 
+    def unique_heads(self) -> Iterator[tuple[Int64[np.ndarray, "members"], "KeyKernel"]]:
+        """Heads of the layer that are alike, with the attention of one of them."""
+        for head, members in zip(self._heads, self._members, strict=True):
+            index = int(np.flatnonzero(self._group.heads == head)[0])
+            chosen = slice(index, index + 1)
+            parts = {name: getattr(self._group, name)[chosen] for name in ("heads", "content", "sinks")}
+            single = KeyKernel(replace(self._group, **parts), self.n_positions)
+            single.weights = np.ones(1)
+            yield members, single
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether a sink takes a part of any row."""
+        return bool(np.any(self._sinks > -np.inf))
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of the whole layer."""
+        return self._group.n_heads
+
     def matrix(self) -> Float64[np.ndarray, "query key"]:
         """Softmax of the logits, densely."""
         return dense_group(self._group, self.n_positions)
@@ -71,7 +93,8 @@ class KeyKernel(Kernel):
         """Every head's attention to itself, weighted."""
         if self._causal:
             return np.concatenate([self._tables(low, high)[3] @ self.weights for low, high in self._chunks()])
-        return np.sum([weight * self._rows(head)[2] for head, weight in enumerate(self.weights)], axis=0)
+        rows = [weight * self._rows(head)[2] for head, weight in enumerate(self.weights)]
+        return np.asarray(np.sum(rows, axis=0))
 
     @property
     def _causal(self) -> bool:

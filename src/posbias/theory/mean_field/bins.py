@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy.signal import lfilter
 
-from posbias.architecture import HeadGroup, Mask
+from posbias.architecture import HeadGroup, KeyEncoding, Mask
 from posbias.errors import UsageError
 from posbias.theory.kernels import dense_heads
 
@@ -206,6 +206,30 @@ class CausalMean(Operator):
 
 
 @dataclass(frozen=True, eq=False)
+class KeyMean(Operator):
+    """Causal attention with a key bias on unit bins: C_ij = w_j / (w_0 + ... + w_i)."""
+
+    weights: Float64[np.ndarray, "key"]
+
+    @cached_property
+    def totals(self) -> Float64[np.ndarray, "query 1"]:
+        """Sum of the weights that each row sees."""
+        return np.cumsum(self.weights)[:, None]
+
+    def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
+        """Running weighted means."""
+        return np.asarray(np.cumsum(self.weights[:, None] * x, axis=0) / self.totals)
+
+    def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
+        """Sums over the queries behind."""
+        return np.asarray(self.weights[:, None] * np.cumsum((x / self.totals)[::-1], axis=0)[::-1])
+
+    def matrix(self) -> Float64[np.ndarray, "query key"]:
+        """The weights of the keys up to each query, normalised."""
+        return self.left(np.eye(self.weights.size))
+
+
+@dataclass(frozen=True, eq=False)
 class DenseOperator(Operator):
     """Any attention matrix between bins."""
 
@@ -239,17 +263,26 @@ def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float,
             raise UsageError(
                 f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
             )
-        operators += [(1 / group.n_heads, operator) for operator in biased_operators(group, bins)]
+        operators += biased_operators(group, bins)
     return operators
 
 
-def biased_operators(group: HeadGroup, bins: Bins) -> list[Operator]:
-    """One operator for each head of a group whose logits depend on position; bins are single positions."""
-    n, slopes = bins.n_positions, group.linear_slopes()
-    causal = group.mask.reach(n) == n and group.mask.mutual_prefix(n) < 2
-    if slopes is not None and causal and not np.any(group.content):
-        return [CausalMean(n, float(slope)) for slope in slopes]
-    return [DenseOperator(matrix) for matrix in dense_heads(group, n)]
+def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator]]:
+    """Of a group whose logits depend on position: one operator for heads that are alike, with their share of all heads.
+
+    Bins are single positions.
+    """
+    n, slopes, share = bins.n_positions, group.linear_slopes(), 1 / group.n_heads
+    causal = group.mask.reach(n) == n and group.mask.mutual_prefix(n) < 2 and not np.any(group.content)
+    if slopes is not None and causal:
+        return [(share, CausalMean(n, float(slope))) for slope in slopes]
+    if isinstance(group.encoding, KeyEncoding) and causal:
+        biases = group.encoding.key_logits(n, group.n_heads)[group.heads]
+        distinct, counts = np.unique(biases, axis=0, return_counts=True)
+        return [
+            (count * share, KeyMean(np.exp(bias - bias.max()))) for bias, count in zip(distinct, counts, strict=True)
+        ]
+    return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
 
 
 def depends_on_position(group: HeadGroup) -> bool:

@@ -1,0 +1,280 @@
+"""`design`: the architecture, or the bias of a given model, whose profile is the one that is asked for.
+
+Where a solution is exact it is used: gamma keys whose exponents telescope (power laws, flat included, at every length),
+a key bias for any target at one length. Everything else is searched for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
+from posbias.checks import check_seed, check_whole, checked
+from posbias.designing.exact import key_bias_for, telescoping_alphas
+from posbias.designing.solving import FREE, GammaKeys, Problem
+from posbias.designing.targets import Flat, Power, Target, resolve_target
+from posbias.errors import UsageError
+from posbias.interventions.keys import KeyBiased, added_to
+from posbias.profiles import Profile
+from posbias.theory.mean_field import MeanFieldSpec, mean_field, spec_of
+from posbias.theory.rollout import rollout_profile
+
+KEY_BIAS = "key_bias"
+"""The free parameter that has an exact solution for every target, at one length."""
+THEORIES = ("rollout", "mean_field")
+Vector = Float64[np.ndarray, "n_positions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """An architecture for a target, and what it does at several lengths."""
+
+    target: Target
+    over: tuple[str, ...]
+    """What was free."""
+    theory: str
+    architecture: Architecture
+    """As designed; of a model with the mixing 1, which mean field does not need."""
+    exact: bool
+    """Whether the target is met to rounding at the length asked for, not searched for."""
+    lengths: tuple[int, ...]
+    """Those asked for; `profiles` has half the least and twice the largest of them, too, where the bias reaches."""
+    profiles: dict[int, Profile]
+    before: dict[int, Profile]
+    """Of the architecture as it was."""
+    targets: dict[int, Vector]
+    """Whole profiles that were aimed at; of a theory of models without the last position's own."""
+    parameters: dict[str, list[Any]]
+    """By free parameter: its values, layer 0 nearest the input."""
+    residual: float
+    """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
+
+    @property
+    def range_nats(self) -> float:
+        """Largest difference between the biases of two keys in any layer, at the longest length asked for; else 0."""
+        groups = [group for groups in self.architecture.head_groups for group in groups]
+        keyed = [group for group in groups if isinstance(group.encoding, KeyEncoding)]
+        biases = [group.encoding.key_logits(max(self.lengths), group.n_heads) for group in keyed]  # type: ignore[attr-defined]
+        return max((float(np.ptp(bias, axis=1).max()) for bias in biases), default=0.0)
+
+    @property
+    def distances(self) -> dict[int, tuple[float, float]]:
+        """By length: W1 of the profile to the target, designed and before, the last position apart."""
+        return {
+            n: (distance_apart(self.profiles[n], self.targets[n]), distance_apart(self.before[n], self.targets[n]))
+            for n in self.profiles
+        }
+
+    @property
+    def intervention(self) -> KeyBiased:
+        """What gives a loaded model this key bias: `intervened(model, design.intervention)`.
+
+        Raises:
+            UsageError: the design is not a key bias.
+        """
+        layers = [groups[0].encoding for groups in self.architecture.head_groups]
+        if not all(isinstance(encoding, KeyEncoding) for encoding in layers):
+            raise UsageError(f"a design over {', '.join(self.over)} is no key bias, so no model can be given it")
+        return KeyBiased([str(encoding) for encoding in layers])
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
+        return f"Design({self.target} over {', '.join(self.over)}; W1 to the target, last position apart: {found})"
+
+
+def distance_apart(profile: Profile, target: Vector) -> float:
+    """W1 between the shapes of two profiles without their last positions, the rest of the context scaled to [0, 1]."""
+    if profile.n_positions < 3:
+        return 0.0
+    one, other = profile.influence[:-1], target[:-1]
+    gaps = np.abs(np.cumsum(one / one.sum() - other / other.sum())[:-1])
+    return float(gaps.sum() / (one.size - 1))
+
+
+@checked
+def design(
+    target: Any = "flat",
+    *,
+    over: str | Sequence[str] = "gamma_key",
+    depth: int | None = None,
+    heads: int = 1,
+    mixing: Any = 0.1,
+    architecture: Architecture | None = None,
+    model: Any = None,
+    theory: str = "rollout",
+    n_positions: int | Sequence[int] = 512,
+    starts: int = 2,
+    seed: int = 0,
+) -> Design:
+    """The architecture whose profile is the target.
+
+    Args:
+        target: "flat", "power(exponent=1.0)", "recency(rate=3.0)", "u_shape(middle=0.25)", a `Profile`, one positive
+            weight per position, or a .csv file of them.
+        over: What may change: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent
+            per layer: exact at every length for flat and power targets), "alibi" (a slope per head), "mixing", "sinks"
+            (a logit per layer), or a list of the last four.
+        depth: Layers L; of an architecture or a model its own.
+        heads: Heads per layer.
+        mixing: As in `Architecture`; 0.1 is a residual network whose attention branches are a tenth of the stream.
+        architecture: What is changed, in place of depth, heads and mixing.
+        model: A model at initialisation, whose theory is `mean_field`; over gamma keys.
+        theory: "rollout" or "mean_field".
+        n_positions: Context length N, or several, whose misfits are averaged.
+        starts: Searches that are tried, the best kept.
+        seed: Of the random ones among their starts.
+
+    Returns:
+        The design with its profiles at the lengths asked for, at half the least and at twice the largest.
+
+    Raises:
+        UsageError: an unknown target, parameter or theory, a target below the residual stream's share on the last
+            position (the message names it), or values that a solver cannot hold.
+
+    Source: ours (docs/design).
+    """
+    if theory not in THEORIES:
+        raise UsageError(f"theory must be one of {', '.join(THEORIES)}, got {theory!r}")
+    names = (over,) if isinstance(over, str) else tuple(over)
+    if not names:
+        raise UsageError(f"nothing is free; over takes {KEY_BIAS} or some of {', '.join(FREE)}")
+    check_seed(seed)
+    check_whole("starts", starts, least=1)
+    lengths = _lengths(n_positions)
+    aim = resolve_target(target)
+    if theory == "mean_field":
+        return _by_mean_field(model, aim, names, lengths, starts=starts, seed=seed)
+    base = _base(architecture, model, depth=depth, heads=heads, mixing=mixing)
+    residual = float(np.prod(1 - base.layer_mixing))
+    for length in lengths:
+        aim.profile(length, residual)
+    keyed = {KEY_BIAS, GammaKeys.name} & set(names)
+    if keyed:
+        _check_plain(base, names)
+    if names == (KEY_BIAS,):
+        if len(lengths) > 1:
+            raise UsageError(f"a key bias is exact at one length; {len(lengths)} are given: take gamma_key for several")
+        bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing)
+        found = replace(base, encoding=KeyBias(bias.tolist()))
+        return _described(found, base, aim, names, lengths, parameters={KEY_BIAS: bias.tolist()}, exact=True)
+    if names == (GammaKeys.name,) and isinstance(aim, Flat | Power):
+        alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing)
+        found = replace(base, encoding=[GammaKey(float(alpha)) for alpha in alphas])
+        return _described(found, base, aim, names, lengths, parameters={GammaKeys.name: alphas.tolist()}, exact=True)
+    problem = Problem(base, [FREE.build(name) for name in names], aim, lengths)
+    values = problem.solve(starts=starts, seed=seed)
+    parts = zip(problem.free, problem.split(values), strict=True)
+    parameters = {sort.name: sort.plain(part) for sort, part in parts}
+    return _described(problem.architecture(values), base, aim, names, lengths, parameters=parameters, exact=False)
+
+
+def _lengths(n_positions: int | Sequence[int]) -> tuple[int, ...]:
+    given = [n_positions] if isinstance(n_positions, int | np.integer) else list(n_positions)
+    for length in given:
+        check_whole("n_positions", length, least=2, numpy=True)
+    if not given:
+        raise UsageError("n_positions needs at least one length")
+    return tuple(sorted({int(length) for length in given}))
+
+
+def _base(architecture: Architecture | None, model: Any, *, depth: int | None, heads: int, mixing: Any) -> Architecture:
+    if architecture is not None:
+        return architecture
+    if model is not None:
+        return Architecture.from_model(model, mixing=mixing)
+    if depth is None:
+        raise UsageError("depth is missing: give depth (and heads, mixing), an architecture or a model")
+    return Architecture(depth=depth, heads=heads, mixing=mixing)
+
+
+def _check_plain(base: Architecture, names: tuple[str, ...]) -> None:
+    """Key biases are designed for causal layers without another encoding, content or sinks."""
+    groups = [group for groups in base.head_groups for group in groups]
+    plain = all(isinstance(group.mask, Causal) and isinstance(group.encoding, NoEncoding) for group in groups)
+    searched = names != (KEY_BIAS,)
+    if not plain or (not searched and (np.any(base.layer_content) or np.any(base.layer_sinks > -np.inf))):
+        raise UsageError(
+            f"{names[0]} is designed for causal layers with encoding none, without content and sinks; got mask "
+            f"{groups[0].mask} and encoding {groups[0].encoding}"
+        )
+
+
+def _others(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths asked for, half the least and twice the largest."""
+    return tuple(sorted({max(min(lengths) // 2, 2), *lengths, 2 * max(lengths)}))
+
+
+def _described(
+    found: Architecture,
+    base: Architecture,
+    target: Target,
+    names: tuple[str, ...],
+    lengths: tuple[int, ...],
+    *,
+    parameters: dict[str, list[Any]],
+    exact: bool,
+) -> Design:
+    shown = [n for n in _others(lengths) if KEY_BIAS not in parameters or n <= len(parameters[KEY_BIAS])]
+    residual = float(np.prod(1 - found.layer_mixing))
+    return Design(
+        target=target,
+        over=names,
+        theory="rollout",
+        architecture=found,
+        exact=exact,
+        lengths=lengths,
+        profiles={n: Profile.normalised(rollout_profile(found, n_positions=n)) for n in shown},
+        before={n: Profile.normalised(rollout_profile(base, n_positions=n)) for n in shown},
+        targets={n: target.shape(n) if target.whole else target.profile(n, residual) for n in shown},
+        parameters=parameters,
+        residual=residual,
+    )
+
+
+def keyed_spec(spec: MeanFieldSpec, architecture: Architecture) -> MeanFieldSpec:
+    """The mean-field description of a model with the key biases of an architecture added, layer by layer."""
+    layers = []
+    for layer, groups in zip(spec.layers, architecture.head_groups, strict=True):
+        bias = groups[0].encoding
+        if layer.attention is None or not isinstance(bias, KeyEncoding):
+            layers.append(layer)
+            continue
+        biased = tuple(replace(group, encoding=added_to(group.encoding, bias)) for group in layer.attention.groups)
+        layers.append(replace(layer, attention=replace(layer.attention, groups=biased)))
+    return replace(spec, layers=tuple(layers))
+
+
+def _by_mean_field(
+    model: Any, target: Target, names: tuple[str, ...], lengths: tuple[int, ...], *, starts: int, seed: int
+) -> Design:
+    if model is None:
+        raise UsageError("theory mean_field needs a model at initialisation: model=load_model('config:DIR')")
+    if names != (GammaKeys.name,):
+        raise UsageError(f"over {', '.join(names)}: mean field designs over {GammaKeys.name} alone")
+    base = Architecture.from_model(model)
+    family = spec_of(model)
+    if len(family.layers) != base.depth:
+        raise UsageError("mean field and the architecture see different layers of this model")
+
+    def profile(changed: Architecture, n_positions: int) -> Vector:
+        return mean_field(keyed_spec(family, changed), n_positions, level="value").profile.influence
+
+    problem = Problem(base, [GammaKeys()], target, lengths, profile=profile)
+    values = problem.solve(starts=starts, seed=seed)
+    found, shown = problem.architecture(values), _others(lengths)
+    return Design(
+        target=target,
+        over=names,
+        theory="mean_field",
+        architecture=found,
+        exact=False,
+        lengths=lengths,
+        profiles={n: Profile.normalised(profile(found, n)) for n in shown},
+        before={n: Profile.normalised(profile(base, n)) for n in shown},
+        targets={n: target.shape(n) for n in shown},
+        parameters={GammaKeys.name: GammaKeys().plain(values)},
+        residual=0.0,
+    )

@@ -1,0 +1,258 @@
+"""What a design may change, and the search for the values that bring the profile to a target.
+
+The misfit is the variance over positions of ln(profile / target), the last position apart unless the target says what
+it is there: 0 where the shapes agree, whatever the residual stream keeps. Rollouts have exact gradients (the adjoint);
+mean field is differenced, a few hundredths of a second per evaluation.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.optimize import minimize
+from scipy.special import digamma
+
+from posbias.architecture import Alibi, Architecture, GammaKey
+from posbias.designing.targets import Target
+from posbias.progress import announce
+from posbias.registry import Registry
+from posbias.theory.gradients import ProfileGradient, profile_gradient
+from posbias.theory.rollout import rollout_profile
+
+FREE: Registry["Free"] = Registry("free parameter")
+Vector = Float64[np.ndarray, "_"]
+ALPHAS = (0.05, 60.0)
+"""Range of the exponents that a search tries."""
+LEAST = 1e-200
+"""Below this an influence counts as this."""
+STEP = 1e-5
+"""Of differences, in the logarithm of a parameter: mean field is smooth to 1e-10."""
+
+
+class Free(ABC):
+    """One sort of parameter that a design may change."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """Least and largest value of every parameter, in the coordinates of the search."""
+
+    @abstractmethod
+    def starts(self, base: Architecture) -> list[Vector]:
+        """Where a search may begin, the unchanged architecture first."""
+
+    @abstractmethod
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """The architecture with these values."""
+
+    @abstractmethod
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """By the coordinates of the search, from the derivatives of a functional of the profile."""
+
+    @abstractmethod
+    def plain(self, values: Vector) -> list[float]:
+        """The parameters as a user would write them."""
+
+
+@FREE.register("gamma_key")
+@dataclass(frozen=True)
+class GammaKeys(Free):
+    """alpha of every layer, the same for all heads; in logarithms."""
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """ALPHAS."""
+        return np.tile(np.log(ALPHAS), (base.depth, 1))
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """No bias, one exponent for all, and exponents that fall or rise with depth."""
+        layer = np.arange(base.depth)
+        falling = np.log(1.3) * layer[::-1] * min(1.0, 8 / base.depth)
+        return [np.zeros(base.depth), np.full(base.depth, np.log(3.0)), falling, falling[::-1]]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """Gamma keys in every layer."""
+        return replace(base, encoding=[GammaKey(alpha) for alpha in self.plain(values)])
+
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """db_k / d alpha = psi(k + alpha) - psi(alpha)."""
+        alphas, position = np.exp(values), np.arange(n_positions)
+        slopes = np.zeros(len(alphas))
+        for (layer, _), keys in found.keys.items():
+            slopes[layer] += keys @ (digamma(position + alphas[layer]) - digamma(alphas[layer]))
+        return np.asarray(slopes * alphas)
+
+    def plain(self, values: Vector) -> list[float]:
+        """Exponents, layer 0 nearest the input."""
+        return [float(value) for value in np.exp(values)]
+
+
+@FREE.register("alibi")
+@dataclass(frozen=True)
+class AlibiSlopes(Free):
+    """The slope of every head, the same in all layers; in logarithms."""
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """From no bias over any context to a third of the weight lost per position."""
+        return np.tile(np.log([1e-9, 0.4]), (base.heads, 1))
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """Nearly none, the published slopes, and a wide spread."""
+        published = np.log(Alibi().linear_slopes(base.heads))
+        spread = np.linspace(np.log(1e-4), np.log(0.4), base.heads)
+        return [np.full(base.heads, np.log(1e-6)), published, spread]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """ALiBi in every layer."""
+        return replace(base, encoding=Alibi(self.plain(values)))
+
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """Slopes of all layers together."""
+        return np.asarray(found.slopes.sum(axis=0) * np.exp(values))
+
+    def plain(self, values: Vector) -> list[float]:
+        """Slopes, by head."""
+        return [float(value) for value in np.exp(values)]
+
+
+@FREE.register("mixing")
+@dataclass(frozen=True)
+class Mixings(Free):
+    """m_l of every layer."""
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """No layer is switched off, none drowns the residual stream."""
+        return np.tile([1e-3, 0.999], (base.depth, 1))
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """As it is, less of it, more of it."""
+        return [np.clip(base.layer_mixing * factor, 1e-3, 0.999) for factor in (1.0, 0.3, 3.0)]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """That mixing."""
+        return replace(base, mixing=values)
+
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """As found."""
+        return found.mixing
+
+    def plain(self, values: Vector) -> list[float]:
+        """Mixing, by layer."""
+        return [float(value) for value in values]
+
+
+@FREE.register("sinks")
+@dataclass(frozen=True)
+class Sinks(Free):
+    """The logit of a sink in every layer, the same for all heads."""
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """From next to nothing to nearly all."""
+        return np.tile([-20.0, 30.0], (base.depth, 1))
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """Small and large ones."""
+        return [np.full(base.depth, logit) for logit in (-5.0, 2.0, 6.0)]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """A sink of that logit beside every key."""
+        return replace(base, sinks=values)
+
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """Heads together."""
+        return np.asarray(found.sinks.sum(axis=1))
+
+    def plain(self, values: Vector) -> list[float]:
+        """Logits, by layer."""
+        return [float(value) for value in values]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A misfit to be made small over some free parameters."""
+
+    base: Architecture
+    free: Sequence[Free]
+    target: Target
+    lengths: Sequence[int]
+    profile: Callable[[Architecture, int], Vector] | None = None
+    """The theory's profile, to be differenced; None: the rollout, with its adjoint."""
+
+    def split(self, values: Vector) -> list[Vector]:
+        """The values of each sort of parameter."""
+        sizes = [len(sort.bounds(self.base)) for sort in self.free]
+        return np.split(values, np.cumsum(sizes)[:-1])
+
+    def architecture(self, values: Vector) -> Architecture:
+        """With all values in place."""
+        changed = self.base
+        for sort, part in zip(self.free, self.split(values), strict=True):
+            changed = sort.change(changed, part)
+        return changed
+
+    def misfit(self, values: Vector) -> float:
+        """Mean over lengths, without gradient."""
+        changed = self.architecture(values)
+        theory = self.profile or (lambda one, n: rollout_profile(one, n_positions=n))
+        return float(np.mean([misfit_of(theory(changed, n), self.target)[0] for n in self.lengths]))
+
+    def misfit_and_gradient(self, values: Vector) -> tuple[float, Vector]:
+        """Mean over lengths, and its derivative by every parameter."""
+        if self.profile is not None:
+            misfit = self.misfit(values)
+            ahead = [self.misfit(values + step) for step in STEP * np.eye(len(values))]
+            return misfit, (np.array(ahead) - misfit) / STEP
+        changed, total, gradient = self.architecture(values), 0.0, np.zeros(len(values))
+        for n_positions in self.lengths:
+            value, cotangent = misfit_of(rollout_profile(changed, n_positions=n_positions), self.target)
+            found = profile_gradient(changed, cotangent)
+            parts = [
+                sort.gradient(part, found, n_positions)
+                for sort, part in zip(self.free, self.split(values), strict=True)
+            ]
+            total, gradient = total + value, gradient + np.concatenate(parts)
+        return total / len(self.lengths), gradient / len(self.lengths)
+
+    def solve(self, *, starts: int, seed: int) -> Vector:
+        """The best end of several searches (L-BFGS-B within bounds), the likeliest starts first."""
+        bounds = np.concatenate([sort.bounds(self.base) for sort in self.free])
+        generator = np.random.default_rng(seed)
+        of_each = [sort.starts(self.base) for sort in self.free]
+        count = max(len(each) for each in of_each)
+        tried = [np.concatenate([each[min(k, len(each) - 1)] for each in of_each]) for k in range(count)]
+        tried += [best + generator.normal(0, 0.3, len(best)) for best in tried[: max(starts - count, 0)]]
+        ranked = sorted((np.clip(start, *bounds.T) for start in tried), key=self.misfit)
+        exact = self.profile is None
+        options = (
+            {"maxiter": 300, "ftol": 1e-14, "gtol": 1e-9} if exact else {"maxiter": 40, "ftol": 1e-4, "gtol": 1e-7}
+        )
+        ends = [
+            minimize(
+                self.misfit_and_gradient,
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                options=options,
+            )
+            for start in ranked[:starts]
+        ]
+        best = min(ends, key=lambda end: float(end.fun))
+        if not best.success and exact:
+            announce(f"the search ended early: {best.message}")
+        return np.asarray(best.x)
+
+
+def misfit_of(profile: Vector, target: Target) -> tuple[float, Vector]:
+    """Variance of ln(profile / target) over the positions that count, and its derivative by every profile entry."""
+    n_positions = profile.size
+    counted = slice(0, n_positions if target.whole else n_positions - 1)
+    seen = np.maximum(profile[counted], LEAST)
+    gaps = np.log(seen) - np.log(target.shape(n_positions)[counted])
+    gaps -= gaps.mean()
+    gradient = np.zeros(n_positions)
+    gradient[counted] = 2 * gaps / (gaps.size * seen)
+    return float(np.mean(gaps**2)), gradient

@@ -1,0 +1,189 @@
+"""Target profiles: what a design aims at, on any number of positions.
+
+A registered target is the shape of what attention moves; the residual stream adds its own share on the last position,
+P0 = prod_l (1 - m_l), which no bias takes away. A given profile is the whole profile, that share included.
+"""
+
+import csv
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.registry import Registry
+
+TARGETS: Registry["Target"] = Registry("target")
+Vector = Float64[np.ndarray, "n_positions"]
+
+
+class Target(ABC):
+    """A positive weight for every position of a context of any length."""
+
+    name: ClassVar[str]
+    whole: ClassVar[bool] = False
+    """Whether it is a whole profile, the residual stream's share on the last position included."""
+
+    @abstractmethod
+    def shape(self, n_positions: int) -> Vector:
+        """Shares of the positions; they sum to 1."""
+
+    def profile(self, n_positions: int, residual: float) -> Vector:
+        """The whole profile where the residual stream keeps the share `residual` on the last position.
+
+        Raises:
+            UsageError: a whole profile with less than that on its last position.
+        """
+        shape = self.shape(n_positions)
+        if not self.whole:
+            shape = (1 - residual) * shape
+            shape[-1] += residual
+        elif shape[-1] <= residual:
+            raise UsageError(
+                f"the target's last position has {shape[-1]:.4g}, but the residual stream alone leaves "
+                f"{residual:.4g} there; the last position needs more than that, or the mixing must be larger"
+            )
+        return shape
+
+    def __str__(self) -> str:
+        return TARGETS.spell(self)
+
+
+@TARGETS.register("flat")
+@dataclass(frozen=True)
+class Flat(Target):
+    """The same for every position."""
+
+    def shape(self, n_positions: int) -> Vector:
+        """1/N everywhere."""
+        return np.full(n_positions, 1 / n_positions)
+
+
+@TARGETS.register("power")
+@dataclass(frozen=True)
+class Power(Target):
+    """Gamma(j + 1 + exponent) / j!, nearly (j + 1)^exponent: the power laws that gamma keys hold at every length."""
+
+    exponent: float
+    """In (-1, 100]: above 0 recency, below 0 primacy, 0 flat."""
+
+    def __post_init__(self) -> None:
+        if not -1 < self.exponent <= 100:
+            raise UsageError(f"power: exponent must lie in (-1, 100], got {self.exponent}")
+
+    def shape(self, n_positions: int) -> Vector:
+        """By running products, so that no two large log-gammas are subtracted."""
+        steps = np.log1p(self.exponent / np.arange(1, max(n_positions, 1)))
+        return _normalised(np.concatenate([[0.0], np.cumsum(steps)])[:n_positions])
+
+
+@TARGETS.register("recency")
+@dataclass(frozen=True)
+class Recency(Target):
+    """exp(rate (j + 1) / N): the last position outweighs the first by exp(rate); below 0 primacy."""
+
+    rate: float = 3.0
+    """In [-50, 50]."""
+
+    def __post_init__(self) -> None:
+        if not abs(self.rate) <= 50:
+            raise UsageError(f"recency: rate must lie in [-50, 50], got {self.rate}")
+
+    def shape(self, n_positions: int) -> Vector:
+        """Exponential in the relative position."""
+        return _normalised(self.rate * np.arange(1, n_positions + 1) / n_positions)
+
+
+@TARGETS.register("u_shape")
+@dataclass(frozen=True)
+class UShape(Target):
+    """middle + (1 - middle) (2x - 1)^2 over the context x in [0, 1]: the ends outweigh the middle; above 1 a hump."""
+
+    middle: float = 0.25
+    """Weight of the middle over that of the ends, in [0.001, 1000]."""
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.middle <= 1000:
+            raise UsageError(f"u_shape: middle must lie in [0.001, 1000], got {self.middle}")
+
+    def shape(self, n_positions: int) -> Vector:
+        """A parabola."""
+        along = np.linspace(-1, 1, n_positions) if n_positions > 1 else np.zeros(1)
+        return _normalised(np.log(self.middle + (1 - self.middle) * along**2))
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Target):
+    """A profile that somebody has: measured, predicted, or from a file."""
+
+    name: ClassVar[str] = "given"
+    whole: ClassVar[bool] = True
+
+    influence: Vector
+
+    def __post_init__(self) -> None:
+        values = self.influence
+        if values.ndim != 1 or values.size < 2 or not np.all(np.isfinite(values)) or values.min() <= 0:
+            low = values.min() if values.size else "none"
+            raise UsageError(f"a target needs at least two values, all finite and > 0; the least is {low}")
+
+    def shape(self, n_positions: int) -> Vector:
+        """As given; at another length its density on the relative position, the last position apart."""
+        values = self.influence / self.influence.sum()
+        if n_positions == values.size:
+            return values
+        last = values[-1]
+        inner = np.interp(np.linspace(0, 1, n_positions - 1), np.linspace(0, 1, values.size - 1), values[:-1])
+        return np.asarray(np.append(inner * (1 - last) / inner.sum(), last))
+
+    def __str__(self) -> str:
+        return f"a profile of {self.influence.size} positions"
+
+
+def resolve_target(target: Any) -> Target:
+    """A target from an object, its literal spelling, a `Profile`, a sequence of weights, or a CSV file.
+
+    A CSV file has one weight per line, or a header with a column `influence`.
+
+    Raises:
+        UsageError: none of these; or values that are not finite and positive.
+    """
+    if isinstance(target, Target):
+        return target
+    if isinstance(target, Profile):
+        return Given(target.influence)
+    if isinstance(target, Path) or (isinstance(target, str) and target.endswith(".csv")):
+        return Given(_read_csv(Path(target)))
+    if isinstance(target, str):
+        return TARGETS.parse(target)
+    if isinstance(target, Sequence | np.ndarray):
+        try:
+            return Given(np.asarray(target, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise UsageError("a target needs numbers, one per position") from None
+    raise UsageError(f"{target!r} is no target; known: {', '.join(TARGETS)}, a Profile, weights, or a .csv file")
+
+
+def _read_csv(path: Path) -> Vector:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"cannot read the target {path}: {error}") from None
+    column = 0
+    if rows and "influence" in rows[0]:
+        column = rows.pop(0).index("influence")
+    try:
+        return np.array([float(row[column]) for row in rows])
+    except (ValueError, IndexError):
+        raise UsageError(f"{path}: every line needs one number, or a header with a column influence") from None
+
+
+def _normalised(logs: Vector) -> Vector:
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum())

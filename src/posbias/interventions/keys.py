@@ -1,0 +1,155 @@
+"""A key bias on a model: a number added to the logit of every key, for all queries and whatever the content.
+
+It is added to the mask that each attention module reads, so that grouped heads, windows, caches and batches with
+padding go on as they are.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, Mask, NoEncoding
+from posbias.errors import UsageError
+from posbias.interventions.base import INTERVENTIONS, Intervention, answering
+from posbias.interventions.masks import HIDDEN_SCORE, additive, check_maskable
+from posbias.models.families import AttentionParts
+from posbias.models.hugging_face import HuggingFaceModel
+
+
+@dataclass(frozen=True)
+class AlibiBiased(KeyEncoding):
+    """ALiBi with a key bias: -slope (i - j) is slope j and what is the same for all keys of a query."""
+
+    name: ClassVar[str] = "alibi_biased"
+
+    alibi: Encoding
+    bias: KeyEncoding
+
+    def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
+        """slope j + b_j."""
+        sloped = self._slopes(heads)[:, None] * np.arange(n_positions)
+        return np.asarray(sloped + self.bias.key_logits(n_positions, heads))
+
+    def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
+        """Slopes beside the bias's own parameters."""
+        return np.column_stack([self._slopes(heads), self.bias.parameters(heads)])
+
+    def _slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
+        slopes = self.alibi.linear_slopes(heads)
+        if slopes is None:
+            raise UsageError(f"key_biased: no theory has a key bias beside {self.alibi}; allowed: none and alibi")
+        return slopes
+
+
+def added_to(encoding: Encoding, bias: KeyEncoding) -> KeyEncoding:
+    """A key bias beside an encoding that is none or linear in the distance."""
+    return bias if isinstance(encoding, NoEncoding) else AlibiBiased(encoding, bias)
+
+
+@INTERVENTIONS.register("key_biased")
+@dataclass(frozen=True)
+class KeyBiased(Intervention):
+    """Every key gets a bias by its position, `"gamma_key(alpha=3.0)"` or `"key_bias(values=[...])"`, in each layer."""
+
+    ingredient: ClassVar[str] = "encoding"
+
+    biases: str | Sequence[str]
+    """A key encoding for all layers, or a list of them, layer 0 nearest the input."""
+
+    def __post_init__(self) -> None:
+        given = [self.biases] if isinstance(self.biases, str | KeyEncoding) else list(self.biases)
+        parsed = [ENCODINGS.parse(item) if isinstance(item, str) else item for item in given]
+        wrong = next((item for item in parsed if not isinstance(item, KeyEncoding)), None)
+        if wrong is not None or not parsed:
+            raise UsageError(f"key_biased: biases must be key_bias(...) or gamma_key(...), got {wrong or 'none'}")
+        spelled = tuple(map(str, parsed))
+        object.__setattr__(self, "biases", spelled[0] if isinstance(self.biases, str | KeyEncoding) else spelled)
+
+    def layers(self, depth: int) -> list[Any]:
+        """The bias of every layer."""
+        given = [self.biases] * depth if isinstance(self.biases, str) else self.biases
+        if len(given) != depth:
+            raise UsageError(f"key_biased: {len(given)} biases given for {depth} layers; give one or {depth}")
+        return [ENCODINGS.parse(item) for item in given]
+
+    @contextmanager
+    def change(self, model: HuggingFaceModel) -> Iterator[None]:
+        """Add the bias to every attention module's mask."""
+        check_maskable(model, self)
+        family = model.family
+        blocks = family.blocks(model.network)
+        biases = self.layers(len(blocks))
+        with ExitStack() as hooks:
+            for layer, block in enumerate(blocks):
+                heads = family.heads(model.config)
+                biases[layer].check_heads(heads)
+                hook = _hook(biases[layer], heads, family.mask(model.config, layer))
+                hooks.enter_context(block.attention.register_forward_pre_hook(hook, with_kwargs=True))
+            yield
+
+    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+        """The bias among the logits by position of every layer."""
+        family = model.family
+        blocks = family.blocks(model.network)
+        of_block = dict(zip(map(id, blocks), self.layers(len(blocks)), strict=True))
+        biases = list(of_block.values())
+
+        def parts(block: Any, config: Any) -> AttentionParts:
+            whole, bias = family.attention_parts(block, config), of_block[id(block)]
+            return replace(whole, position_logits=lambda n: _logits(whole, bias, n))
+
+        def encoding(config: Any, layer: int) -> Any:
+            return added_to(family.encoding(config, layer), biases[layer])
+
+        return model.described_by(answering(family, {"attention_parts": parts, "encoding": encoding}))
+
+    def in_architecture(self, architecture: Architecture) -> Architecture:
+        """The key bias in place of encoding `none`."""
+        own = {group.encoding for groups in architecture.head_groups for group in groups}
+        if any(not isinstance(encoding, NoEncoding) for encoding in own):
+            raise UsageError("key_biased: an architecture holds one encoding per head; only none can be replaced")
+        return replace(architecture, encoding=self.layers(architecture.depth))
+
+
+def _hook(bias: KeyEncoding, heads: int, own: Mask) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Add a layer's bias to the mask that its attention module is given, or to its own mask where it is given none."""
+    known: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def biased(keys: int, like: Tensor) -> Tensor:
+        key = keys, like.dtype, like.device
+        if key not in known:
+            known.clear()  # decoding asks for one length after another
+            known[key] = torch.as_tensor(_centred(bias.key_logits(keys, heads))).to(like)[None, :, None, :]
+        return known[key]
+
+    def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        read: Tensor = given[0] if given else named["hidden_states"]
+        mask = named.get("attention_mask")
+        if mask is None:
+            cache = named.get("past_key_values")
+            past = 0 if cache is None else int(cache.get_seq_length(getattr(module, "layer_idx", 0)))
+            visible = own.visible(past + read.shape[1])[past:]
+            mask = additive(visible).to(read)
+        elif mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=read.dtype, device=read.device).masked_fill(~mask, HIDDEN_SCORE)
+        # Sums beyond the type's range stay hidden: the least finite number, not -inf, whose rows would be NaN.
+        summed = (mask + biased(mask.shape[-1], read)).clamp(min=torch.finfo(read.dtype).min)
+        return given, {**named, "attention_mask": summed}
+
+    return hook
+
+
+def _centred(logits: Float64[np.ndarray, "heads n"]) -> Float64[np.ndarray, "heads n"]:
+    """With the largest at 0, which changes no softmax, and keeps half precision in range."""
+    return np.asarray(logits - logits.max(axis=1, keepdims=True))
+
+
+def _logits(parts: AttentionParts, bias: KeyEncoding, n_positions: int) -> Tensor:
+    added = torch.as_tensor(bias.key_logits(n_positions, parts.heads)).to(parts.query)
+    return added if parts.position_logits is None else parts.position_logits(n_positions) + added
