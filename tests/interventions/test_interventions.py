@@ -22,11 +22,17 @@ from tiny_families import CONFIGS, VOCABULARY, shaken_model
 POSITIONS = 12
 EXAMPLES = {
     "attention_scaled": "attention_scaled(factor=0.5)",
+    "key_biased": "key_biased(biases='gamma_key(alpha=3.0)')",
     "scaled_rope": "scaled_rope(factor=0.5)",
     "sink_masked": "sink_masked(positions=2)",
     "window": "window(width=4)",
 }
-UNCHANGING = ("attention_scaled(factor=1)", "scaled_rope(factor=1)", "window(width=64)")
+UNCHANGING = (
+    "attention_scaled(factor=1)",
+    "key_biased(biases='gamma_key(alpha=1.0)')",
+    "scaled_rope(factor=1)",
+    "window(width=64)",
+)
 """Spelled so that nothing happens."""
 NAMES = {*CONFIGS, "gpt_oss"}
 REFUSED = {
@@ -84,7 +90,7 @@ def test_an_intervention_is_refused_or_leaves_the_model_bit_for_bit_as_it_was(na
         assert bool(after.isfinite().all())
         torch.testing.assert_close(after, before, rtol=0, atol=1e-12) if literal in UNCHANGING else None
         assert literal in UNCHANGING or not torch.allclose(after, before, rtol=0, atol=1e-3), literal
-    for literal in ("window(width=4)", "sink_masked(positions=2)", "bidirectional"):
+    for literal in ("window(width=4)", "sink_masked(positions=2)", "bidirectional", EXAMPLES["key_biased"]):
         assert (literal in applied) == (name not in REFUSED["masks"]), literal
     for literal in ("no_learned_positions", "no_alibi", "no_learned_sinks"):
         assert (literal in applied) == (name not in REFUSED[literal]), literal

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from posbias.architecture import Alibi, Causal, Full, HeadGroup, Prefix, SlidingWindow
+from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, Prefix, SlidingWindow
+from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (
     CausalMean,
     DenseOperator,
@@ -47,7 +48,7 @@ def group(mask, encoding, content=0.0) -> HeadGroup:
 def test_alibi_operators_are_the_softmax_of_their_bias(mask, content):
     n = 11
     query, key = np.indices((n, n))
-    operators = biased_operators(group(mask, Alibi(), content), unit_bins(n))
+    operators = [operator for _, operator in biased_operators(group(mask, Alibi(), content), unit_bins(n))]
     symmetric = np.minimum(query, key) + 1.0
     for slope, operator in zip(Alibi().linear_slopes(4), operators, strict=True):
         weights = np.exp(-slope * np.abs(query - key) + content * (query == key)) * mask.visible(n)
@@ -55,6 +56,21 @@ def test_alibi_operators_are_the_softmax_of_their_bias(mask, content):
         np.testing.assert_allclose(operator.matrix(), expected, rtol=1e-12)
         np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-12)
         np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_key_biases_are_the_softmax_of_their_bias_and_equal_heads_are_one(mask):
+    n = 11
+    keyed = group(mask, GammaKey((3.0, 0.4, 3.0, 3.0)))
+    operators = biased_operators(keyed, unit_bins(n))
+    mean = sum(share * operator.matrix() for share, operator in operators)
+    expected = dense_heads(keyed, n).mean(axis=0)
+    np.testing.assert_allclose(mean, expected, rtol=1e-12)
+    symmetric = np.add.outer(np.arange(n), np.arange(n)) - 5.0
+    pulled = sum(share * operator.pull(symmetric) for share, operator in operators)
+    np.testing.assert_allclose(pulled, expected.T @ symmetric, rtol=1e-12, atol=1e-12)
+    if mask == Causal():
+        assert sorted(share for share, _ in operators) == [0.25, 0.75]
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

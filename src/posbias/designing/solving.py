@@ -227,7 +227,7 @@ class Problem:
         ranked = sorted((np.clip(start, *bounds.T) for start in tried), key=self.misfit)
         exact = self.profile is None
         options = (
-            {"maxiter": 300, "ftol": 1e-14, "gtol": 1e-9} if exact else {"maxiter": 40, "ftol": 1e-4, "gtol": 1e-7}
+            {"maxiter": 300, "ftol": 1e-14, "gtol": 1e-9} if exact else {"maxiter": 40, "ftol": 1e-8, "gtol": 1e-6}
         )
         ends = [
             minimize(

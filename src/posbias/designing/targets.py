@@ -134,7 +134,7 @@ class Given(Target):
 
     def shape(self, n_positions: int) -> Vector:
         """As given; at another length its density on the relative position, the last position apart."""
-        values = self.influence / self.influence.sum()
+        values = np.asarray(self.influence / self.influence.sum())
         if n_positions == values.size:
             return values
         last = values[-1]

@@ -1,0 +1,162 @@
+"""Designs: exact ones to rounding, searched ones against the theory that they were searched with, refusals."""
+
+import numpy as np
+import pytest
+
+from posbias.architecture import Architecture
+from posbias.designing import Design, design, resolve_target
+from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
+from posbias.designing.solving import FREE, Problem
+from posbias.errors import UsageError
+from posbias.interventions import intervened
+from posbias.models import load_model
+from posbias.prompts import load_prompts
+from posbias.theory import predict
+from posbias.theory.rollout import rollout_profile, rollout_rows
+
+TARGETS = ["flat", "power(2.5)", "power(-0.5)", "recency(8.0)", "recency(-6.0)", "u_shape(0.05)", "u_shape(20)"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("n_positions", "depth", "mixing"), [(40, 8, 0.3), (512, 24, 0.1), (300, 24, 0.9), (90, 1, 1.0)]
+)
+def test_a_key_bias_meets_any_target_entry_by_entry(target, n_positions, depth, mixing):
+    found = design(target, over="key_bias", depth=depth, heads=2, mixing=mixing, n_positions=n_positions)
+    wanted = resolve_target(target).profile(n_positions, (1 - mixing) ** depth)
+    got = rollout_profile(found.architecture, n_positions=n_positions)
+    np.testing.assert_allclose(got, wanted, rtol=1e-11)
+    assert found.exact
+
+
+def test_the_closed_form_is_the_product_and_mixing_may_differ_by_layer():
+    generator = np.random.default_rng(0)
+    bias, mixing = generator.normal(size=40), generator.uniform(size=7)
+    encoding = f"key_bias(values={bias.tolist()})"
+    product = rollout_profile(Architecture(depth=7, encoding=encoding, mixing=mixing.tolist()), n_positions=40)
+    np.testing.assert_allclose(closed_profile(bias, mixing), product, rtol=1e-13)
+    wanted = resolve_target("u_shape").profile(40, float(np.prod(1 - mixing)))
+    np.testing.assert_allclose(closed_profile(key_bias_for(wanted, mixing), mixing), wanted, rtol=1e-11)
+
+
+@pytest.mark.parametrize("mixing", [[0.1] * 24, np.random.default_rng(2).uniform(size=12).tolist(), [0.3, 1.0, 0.5]])
+def test_telescoping_gamma_keys_make_every_row_flat_at_every_length(mixing):
+    found = design("flat", over="gamma_key", depth=len(mixing), heads=3, mixing=mixing, n_positions=64)
+    residual = float(np.prod(1 - np.array(mixing)))
+    for n in (64, 257):
+        rows = rollout_rows(found.architecture, range(n), n_positions=n)
+        expected = np.tril(np.ones((n, n))) * (1 - residual) / (np.arange(n)[:, None] + 1) + residual * np.eye(n)
+        np.testing.assert_allclose(rows, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-0.7, 0.5, 3.0])
+def test_telescoping_gamma_keys_hold_power_laws_at_lengths_never_asked_for(exponent):
+    found = design(f"power({exponent})", over="gamma_key", depth=16, mixing=0.2, n_positions=100)
+    profile = predict(found.architecture, n_positions=999, theory="rollout").profile.influence
+    wanted = resolve_target(f"power({exponent})").profile(999, 0.8**16)
+    np.testing.assert_allclose(profile, wanted, rtol=1e-11)
+
+
+def test_the_theorem_fails_when_broken():
+    """One exponent moved by a hundredth is seen: the test above can fail."""
+    alphas = telescoping_alphas(0.0, np.full(8, 0.2))
+    alphas[3] *= 1.01
+    spelled = [f"gamma_key(alpha={alpha})" for alpha in alphas]
+    profile = rollout_profile(Architecture(depth=8, encoding=spelled, mixing=0.2), n_positions=64)[:-1]
+    assert profile.max() / profile.min() > 1.003
+
+
+@pytest.mark.parametrize("over", sorted(FREE))
+def test_gradients_of_the_misfit_equal_differences(over):
+    base = Architecture(depth=4, heads=3, mixing=[0.1, 0.3, 0.2, 0.4])
+    problem = Problem(base, [FREE.build(over)], resolve_target("recency(2.0)"), (20, 33))
+    low, high = FREE.build(over).bounds(base).T
+    values = (
+        np.clip(np.linspace(-1, 1, len(low)) * 0.7, low, high) if over != "mixing" else np.array([0.2, 0.1, 0.5, 0.3])
+    )
+    _, gradient = problem.misfit_and_gradient(values)
+    steps = 1e-6 * np.eye(len(values))
+    expected = [(problem.misfit(values + step) - problem.misfit(values - step)) / 2e-6 for step in steps]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("over", "target"), [("gamma_key", "recency(3.0)"), ("alibi", "flat"), (["mixing", "sinks"], "flat")]
+)
+def test_a_searched_design_is_nearer_to_its_target(over, target):
+    found = design(target, over=over, depth=6, heads=4, mixing=0.2, n_positions=[48, 96])
+    assert not found.exact
+    assert set(found.profiles) == {24, 48, 96, 192}
+    for n in (48, 96):
+        after, before = found.distances[n]
+        assert after < 0.5 * before
+    assert np.isfinite(found.range_nats)
+
+
+CONFIG = (
+    '{"model_type": "llama", "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, '
+    '"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512}'
+)
+
+
+def test_a_real_initialisation_is_flat_as_measured(tmp_path):
+    """Designed by mean field, measured on networks that the design never saw."""
+    from posbias.measurement import measure
+
+    (tmp_path / "config.json").write_text(CONFIG)
+    model = load_model(f"config:{tmp_path}")
+    found = design("flat", over="gamma_key", model=model, theory="mean_field", n_positions=64, starts=1)
+    prompts = load_prompts("synthetic", model, n_positions=64, count=8, seed=0)
+
+    def measured(change):
+        rows = []
+        for seed in range(3):
+            drawn = load_model(f"config:{tmp_path}", init_seed=seed)
+            with intervened(drawn, found.intervention if change else "attention_scaled(factor=1)") as given:
+                profiles = measure(given, prompts, kinds="jacobian(probes=8)").profiles
+            rows.append(profiles["jacobian"].influence[:-1])
+        mean = np.mean(rows, axis=0)
+        return np.abs(np.cumsum(mean / mean.sum() - 1 / 63)).sum() / 62
+
+    assert found.distances[64][0] < 0.005
+    assert measured(change=False) > 0.1
+    assert measured(change=True) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"target": [0.4, 0.3, 0.3 * 0.5, 0.15], "over": "key_bias", "n_positions": 4},
+            "last position has 0.15.*leaves 0.81",
+        ),
+        ({"target": [1.0, -1.0]}, "all finite and > 0"),
+        ({"target": "flatt"}, "unknown target 'flatt'"),
+        ({"target": "power(-1.0)"}, r"exponent must lie in \(-1, 100\]"),
+        ({"over": []}, "nothing is free"),
+        ({"over": "windows"}, "unknown free parameter 'windows'"),
+        ({"theory": "magic"}, "theory must be one of rollout, mean_field"),
+        ({"over": "key_bias", "n_positions": [8, 16]}, "exact at one length"),
+        ({"over": "key_bias", "mixing": 0.0}, "attention moves nothing"),
+        ({"mixing": [1.0, 1.0]}, "more than one layer"),
+        ({"depth": None}, "depth is missing"),
+        ({"theory": "mean_field"}, "needs a model"),
+        ({"n_positions": 1}, "n_positions"),
+        ({"depth": None, "architecture": Architecture(depth=2, mask="sliding_window(width=4)")}, "designed for causal"),
+    ],
+)
+def test_bad_input_is_named(given, message):
+    arguments = {"target": "flat", "depth": 2, "n_positions": 8, **given}
+    target = arguments.pop("target")
+    with pytest.raises(UsageError, match=message):
+        design(target, **arguments)
+
+
+def test_a_target_from_a_file_and_a_profile(tmp_path):
+    weights = np.linspace(1, 2, 20)
+    (tmp_path / "target.csv").write_text("position,influence\n" + "\n".join(f"{j},{w}" for j, w in enumerate(weights)))
+    found = design(str(tmp_path / "target.csv"), over="key_bias", depth=30, mixing=0.5, n_positions=20)
+    assert isinstance(found, Design)
+    np.testing.assert_allclose(found.profiles[20].influence, weights / weights.sum(), rtol=1e-10)
+    again = design(found.profiles[20], over="key_bias", depth=30, mixing=0.5, n_positions=10)
+    assert again.distances[10][0] < 1e-12

@@ -1,0 +1,93 @@
+"""A key bias on real architectures: every attention row is the old one times the keys' weights, caches included."""
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.architecture import GammaKey, KeyBias
+from posbias.errors import UsageError
+from posbias.interventions import intervened
+from posbias.interventions.keys import KeyBiased
+from posbias.theory.mean_field import mean_field, spec_of
+from tiny_families import VOCABULARY, shaken_model
+
+POSITIONS = 12
+BIAS = np.random.default_rng(4).normal(size=POSITIONS).round(3).tolist()
+
+
+def token_ids(model, seed=3):
+    return model.token_tensor([np.random.default_rng(seed).integers(3, VOCABULARY, POSITIONS).tolist()])
+
+
+def first_attention(model):
+    with torch.no_grad():
+        given = model.network(token_ids(model), output_attentions=True, use_cache=False)
+    return given.attentions[0][0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen2-window", "qwen3", "gpt2", "bloom"])
+def test_rows_are_the_old_ones_times_the_weights_of_the_keys(name):
+    model = shaken_model(name, implementation="eager")
+    before = first_attention(model)
+    with intervened(model, f"key_biased(biases='key_bias(values={BIAS})')"):
+        after = first_attention(model)
+    expected = before * torch.exp(torch.tensor(BIAS, dtype=before.dtype))
+    torch.testing.assert_close(after, expected / expected.sum(-1, keepdim=True), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen2-window", "bloom"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_decoding_with_a_cache_and_padding_gives_the_same_tokens(name, implementation):
+    if (name, implementation) == ("bloom", "sdpa"):
+        pytest.skip("BLOOM has eager attention alone")
+    model = shaken_model(name, implementation=implementation)
+    wanted = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    both = torch.cat([token_ids(model), token_ids(model, 5)])
+    padded = torch.cat([torch.zeros_like(both[:, :3]), both], 1)
+    shown = torch.cat([torch.zeros_like(both[:, :3]), torch.ones_like(both)], 1)
+    with intervened(model, "key_biased(biases='gamma_key(alpha=3.0)')"), torch.no_grad():
+        cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
+        whole = model.network.generate(both, attention_mask=torch.ones_like(both), use_cache=False, **wanted)
+        model.network.generate(padded, attention_mask=shown, **wanted)
+    assert torch.equal(cached, whole)
+
+
+def test_mean_field_and_the_described_model_see_the_bias():
+    model = shaken_model("llama")
+    biases = ["gamma_key(alpha=3.0)", "gamma_key(alpha=0.5)", "key_bias(values=[0.0, 1.0, 2.0])"]
+    described = KeyBiased(biases).description(model, own=True)
+    encodings = [layer.attention.groups[0].encoding for layer in spec_of(described).layers]
+    assert encodings == [GammaKey(3.0), GammaKey(0.5), KeyBias((0.0, 1.0, 2.0))]
+
+
+def test_alibi_with_a_key_bias_is_one_key_bias():
+    """-slope (i - j) is slope j and what all keys of a query share."""
+    model = shaken_model("bloom")
+    described = KeyBiased("gamma_key(alpha=2.0)").description(model, own=True)
+    (group,) = spec_of(described).layers[0].attention.groups
+    n = 9
+    logits = group.masked_logits(n)
+    own = model.family.encoding(model.config, 0)
+    distance = np.arange(n)[:, None] - np.arange(n)
+    expected = -own.linear_slopes(group.n_heads)[:, None, None] * distance + GammaKey(2.0).key_logits(n, 1)[0]
+    shown = np.tril(np.ones((n, n), dtype=bool))
+    rows = (logits - expected)[:, shown].reshape(group.n_heads, -1)
+    each = [np.ptp((logits - expected)[0, query, : query + 1]) for query in range(n)]
+    assert rows.shape[1] == n * (n + 1) // 2
+    assert max(each) < 1e-12
+    assert mean_field(spec_of(described), n).profile.n_positions == n
+
+
+@pytest.mark.parametrize(
+    ("biases", "message"),
+    [
+        ("alibi", "biases must be key_bias"),
+        ([], "biases must be key_bias"),
+        (["gamma_key(alpha=2.0)"] * 2, "2 biases given for 3 layers"),
+        ("key_bias(values=[0.0, 1.0])", "2 values given for 12 positions"),
+    ],
+)
+def test_wrong_biases_are_refused(biases, message):
+    model = shaken_model("llama")
+    with pytest.raises(UsageError, match=message), intervened(model, KeyBiased(biases)):
+        model.network(token_ids(model))
