@@ -36,7 +36,7 @@ def _profiles(trace: PromptTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]
     for variant, (kept, shared) in VARIANTS.items():
         generator = next(generators(seed, 1, trace.state.device))
         gradients = trace.pull_start(trace.covectors(DRAWS, generator), BACK_PROPAGATION)
-        for block in reversed(range(trace.n_blocks)):
+        for block in reversed(range(len(trace.layers))):
             if kept != "all":
                 gradients = _forget(gradients, kept, shared, generator)
             gradients = trace.pull_block(block, gradients, BACK_PROPAGATION)

@@ -104,8 +104,8 @@ def test_signed_pull_is_the_mixtures_jacobian_for_the_choice_it_is_given(name: s
 
 def test_the_choice_is_the_models_own(tiny_model: Build, random_ids: Draw) -> None:
     found = trace_model(tiny_model("qwen3_moe"), random_ids())
-    assert [kept.chosen is None for kept in found.trace.layers] == [False, True, False]
-    for layer, kept in zip(found.description.layers, found.trace.layers, strict=True):
+    assert [kept.chosen is None for kept in found.layers] == [False, True, False]
+    for layer, kept in zip(found.description.layers, found.layers, strict=True):
         if isinstance(layer.mlp, MixtureParts):
             assert kept.chosen is not None
             assert kept.chosen.shape == (21, 2)
@@ -120,8 +120,8 @@ def test_half_precision_walks_the_experts_that_ran(tiny_model: Build, random_ids
     model = tiny_model("mixtral-full", torch.bfloat16)
     model.last(model.embed(torch.as_tensor(random_ids())[None]))
     handle.remove()
-    torch.testing.assert_close(found.trace.layers[0].chosen, chosen[0])
-    assert found.trace.layers[0].stream.dtype == torch.float32
+    torch.testing.assert_close(found.layers[0].chosen, chosen[0])
+    assert found.layers[0].stream.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))

@@ -5,11 +5,9 @@ from posbias.theory.power_rollout.actual_attention import (
     AttentionRollout,
     AttentionRollouts,
     attention_rollout,
-    attention_rollout_of,
     attention_rollout_prompt,
     attention_rollouts,
 )
-from posbias.theory.power_rollout.prompt_trace import trace_passing
 from posbias.theory.power_rollout.rollout import (
     INGREDIENTS,
     WHOLE,
@@ -40,7 +38,6 @@ __all__ = [
     "SignRandomised",
     "ValuePath",
     "attention_rollout",
-    "attention_rollout_of",
     "attention_rollout_prompt",
     "attention_rollouts",
     "ingredients",
@@ -49,6 +46,5 @@ __all__ = [
     "power_rollout_prompt",
     "shared_direction_rollout",
     "sign_randomised_rollout",
-    "trace_passing",
     "value_path_share",
 ]

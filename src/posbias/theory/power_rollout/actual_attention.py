@@ -36,8 +36,7 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.attention import attention_input, value_gains
-from posbias.theory.power_rollout.prompt_trace import DescribedTrace
+from posbias.theory.power_rollout.attention import value_gains
 
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]
@@ -324,15 +323,6 @@ def attention_rollout_prompt(
     """One prompt's rollout, as `attention_rollout`: non-negative, sums to 1."""
     trace = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
     return _pull(trace.layers, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(trace.layers)))["rollout"]
-
-
-def attention_rollout_of(trace: DescribedTrace, mixing: Sequence[float] | float) -> Row:
-    """The same of a prompt that was traced for the power rollout before: no pass of its own."""
-    layers = [
-        AttentionTraceLayer(layer.attention, attention_input(layer, kept), before=None, after=None)
-        for layer, kept in zip(trace.description.layers, trace.trace.layers, strict=True)
-    ]
-    return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(layers)))["rollout"]
 
 
 @torch.no_grad()

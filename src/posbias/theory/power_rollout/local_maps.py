@@ -16,8 +16,9 @@ from posbias.models.families import MixtureParts, MlpParts, Norm
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Energy, Power, Walk
 
-PROBES = 2
-"""Random vectors per layer for ||J_mlp||_F^2: with hundreds of channels two already give it to a few percent."""
+PROBES, PROBE_SEED = 2, 0
+"""Random vectors per layer for ||J_mlp||_F^2: with hundreds of channels two already give it to a few percent. They are
+part of the method, not of the data: their seed is fixed, so that a prompt always gives the same profile."""
 
 Hidden = Float[Tensor, "position hidden"]
 Table = Float[Tensor, "position feature"]
@@ -94,8 +95,8 @@ def even_gain(norm: Norm | None, values: Float[Tensor, "*places feature"] | None
 
 def rotary_pull(
     energy: Float[Tensor, "*heads position feature"],
-    cosine: Float[Tensor, "position rotary"] | None,
-    sine: Float[Tensor, "position rotary"] | None,
+    cosine: Float[Tensor, "*angles position rotary"] | None,
+    sine: Float[Tensor, "*angles position rotary"] | None,
     power: Power,
 ) -> Float[Tensor, "*heads position feature"]:
     """Undo the rotation: its transpose for power 1, cos^2 and half-swapped sin^2 for power 2."""
@@ -236,6 +237,7 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
 def _branch_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
     """Through the MLP itself, between its norms."""
     parts = layer.mlp
+    assert parts is not None
     if isinstance(parts, MixtureParts):
         assert trace.chosen is not None
         return mixture_pull(parts, norm_forward(layer.mlp_norm, trace.middle), trace.chosen, energy, walk)

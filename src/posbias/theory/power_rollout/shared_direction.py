@@ -107,7 +107,7 @@ def shared_direction_of(
     kept = trace.pull_start(vectors, BACK_PROPAGATION)
     energy = torch.zeros_like(kept[0])
     shares = []
-    for block in reversed(range(trace.n_blocks)):
+    for block in reversed(range(len(trace.layers))):
         pulled = trace.pull_block(block, kept, BACK_PROPAGATION)
         energy = _pull_energies(trace, block, energy, own=(kept[:, -1], pulled[:, -1]))
         kept = along_shared(pulled, directions)
