@@ -21,7 +21,7 @@ from posbias.measurement import measure_prompt, resolve_kinds
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
-from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_of
+from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt
 from posbias.theory.power_rollout.prompt_trace import trace_model
 
 SCHEDULE = (
@@ -101,7 +101,7 @@ def _piece(folder: Path, model: Model, prompts: Prompts, index: int, done: Colle
     assert measured.mixing is not None
     every = len(token_ids) <= ALL_FORMS_UP_TO and index < ALL_FORMS_PROMPTS
     forms = FORMS if every else {CHOSEN: FORMS[CHOSEN]}
-    theories = {name: power_rollout_of(trace, settings) for name, settings in forms.items()}
+    theories = {name: settings.profile_of(trace) for name, settings in forms.items()}
     theories["published"] = attention_rollout_prompt(model, token_ids, measured.mixing.tolist())
     arrays = measured.to_arrays() | {f"theory/{name}": profile for name, profile in theories.items()}
     folder.mkdir(parents=True, exist_ok=True)

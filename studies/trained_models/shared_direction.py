@@ -17,7 +17,7 @@ from torch import Tensor
 from variants import Experiment, run
 
 from posbias.theory.power_rollout.prompt_trace import PromptTrace
-from posbias.theory.power_rollout.shared_direction import along, right_singular
+from posbias.theory.power_rollout.shared_direction import right_singular
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs, generators
 
 DRAWS = 4
@@ -49,7 +49,8 @@ def _forget(
     gradients: Float[Tensor, "draw position feature"], kept: str, shared: int, generator: torch.Generator
 ) -> Float[Tensor, "draw position feature"]:
     """The shared components as they are, and of the rest what `kept` says, with new signs."""
-    together = along(gradients.double(), right_singular(gradients.double(), shared)).to(gradients)
+    directions = right_singular(gradients.double(), shared)
+    together = (gradients.double() @ directions @ directions.transpose(1, 2)).to(gradients)
     rest = gradients - together
     if kept == "directions":
         return together + rest * draw_signs((*rest.shape[:-1], 1), rest, generator)

@@ -13,11 +13,12 @@ from posbias.models.attention import affine
 from posbias.models.families import MixtureParts, MlpParts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts import Prompts
-from posbias.theory.power_rollout import WHOLE, ingredients, sign_randomised_rollout
+from posbias.theory.power_rollout import WHOLE, ingredients
 from posbias.theory.power_rollout.local_maps import mixture_pull
 from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.trace import describe_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
+from theory_calls import sign_randomised_rollout
 from tiny_families import MIXTURES
 
 Build = Callable[..., HuggingFaceModel]
@@ -128,9 +129,9 @@ def test_half_precision_walks_the_experts_that_ran(tiny_model: Build, random_ids
 def test_ingredients_and_random_signs_take_mixtures(name: str, tiny_model: Build, random_ids: Draw) -> None:
     model, prompts = tiny_model(name), Prompts(np.stack([random_ids(seed) for seed in range(2)]))
     table = ingredients(model, prompts)
-    for profiles in table.per_prompt.values():
+    for profiles in table.values():
         np.testing.assert_allclose(profiles.sum(-1), 1)
-    assert np.abs(table.per_prompt["mlp"] - table.per_prompt[WHOLE]).max() > 1e-4
+    assert np.abs(table["mlp"] - table[WHOLE]).max() > 1e-4
     signs = sign_randomised_rollout(model, prompts, draws=2)
     assert np.all(np.isfinite(signs.per_prompt))
 

@@ -9,15 +9,9 @@ import torch
 from posbias.errors import RunError, UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout import (
-    PowerRollout,
-    attention,
-    attention_rollout,
-    power_rollout,
-    power_rollout_prompt,
-    trace,
-)
+from posbias.theory.power_rollout import PowerRollout, attention, attention_rollout, power_rollout_prompt, trace
 from posbias.theory.power_rollout.trace import describe_model, trace_prompt
+from theory_calls import power_rollout
 from tiny_families import CONFIGS, MIXTURES
 
 Build = Callable[..., HuggingFaceModel]
@@ -154,7 +148,8 @@ def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -
 
 
 @pytest.mark.parametrize(
-    ("mixing", "message"), [([0.5], "one number or 3, one per layer; got 1"), (1.5, r"\[0, 1\], got 1.5")]
+    ("mixing", "message"),
+    [([0.5], "1 values given for 3 layers; give one number or one per layer"), (1.5, r"\[0, 1\], got 1.5")],
 )
 def test_wrong_mixing_is_refused(
     mixing: float | list[float], message: str, tiny_model: Build, random_ids: Draw

@@ -11,18 +11,13 @@ from posbias.errors import RunError, UsageError
 from posbias.models.reference import ReferenceConfig, ReferenceTransformer, constants_of
 from posbias.prompts import load_prompts
 from posbias.theory import predict
-from posbias.theory.power_rollout import (
-    ingredients,
-    local_maps,
-    power_rollout,
-    sign_randomised_rollout,
-    value_path_share,
-)
+from posbias.theory.power_rollout import ingredients, local_maps
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
 from posbias.theory.power_rollout.local_maps import mlp_gain, mlp_pull
 from posbias.theory.power_rollout.prompt_trace import trace_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from published_networks import copy_network, retrieval_network
+from theory_calls import power_rollout, sign_randomised_rollout, value_path_share
 
 N = 7
 GAUSSIAN = {"attention": "content", "values": "gaussian"}
@@ -215,8 +210,8 @@ def test_share_of_the_score_path_and_ingredients() -> None:
     read = load_prompts("synthetic", constant, n_positions=N, count=2)
     assert not value_path_share(constant, read).arrays["score_path/per_prompt"].any()
     table = ingredients(model, prompts)
-    whole = table.per_prompt["whole"]
-    for name, rows in table.per_prompt.items():
+    whole = table["whole"]
+    for name, rows in table.items():
         np.testing.assert_allclose(rows.sum(1), 1)
         assert name == "whole" or np.abs(rows - whole).max() > 1e-6, name
 

@@ -12,6 +12,7 @@ channels carry the energy and so fails where norm weights are very uneven (Gemma
 (1/d of the energy) and MPT's clamps are left out.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +23,13 @@ from torch import Tensor
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference import ReferenceTransformer
+from posbias.progress import track
+from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
 from posbias.theory.power_rollout.local_maps import PROBE_SEED, even_gain, mlp_gain, mlp_pull, norm_pull
 from posbias.theory.power_rollout.reference import describe_reference, trace_reference
 from posbias.theory.power_rollout.trace import Description, Factor, Trace, describe_model, trace_prompt
-from posbias.theory.power_rollout.walk import Energy, Power, Walk, draw_signs
+from posbias.theory.power_rollout.walk import Energy, Power, Walk, draw_signs, generators
 
 Covectors = Float[Tensor, "*batch state"]
 
@@ -137,3 +140,12 @@ def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, ta
         assert isinstance(model, HuggingFaceModel)
         trace = trace_prompt(model, description, ids, target=target)
     return PromptTrace(**vars(trace), description=description)
+
+
+def traced_prompts(
+    model: Model, prompts: Prompts, *, target: str, seed: int
+) -> Iterator[tuple[PromptTrace, torch.Generator]]:
+    """Every prompt traced, with a generator of its own."""
+    sources = generators(seed, prompts.count, model.device)
+    for ids, source in zip(track(prompts.token_ids, "prompts traced"), sources, strict=True):
+        yield trace_model(model, ids, target=target), source

@@ -15,7 +15,6 @@ from jaxtyping import Float64, Int64
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.model import Model
-from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
@@ -76,27 +75,25 @@ class PowerRollout(ModelTheory):
         rows = [power_rollout_prompt(subject, ids, self) for ids in track(prompts.token_ids, "power rollout")]
         return self.mean_of(np.stack(rows), seed)
 
+    def profile_of(self, trace: PromptTrace) -> Row:
+        """Of a prompt that was traced for this theory's target.
 
-@checked
-def power_rollout(
-    model: Model, prompts: Prompts, *, form: str = "diagonal", key_path: bool = True, target: str = "jacobian"
-) -> Prediction:
-    """Predict how much each input position influences the last one, from forward activations alone.
-
-    As `predict` with the theory `power_rollout`, whose parameters these are.
-    """
-    return PowerRollout(form, key_path, target).predict(model, prompts.n_positions, prompts)
+        Raises:
+            RunError: energies are not finite.
+        """
+        form = trace.diagonal if self.form == "diagonal" else trace.isotropic
+        influence = np.asarray(form(Walk(key=self.key_path)).cpu().numpy())
+        if not np.all(np.isfinite(influence)):
+            raise RunError(
+                f"the {self.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
+            )
+        return np.asarray(influence / influence.sum())
 
 
 def power_rollout_prompt(
     model: Model, token_ids: Int64[np.ndarray, "n_positions"], theory: PowerRollout | None = None
 ) -> Row:
     """One prompt's predicted profile; pure, so that a caller may keep it and resume elsewhere.
-
-    Args:
-        model: A Hugging Face model of any described family, or a reference model.
-        token_ids: One prompt.
-        theory: Form, paths and target; None is the default.
 
     Returns:
         Non-negative, sums to 1.
@@ -106,49 +103,20 @@ def power_rollout_prompt(
         RunError: activations or energies are not finite.
     """
     theory = theory or PowerRollout()
-    return power_rollout_of(trace_model(model, token_ids, target=theory.target), theory)
-
-
-def power_rollout_of(trace: PromptTrace, theory: PowerRollout) -> Row:
-    """The same of a prompt that was traced before, for the target that `theory` names."""
-    walk = Walk(key=theory.key_path)
-    form = trace.diagonal if theory.form == "diagonal" else trace.isotropic
-    influence = np.asarray(form(walk).cpu().numpy())
-    if not np.all(np.isfinite(influence)):
-        raise RunError(
-            f"the {theory.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
-        )
-    return np.asarray(influence / influence.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class IngredientTable:
-    """Predictions with nothing (`WHOLE`) and with each ingredient left out, by name, for a set of prompts."""
-
-    profiles: dict[str, Profile]
-    """Means over normalised prompts, with pointwise intervals over prompts."""
-    per_prompt: dict[str, Float64[np.ndarray, "count n_positions"]]
-    """Each prompt's own profile; rows sum to 1."""
-    target: str
+    return theory.profile_of(trace_model(model, token_ids, target=theory.target))
 
 
 @checked
 def ingredients(
     model: Model, prompts: Prompts, *, names: Sequence[str] = tuple(INGREDIENTS), target: str = "jacobian"
-) -> IngredientTable:
+) -> dict[str, Float64[np.ndarray, "count n_positions"]]:
     """Predict with the diagonal power rollout as it is, and without each of its ingredients.
 
-    Args:
-        model: A Hugging Face model of any described family, or a reference model.
-        prompts: Equally long prompts.
-        names: Ingredients to leave out, one at a time, of INGREDIENTS.
-        target: One of TARGETS.
-
     Returns:
-        A profile per ingredient that was left out, and `WHOLE`.
+        Every prompt's own profile by what was left out, `WHOLE` (nothing) first; rows sum to 1.
 
     Raises:
-        UsageError: undescribed family, unknown ingredient or target, prompts too long for the model.
+        UsageError: undescribed family, an ingredient not among INGREDIENTS, unknown target, prompts too long.
         RunError: activations or energies are not finite.
     """
     check_target(target)
@@ -158,8 +126,7 @@ def ingredients(
     rows = [
         ingredients_of(trace_model(model, ids, target=target), names) for ids in track(prompts.token_ids, "ingredients")
     ]
-    per_prompt = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    return IngredientTable({name: Profile.mean_of(rows) for name, rows in per_prompt.items()}, per_prompt, target)
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def ingredients_of(trace: PromptTrace, names: Sequence[str] = tuple(INGREDIENTS)) -> dict[str, Row]:

@@ -22,16 +22,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posbias.checks import check_size, checked
+from posbias.checks import check_size
 from posbias.errors import RunError
 from posbias.limits import REPEATS
-from posbias.models.model import Model
-from posbias.progress import track
-from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
+from posbias.theory.power_rollout.prompt_trace import PromptTrace, traced_prompts
 from posbias.theory.power_rollout.trace import check_target
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, generators
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,24 +72,11 @@ class SharedDirection(ModelTheory):
         """The mean over prompts, with its interval; prompts draw their covectors independently."""
         self.check_reading(subject, prompts, n_positions)
         rows = []
-        sources = generators(seed, prompts.count, subject.device)
-        for ids, source in zip(track(prompts.token_ids, "shared-direction rollout"), sources, strict=True):
-            trace = trace_model(subject, ids, target=self.target)
+        for trace, source in traced_prompts(subject, prompts, target=self.target, seed=seed):
             vectors = trace.covectors(self.probes if self.target == "jacobian" else 1, source)
             rows.append(shared_direction_of(trace, vectors, directions=self.directions))
         details = {"own": np.stack([row.own for row in rows]), "shared": np.stack([row.shared for row in rows])}
         return self.mean_of(np.stack([row.profile for row in rows]), seed, details=details)
-
-
-@checked
-def shared_direction_rollout(
-    model: Model, prompts: Prompts, *, probes: int = 2, directions: int = 1, seed: int = 0, target: str = "jacobian"
-) -> Prediction:
-    """Predict influence on the last position by its own path, one direction shared by the others, and energies.
-
-    As `predict` with the theory `shared_direction`, whose parameters these are.
-    """
-    return SharedDirection(probes, directions, target).predict(model, prompts.n_positions, prompts, seed=seed)
 
 
 @torch.no_grad()
@@ -154,16 +138,10 @@ def along_shared(
     exact = gradients.double()
     lengths = exact.norm(dim=-1, keepdim=True)
     rows = torch.where(lengths > 0, exact / lengths.clamp_min(torch.finfo(torch.float64).tiny).sqrt(), 0)
-    kept = along(exact, right_singular(rows[:, :-1], count))
+    directions = right_singular(rows[:, :-1], count)
+    kept = exact @ directions @ directions.transpose(1, 2)
     kept[:, -1] = exact[:, -1]
     return kept.to(gradients)
-
-
-def along(
-    rows: Float[Tensor, "draw row feature"], directions: Float[Tensor, "draw feature count"]
-) -> Float[Tensor, "draw row feature"]:
-    """Every row's part along orthonormal directions."""
-    return rows @ directions @ directions.transpose(1, 2)
 
 
 def right_singular(rows: Float[Tensor, "draw row feature"], count: int) -> Float[Tensor, "draw feature _"]:

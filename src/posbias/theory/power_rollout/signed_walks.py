@@ -17,25 +17,21 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from posbias.checks import check_size, checked
+from posbias.checks import check_size
 from posbias.errors import RunError
 from posbias.limits import REPEATS
-from posbias.models.model import Model
 from posbias.profiles import Profile
-from posbias.progress import track
-from posbias.prompts.prompts import Prompts
 from posbias.statistics import estimate, mean_ends, mean_of
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
+from posbias.theory.power_rollout.prompt_trace import PromptTrace, traced_prompts
 from posbias.theory.power_rollout.trace import check_target
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk, draw_signs, generators
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk, draw_signs
 
 AT_ONCE = 4
 """Draws or probes that share one recomputation of attention; more would need more memory."""
 CONSTANT_ATTENTION = Walk(power=1, key=False)
 """Signed maps along values alone."""
 
-Draws = Float64[np.ndarray, "count draws n_positions"]
 Row = Float64[np.ndarray, "n_positions"]
 
 
@@ -72,11 +68,7 @@ class SignRandomised(ModelTheory):
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The mean over prompts, with one interval over prompts and one over draws; prompts draw independently."""
         self.check_reading(subject, prompts, n_positions)
-        sources = generators(seed, prompts.count, subject.device)
-        rows = [
-            self.energies_of(trace_model(subject, ids, target=self.target), source)
-            for ids, source in zip(track(prompts.token_ids, "sign-randomised rollout"), sources, strict=True)
-        ]
+        rows = [self.energies_of(*each) for each in traced_prompts(subject, prompts, target=self.target, seed=seed)]
         energies = np.stack([row / row.mean(0).sum() for row in rows])
         per_prompt = _profiles(energies.mean(1))
         profile, (low, high) = Profile.mean_of(per_prompt), _over_draws(energies)
@@ -128,11 +120,7 @@ class ValuePath(ModelTheory):
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The value path's profile, and ||J - J_value|| / ||J|| by position and in total."""
         self.check_reading(subject, prompts, n_positions)
-        sources = generators(seed, prompts.count, subject.device)
-        rows = [
-            self.squares_of(trace_model(subject, ids, target=self.target), source)
-            for ids, source in zip(track(prompts.token_ids, "value path"), sources, strict=True)
-        ]
+        rows = [self.squares_of(*each) for each in traced_prompts(subject, prompts, target=self.target, seed=seed)]
         squares = np.stack(rows)
         norms = np.sqrt(squares.mean(1))[..., 1]
         (share, share_error), (total, total_error) = _ratio(squares), _ratio(squares.sum(2, keepdims=True))
@@ -166,34 +154,12 @@ class ValuePath(ModelTheory):
         return squares
 
 
-@checked
-def sign_randomised_rollout(
-    model: Model, prompts: Prompts, *, draws: int = 32, seed: int = 0, target: str = "jacobian"
-) -> Prediction:
-    """The unbiased reference for incoherence: energies of back-propagation with random signs on its path terms.
-
-    As `predict` with the theory `sign_randomised`, whose parameters these are.
-    """
-    return SignRandomised(draws, target).predict(model, prompts.n_positions, prompts, seed=seed)
-
-
-@checked
-def value_path_share(
-    model: Model, prompts: Prompts, *, probes: int = 8, seed: int = 0, target: str = "jacobian"
-) -> Prediction:
-    """Compare the exact Jacobian with the one that holds attention weights constant.
-
-    As `predict` with the theory `value_path`, whose parameters these are.
-    """
-    return ValuePath(probes, target).predict(model, prompts.n_positions, prompts, seed=seed)
-
-
 def _profiles(energies: Float64[np.ndarray, "*rows n_positions"]) -> Float64[np.ndarray, "*rows n_positions"]:
     roots = np.sqrt(energies)
     return np.asarray(roots / roots.sum(-1, keepdims=True))
 
 
-def _over_draws(energies: Draws) -> tuple[Row, Row]:
+def _over_draws(energies: Float64[np.ndarray, "count draws n_positions"]) -> tuple[Row, Row]:
     """Interval of the mean profile over draws, the prompts fixed: each prompt's draws are a sample of their own."""
     count, draws, _ = energies.shape
     left_out = _profiles((energies.sum(axis=1, keepdims=True) - energies) / (draws - 1))
