@@ -13,7 +13,7 @@ import torch
 from variants import Experiment, run
 
 from posbias.models.attention import BLOCK_QUERIES
-from posbias.theory.power_rollout.prompt_trace import PromptTrace
+from posbias.theory.power_rollout.rollout import PromptTrace
 from posbias.theory.power_rollout.walk import Walk, draw_signs, generators
 
 DRAWS, DRAWS_AT_ONCE = 16, 4

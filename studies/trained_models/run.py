@@ -22,7 +22,7 @@ from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.rollout import trace_model
 
 SCHEDULE = (
     (256, 8),

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 from variants import Experiment, run
 
-from posbias.theory.power_rollout.prompt_trace import PromptTrace
-from posbias.theory.power_rollout.shared_direction import right_singular
+from posbias.theory.power_rollout.rollout import PromptTrace
+from posbias.theory.power_rollout.signed_walks import right_singular
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs, generators
 
 DRAWS = 4

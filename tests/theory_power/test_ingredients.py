@@ -13,8 +13,7 @@ from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients, power_rollout_prompt
 from posbias.theory.power_rollout.attention import attention_blocks, attention_pull, recompute_attention, unprepare
 from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
-from posbias.theory.power_rollout.rollout import ingredients_of
+from posbias.theory.power_rollout.rollout import PromptTrace, ingredients_of, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import THEORY, Walk
 

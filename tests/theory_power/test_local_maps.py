@@ -19,7 +19,7 @@ from posbias.theory.power_rollout.attention import (
     recompute_attention,
 )
 from posbias.theory.power_rollout.local_maps import PROBE_SEED, mlp_gain, mlp_pull, norm_pull, rotary_pull
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
+from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from tiny_families import CONFIGS, MIXTURES

@@ -15,7 +15,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts import Prompts
 from posbias.theory.power_rollout import WHOLE, ingredients
 from posbias.theory.power_rollout.local_maps import mixture_pull
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.trace import describe_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
 from theory_calls import sign_randomised_rollout

@@ -14,7 +14,7 @@ from posbias.theory import predict
 from posbias.theory.power_rollout import ingredients, local_maps
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
 from posbias.theory.power_rollout.local_maps import mlp_gain, mlp_pull
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from published_networks import copy_network, retrieval_network
 from theory_calls import power_rollout, sign_randomised_rollout, value_path_share

@@ -14,7 +14,7 @@ from posbias.errors import RunError, UsageError
 from posbias.models.attention import affine, norm_forward, rotary_forward
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
+from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk, draw_signs
 from theory_calls import sign_randomised_rollout

@@ -10,7 +10,7 @@ from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import signed_walks
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.signed_walks import CONSTANT_ATTENTION
 from theory_calls import value_path_share
 

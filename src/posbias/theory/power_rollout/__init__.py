@@ -8,8 +8,7 @@ from posbias.theory.power_rollout.actual_attention import (
     attention_rollouts,
 )
 from posbias.theory.power_rollout.rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients, power_rollout_prompt
-from posbias.theory.power_rollout.shared_direction import SharedDirection
-from posbias.theory.power_rollout.signed_walks import SignRandomised, ValuePath
+from posbias.theory.power_rollout.signed_walks import SharedDirection, SignRandomised, ValuePath
 
 __all__ = [
     "INGREDIENTS",

@@ -44,7 +44,7 @@ def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator
     if layer.bias is None:
         yield from query_blocks(parts, state, reach=layer.attention.reach, block=BLOCK_QUERIES)
         return
-    logits = _by_group(state.query * parts.scale) @ state.key.transpose(1, 2)
+    logits = (state.query * parts.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
     everything = slice(0, state.key.shape[1])
     weights = torch.softmax(logits.reshape(layer.bias.shape) + layer.bias, dim=-1)
     yield AttentionBlock(everything, everything, weights)
@@ -92,7 +92,7 @@ def _pull_blocks(
     values = received.new_zeros(*received.shape[:-3], *received.shape[-2:])
     keys, queries = torch.zeros_like(values), torch.zeros_like(received)
     for block in attention_blocks(layer, state):
-        weights, rows = _by_group(block.weights), _by_group(received[..., block.queries, :])
+        weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
         first = weights if power == 1 else weights.square()
         if layer.heads_agree:
             together = block.weights.sum((0, 1)).pow(power)[None]
@@ -107,7 +107,7 @@ def _pull_blocks(
         if slope is not None:
             through.mul_(slope.pow(power))
         if walk.key:
-            _collect(keys, block.keys, through, _by_group(query[:, :, block.queries]).pow(power), walk)
+            _collect(keys, block.keys, through, query[:, :, block.queries].flatten(-3, -2).pow(power), walk)
         if walk.query:
             sent = key[:, block.keys].pow(power)
             reached = through @ sent
@@ -152,7 +152,7 @@ def softcap_slope(
     parts = layer.attention.parts
     if parts.softcap is None:
         return None
-    logits = _by_group(state.query[:, :, block.queries]) @ state.key[:, block.keys].transpose(1, 2)
+    logits = state.query[:, :, block.queries].flatten(-3, -2) @ state.key[:, block.keys].transpose(1, 2)
     return 1 - (logits * (parts.scale / parts.softcap)).tanh().square()
 
 
@@ -206,11 +206,6 @@ def _project(
     return _merged(energy) @ matrix
 
 
-def _by_group(values: Float[Tensor, "*batch key_head group row last"]) -> Float[Tensor, "*batch key_head rows last"]:
-    """Stack the queries of all heads that share a key head: one product serves them."""
-    return values.flatten(-3, -2)
-
-
 def _merged(values: ByHead) -> Float[Tensor, "*batch position features"]:
     """Heads side by side, as the projections see them."""
     return values.transpose(-3, -2).flatten(-2)
@@ -254,10 +249,7 @@ def value_gains(
 ) -> tuple[Float[Tensor, "key_head group"], Float[Tensor, "key_head group head_dim head_dim"]]:
     """g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d of every head, and the Gram matrices of the heads' output maps.
 
-    Args:
-        parts: The layer's maps.
-        before: Gain w of the norm that the branch reads through, or 1.
-        after: Gain of the norm after the branch, or 1; it counts into W_O.
+    The gain w is that of the norm `before` the branch, or 1; that of the norm `after` it counts into W_O.
     """
     width = len(parts.output)
     output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.head_dim)

@@ -1,27 +1,51 @@
 """The power rollout: the profile that squared attention predicts for a trained model on given prompts.
 
-Each prompt gives one profile from its own forward activations; prompts are normalised, then averaged, with an interval
-over prompts. Also the same with one ingredient left out at a time: the distance each costs to the measured profile is
-the ingredient table of docs/theory, section 5.
+Each prompt gives one profile from its own forward activations. Leaving one ingredient out at a time shows what each is
+worth: the ingredient table of docs/theory, section 5.
+
+The diagonal power rollout is an energy per position and residual channel, pulled from the last position down:
+e <- e + MLP'(e), e <- e + attention'(e), layer by layer (both of the same e in parallel blocks), each branch the
+elementwise square of its exact local Jacobian and the stream's identity kept as it is. With power 1 the very same walk
+is back-propagation.
+
+The isotropic form keeps one energy per position, spread evenly over the residual channels before every branch:
+E_j <- E_j (1 + mu_l(j)), then E_j <- E_j + sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, with g_lh^2 =
+||W_O^h W_V^h diag(w)||_F^2 / d and mu = ||J_mlp||_F^2 / d by random probes (docs/theory, section 5). It ignores which
+channels carry the energy and so fails where norm weights are very uneven (Gemma). A LayerNorm's removal of the mean
+(1/d of the energy) and MPT's clamps are left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
+from posbias.models.reference import ReferenceTransformer
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
-from posbias.theory.power_rollout.trace import check_target
-from posbias.theory.power_rollout.walk import THEORY, Walk
+from posbias.theory.power_rollout.attention import attention_energy, attention_pull
+from posbias.theory.power_rollout.local_maps import PROBE_SEED, even_gain, mlp_gain, mlp_pull, norm_pull
+from posbias.theory.power_rollout.reference import describe_reference, trace_reference
+from posbias.theory.power_rollout.trace import (
+    Description,
+    Factor,
+    Trace,
+    check_target,
+    describe_model,
+    trace_prompt,
+)
+from posbias.theory.power_rollout.walk import THEORY, Energy, Power, Walk, draw_signs, generators
 
+Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
 FORMS = ("diagonal", "isotropic")
 WHOLE = "whole"
@@ -47,6 +71,118 @@ squares: amplitudes add, as in the published rollout, instead of energies: where
     values and keys meet, square roots are summed, so that attention enters as A and not as A^2. Within a weight matrix
     or a norm channels still add as energies, so the local maps are the same.
 """
+
+
+@dataclass(frozen=True)
+class PromptTrace(Trace):
+    """A model's forward pass on one prompt, and the steps of a walk through it."""
+
+    description: Description
+    """The model, taken apart."""
+
+    def pull(self, covector: Covectors, walk: Walk) -> Float[Tensor, "*batch position width"]:
+        """From the final state to the vectors entering the network: gradients, or energies for power 2."""
+        energy = self.pull_start(covector, walk)
+        for block in reversed(range(len(self.layers))):
+            energy = self.pull_block(block, energy, walk)
+            if walk.power == 2:
+                energy = energy / energy.sum((-2, -1), keepdim=True)  # only the shape matters, and depth would overflow
+        return self.pull_end(energy, walk)
+
+    def pull_start(self, covector: Covectors, walk: Walk) -> Energy:
+        """The first step of `pull`: to the stream above the last block, zero at all positions but the last."""
+        if self.description.output_projection is not None:
+            covector = covector @ self.description.output_projection.to(covector.dtype).pow(walk.power)
+        last = norm_pull(self.description.final_norm, self.final_stream, covector, walk.power)
+        stream = last.new_zeros(*last.shape[:-1], len(self.embeddings), last.shape[-1])
+        stream[..., -1, :] = last
+        return stream
+
+    def pull_block(self, block: int, energy: Energy, walk: Walk) -> Energy:
+        """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
+        layer, kept = self.description.layers[block], self.layers[block]
+        power, even = walk.power, walk.even_norms
+        if layer.rotation is not None:
+            energy = energy @ layer.rotation.T.pow(power)
+        energy = norm_pull(layer.mlp_stream_norm, kept.mlp_sum, energy, power, even=even)
+        mlp = [mlp_pull(layer, kept, energy, walk)] if walk.mlp and layer.mlp is not None else []
+        if layer.parallel:
+            return walk.meet(energy, *mlp, attention_pull(layer, kept, energy, walk))
+        energy = walk.meet(_times(layer.mlp_kept, energy, power), *mlp) if mlp else energy
+        energy = norm_pull(layer.attention_stream_norm, kept.attention_sum, energy, power, even=even)
+        added = _times(layer.added, attention_pull(layer, kept, energy, walk), power)
+        return walk.meet(_times(layer.kept, energy, power), added)
+
+    def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
+        """The last step of `pull`: through the embedding norm, the input projection (no family has both), the scale."""
+        maps, power = self.description, walk.power
+        if maps.embedding_norm is not None:
+            energy = norm_pull(maps.embedding_norm, self.embeddings, energy, power, even=walk.even_norms)
+        if maps.input_projection is not None:
+            energy = energy @ maps.input_projection.to(energy.dtype).pow(power)
+        return _times(maps.input_scale, energy, power)
+
+    @torch.no_grad()
+    def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
+        """Roots of the energies of the diagonal form, from gradient^2 (1 for the whole state); not normalised."""
+        gradient = torch.ones_like(self.state) if self.score_gradient is None else self.score_gradient
+        return self.pull(gradient.to(self.state.dtype).square(), walk).double().sum(-1).sqrt()
+
+    @torch.no_grad()
+    def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
+        """Roots of the energies of the isotropic form; not normalised."""
+        generator = torch.Generator().manual_seed(PROBE_SEED)
+        energy = torch.zeros_like(self.layers[0].stream[:, 0])
+        energy[-1] = 1
+        for layer, kept in zip(reversed(self.description.layers), reversed(self.layers), strict=True):
+            energy = energy * even_gain(layer.mlp_stream_norm, kept.mlp_sum)
+            inner = energy
+            if layer.mlp is not None:
+                inner = energy * (layer.mlp_kept**2 + mlp_gain(layer, kept, generator))
+            if layer.parallel:
+                energy = inner + attention_energy(layer, kept, energy, walk)
+            else:
+                inner = inner * even_gain(layer.attention_stream_norm, kept.attention_sum)
+                energy = layer.kept**2 * inner + layer.added**2 * attention_energy(layer, kept, inner, walk)
+            energy = energy / energy.sum()
+        return (energy * even_gain(self.description.embedding_norm, self.embeddings)).double().sqrt()
+
+    def covectors(self, count: int, generator: torch.Generator) -> Float[Tensor, "count state"]:
+        """Random signs v in the channels of the final state, E ||v'J||^2 = ||J||_F^2; a score's own gradient."""
+        if self.score_gradient is not None:
+            return self.score_gradient.to(self.state.dtype).expand(count, -1)
+        return draw_signs((count, len(self.state)), self.state, generator)
+
+
+def _times(factor: Factor, energy: Energy, power: Power) -> Energy:
+    return energy if isinstance(factor, float) and factor == 1 else energy * factor**power
+
+
+def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, target: str = "jacobian") -> PromptTrace:
+    """Run one prompt through a Hugging Face model or a reference model, and keep what walks need.
+
+    Raises:
+        UsageError: undescribed family or a prompt too long for the model.
+        RunError: an activation is not finite.
+    """
+    (ids,) = model.token_tensor([token_ids.tolist()])
+    if isinstance(model, ReferenceTransformer):
+        description = describe_reference(model, n_positions=len(token_ids))
+        trace = trace_reference(model, description, ids, target=target)
+    else:
+        description = describe_model(model, n_positions=len(token_ids))
+        assert isinstance(model, HuggingFaceModel)
+        trace = trace_prompt(model, description, ids, target=target)
+    return PromptTrace(**vars(trace), description=description)
+
+
+def traced_prompts(
+    model: Model, prompts: Prompts, *, target: str, seed: int
+) -> Iterator[tuple[PromptTrace, torch.Generator]]:
+    """Every prompt traced, with a generator of its own."""
+    sources = generators(seed, prompts.count, model.device)
+    for ids, source in zip(track(prompts.token_ids, "prompts traced"), sources, strict=True):
+        yield trace_model(model, ids, target=target), source
 
 
 @THEORIES.register("power_rollout")

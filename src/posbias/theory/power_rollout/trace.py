@@ -48,11 +48,7 @@ Factor = float | Float[Tensor, ""]
 
 
 def check_target(target: str) -> None:
-    """Refuse an output of the last position that is not known.
-
-    Raises:
-        UsageError: not among TARGETS.
-    """
+    """Refuse an output of the last position that is not among TARGETS."""
     if target not in TARGETS:
         raise UsageError(f"unknown target {target!r} of the power rollout; known: {', '.join(TARGETS)}")
 
@@ -146,17 +142,14 @@ class LayerTrace:
     """RoPE cosines of this layer, or of each of its heads; None where it has no RoPE."""
     sine: Float[Tensor, "*heads position rotary"] | None
     attention_branch: Float[Tensor, "position feature"] | None = None
-    """The attention branch before its post-norm; None where the family has no post-norm."""
     mlp_branch: Float[Tensor, "position feature"] | None = None
-    """The MLP branch before its post-norm; None where the family has no post-norm."""
+    """The branches before their post-norms; None where the family has none."""
     attention_sum: Float[Tensor, "position feature"] | None = None
-    """The stream with the attention branch added, before the norm of the stream; None where there is none."""
     mlp_sum: Float[Tensor, "position feature"] | None = None
-    """The stream with the MLP branch added, before the norm of the stream; None where there is none."""
+    """The stream with each branch added, before the norm of the stream; None where there is none."""
     up: Float[Tensor, "position hidden"] | None = None
-    """What the MLP's map `up` gave, before any activation; None where it is computed again."""
     gate: Float[Tensor, "position hidden"] | None = None
-    """What the MLP's map `gate` gave, before the activation; None where it is computed again or there is none."""
+    """What these maps of the MLP gave, before any activation; None where it is computed again or there is no gate."""
     chosen: Int[Tensor, "position top"] | None = None
     """The experts that each token was given to; None where the block has one MLP."""
 
