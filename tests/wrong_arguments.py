@@ -23,8 +23,7 @@ OF_PACKAGES = {
     "models": "reinitialise",
     "prompts": "PromptSource Prompts chat_prompts",
     "tasks.synthetic": "FreeRecall InContextRetrieval PositionCopy RecallAndSpan RunningSpan",
-    "theory.power_rollout": "attention_rollout attention_rollouts ingredients power_rollout shared_direction_rollout "
-    "sign_randomised_rollout value_path_share",
+    "theory.power_rollout": "attention_rollout attention_rollouts ingredients",
     "training": "Member Study TrainingOptions TrainingRun load_study",
 }
 """What users call that is not at the top level."""

@@ -13,7 +13,7 @@ import torch
 from variants import Experiment, run
 
 from posbias.models.attention import BLOCK_QUERIES
-from posbias.theory.power_rollout.prompt_trace import DescribedTrace
+from posbias.theory.power_rollout.rollout import PromptTrace
 from posbias.theory.power_rollout.walk import Walk, draw_signs, generators
 
 DRAWS, DRAWS_AT_ONCE = 16, 4
@@ -82,9 +82,9 @@ class JunctionSigns:
         return self._shared[name]
 
 
-def _profiles(trace: DescribedTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def _profiles(trace: PromptTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     parts, device = trace.description.layers[0].attention.parts, trace.state.device
-    n_positions = len(trace.trace.embeddings)
+    n_positions = len(trace.embeddings)
     blocks = -(-n_positions // BLOCK_QUERIES)
     for variant, junctions in JUNCTIONS.items():
         generator = next(generators(seed, 1, device))

@@ -18,7 +18,7 @@ from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record
 from posbias.statistics import mean_of
-from posbias.theory.power_rollout import ingredients, sign_randomised_rollout, value_path_share
+from posbias.theory.power_rollout import SignRandomised, ValuePath, ingredients
 
 SEED, DRAWS, PROBES = 0, 8, 4
 KINDS = ("jacobian", "probability")
@@ -54,9 +54,10 @@ def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str,
 
     def compute() -> dict[str, np.ndarray]:
         one = Prompts(prompts.token_ids[index : index + 1])
-        arrays = {name: rows[0] for name, rows in ingredients(model, one).per_prompt.items()}
-        arrays["signs"] = sign_randomised_rollout(model, one, draws=DRAWS, seed=SEED + index).per_prompt[0]
-        share = value_path_share(model, one, probes=PROBES, seed=SEED + index)
+        arrays = {name: rows[0] for name, rows in ingredients(model, one).items()}
+        signs = SignRandomised(DRAWS).predict(model, one.n_positions, one, seed=SEED + index)
+        arrays["signs"] = signs.profile.influence
+        share = ValuePath(PROBES).predict(model, one.n_positions, one, seed=SEED + index)
         return arrays | {"value_path": share.profile.influence, SHARE: share.arrays["score_path/total"]}
 
     return computed_once(path, compute)

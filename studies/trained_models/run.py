@@ -21,7 +21,8 @@ from posbias.measurement import measure_prompt, resolve_kinds
 from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
-from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, power_rollout_of, trace_passing
+from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt
+from posbias.theory.power_rollout.rollout import trace_model
 
 SCHEDULE = (
     (256, 8),
@@ -95,14 +96,13 @@ def _piece(folder: Path, model: Model, prompts: Prompts, index: int, done: Colle
     path = folder / f"{index:03d}-{digest}.safetensors"
     if path.is_file() or path.stem in done:
         return
-    with trace_passing(model, token_ids) as passed:
-        measured = measure_prompt(model, token_ids, kinds=resolve_kinds(list(KINDS)), key=(SEED, index))
-    trace = passed()
+    measured = measure_prompt(model, token_ids, kinds=resolve_kinds(list(KINDS)), key=(SEED, index))
+    trace = trace_model(model, token_ids)
     assert measured.mixing is not None
     every = len(token_ids) <= ALL_FORMS_UP_TO and index < ALL_FORMS_PROMPTS
     forms = FORMS if every else {CHOSEN: FORMS[CHOSEN]}
-    theories = {name: power_rollout_of(trace, settings) for name, settings in forms.items()}
-    theories["published"] = attention_rollout_of(trace, measured.mixing.tolist())
+    theories = {name: settings.profile_of(trace) for name, settings in forms.items()}
+    theories["published"] = attention_rollout_prompt(model, token_ids, measured.mixing.tolist())
     arrays = measured.to_arrays() | {f"theory/{name}": profile for name, profile in theories.items()}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))

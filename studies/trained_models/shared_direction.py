@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 from variants import Experiment, run
 
-from posbias.theory.power_rollout.prompt_trace import PromptTrace
-from posbias.theory.power_rollout.shared_direction import along, right_singular
+from posbias.theory.power_rollout.rollout import PromptTrace
+from posbias.theory.power_rollout.signed_walks import right_singular
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs, generators
 
 DRAWS = 4
@@ -36,7 +36,7 @@ def _profiles(trace: PromptTrace, seed: int) -> Iterator[tuple[str, np.ndarray]]
     for variant, (kept, shared) in VARIANTS.items():
         generator = next(generators(seed, 1, trace.state.device))
         gradients = trace.pull_start(trace.covectors(DRAWS, generator), BACK_PROPAGATION)
-        for block in reversed(range(trace.n_blocks)):
+        for block in reversed(range(len(trace.layers))):
             if kept != "all":
                 gradients = _forget(gradients, kept, shared, generator)
             gradients = trace.pull_block(block, gradients, BACK_PROPAGATION)
@@ -49,7 +49,8 @@ def _forget(
     gradients: Float[Tensor, "draw position feature"], kept: str, shared: int, generator: torch.Generator
 ) -> Float[Tensor, "draw position feature"]:
     """The shared components as they are, and of the rest what `kept` says, with new signs."""
-    together = along(gradients.double(), right_singular(gradients.double(), shared)).to(gradients)
+    directions = right_singular(gradients.double(), shared)
+    together = (gradients.double() @ directions @ directions.transpose(1, 2)).to(gradients)
     rest = gradients - together
     if kept == "directions":
         return together + rest * draw_signs((*rest.shape[:-1], 1), rest, generator)

@@ -18,7 +18,7 @@ from posbias.models import load_model
 from posbias.models.model import Model
 from posbias.prompts import load_prompts, shuffled
 from posbias.records import Record
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
+from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 
 SEED = 0
 SCRAMBLED = "scrambled"

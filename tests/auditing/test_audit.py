@@ -21,7 +21,7 @@ from posbias.measurement import measure_prompt
 from posbias.models import reinitialise
 from posbias.profiles import Profile
 from posbias.report import view_of
-from posbias.theory.power_rollout import power_rollout
+from theory_calls import power_rollout
 
 LENGTH, COUNT = 24, 6
 OPTIONS = AuditOptions(kinds=("jacobian(probes=2)", "probability"), initialisations=6)

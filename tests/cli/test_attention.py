@@ -51,9 +51,9 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
         "kernels/squared": statistics.kernels.squared,
         "kernels/by_head": statistics.kernels.by_head,
         "rollouts/mixing": rollouts.mixing,
-        "rollouts/norm_weighted/per_prompt": rollouts.rollouts["norm_weighted"].per_prompt,
-        "rollouts/power/influence": rollouts.rollouts["power"].profile.influence,
-        "rollouts/rollout/high": rollouts.rollouts["rollout"].profile.high,
+        "rollouts/norm_weighted/per_prompt": rollouts.rollouts["norm_weighted"],
+        "rollouts/power/influence": rollouts.rollouts["power"].mean(axis=0),
+        "rollouts/rollout/high": pb.Profile.mean_of(rollouts.rollouts["rollout"]).high,
     }
     for name, values in expected.items():
         np.testing.assert_allclose(record.arrays[name], values, rtol=1e-4, atol=1e-7, err_msg=name)
@@ -77,9 +77,9 @@ def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, li
     printed = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--json")
     assert re.fullmatch(r"estimate: at most [\d.]+ .B for the process \(.*\) and \d+ s for 3 prompts\n", printed.stderr)
     scalars = json.loads(printed.stdout, parse_constant=pytest.fail)["scalars"]
-    for name, rollout in library[1].rollouts.items():
-        summary, influence = scalars["rollouts"][name], rollout.profile.influence
-        flat = pb.compare(pb.uniform_profile(24), rollout.profile).wasserstein
+    for name, rows in library[1].rollouts.items():
+        summary, influence = scalars["rollouts"][name], rows.mean(axis=0)
+        flat = pb.compare(pb.uniform_profile(24), pb.Profile.mean_of(rows)).wasserstein
         assert summary["first_token"]["value"] == pytest.approx(influence[0], rel=1e-3)
         assert summary["flat"]["value"] == pytest.approx(flat, rel=1e-3)
         assert summary["flat"]["low"] <= summary["flat"]["value"] <= summary["flat"]["high"]

@@ -12,13 +12,8 @@ from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.prompts import PromptSource
 from posbias.theory import parse_theory
-from posbias.theory.power_rollout import (
-    INGREDIENTS,
-    ingredients,
-    power_rollout,
-    sign_randomised_rollout,
-    value_path_share,
-)
+from posbias.theory.power_rollout import INGREDIENTS, ingredients
+from theory_calls import power_rollout, sign_randomised_rollout, value_path_share
 
 LENGTH, COUNT, SEED = 12, 3, 5
 FLAGS = ("--length", LENGTH, "--count", COUNT, "--seed", SEED)
@@ -101,16 +96,16 @@ def test_ingredients_are_measured_and_set_beside_the_flat_line(posbias, tiny_lla
     for kind, found in record.scalars["ingredients"].items():
         assert list(found["left_out"]) == ["whole", *INGREDIENTS]
         sample = Sample.of(measurement.per_prompt[kind])
-        whole = wasserstein(table.profiles["whole"].influence, sample.average)
+        whole = wasserstein(table["whole"].mean(axis=0), sample.average)
         for name, row in found["left_out"].items():
             theory = "power_rollout" if name == "whole" else f"without_{name}"
             stored = record.arrays[f"trained/theories/{theory}/influence"]
-            np.testing.assert_allclose(stored, table.profiles[name].influence, rtol=1e-10)
-            gap = wasserstein(table.profiles[name].influence, sample.average)
+            np.testing.assert_allclose(stored, table[name].mean(axis=0), rtol=1e-10)
+            gap = wasserstein(table[name].mean(axis=0), sample.average)
             assert row["distance"]["value"] == pytest.approx(float(gap))
             assert row["distance"]["low"] <= row["distance"]["value"] <= row["distance"]["high"]
             assert row["cost"] is None or row["cost"]["value"] == pytest.approx(float(gap - whole), abs=1e-12)
-        expected = compare_with_prompts(table.per_prompt["whole"], sample, generator=np.random.default_rng(0))
+        expected = compare_with_prompts(table["whole"], sample, generator=np.random.default_rng(0))
         assert found["flat"]["value"] == pytest.approx(expected.flat.value)
     assert "(flat line)" in printed
     assert "(at least 6 are needed)" in printed

@@ -16,7 +16,7 @@ from posbias.decomposition import (
     counterfactuals,
     sources,
 )
-from posbias.decomposition.shifts import mean_intervals, scores_of, shifts_of
+from posbias.decomposition.decomposition import mean_intervals, scores_of, shifts_of
 from posbias.errors import RunError, UsageError
 from posbias.interventions import intervened
 from posbias.measurement import measure_prompt, resolve_kinds

@@ -16,7 +16,8 @@ from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
 from posbias.models import HuggingFaceModel
 from posbias.prompts import Prompts
 from posbias.theory import predict
-from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout
+from posbias.theory.power_rollout import attention_rollout_prompt
+from theory_calls import power_rollout
 from tiny_families import CONFIGS, VOCABULARY, shaken_model
 
 POSITIONS = 12

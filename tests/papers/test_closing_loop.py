@@ -28,9 +28,9 @@ from posbias.report.published import stored_figures
 from posbias.report.static import png
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
-from posbias.theory.power_rollout import power_rollout
 from posbias.training import Member
 from published_networks import copy_network, retrieval_network
+from theory_calls import power_rollout
 
 PLACES = 8
 

@@ -9,7 +9,7 @@ import torch
 from posbias.architecture import Alibi, Causal, HeadGroup, NoEncoding, SlidingWindow
 from posbias.errors import UsageError
 from posbias.theory.mean_field.bins import Kernel, smooth, unit_bins
-from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Setting, ValueOnly
+from posbias.theory.mean_field.recursion import LEVELS, FirstOrder, Setting, ValueOnly
 from posbias.theory.mean_field.sampled import SampledHeads
 from posbias.theory.mean_field.spec import AttentionSpec, HeadNormSpec, LinearSpec, NormSpec
 

@@ -11,9 +11,8 @@ from posbias.models import HuggingFaceModel, Origin, ReferenceConfig, ReferenceT
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import growing_bins, unit_bins
-from posbias.theory.mean_field.levels import Setting
-from posbias.theory.mean_field.prediction import choose_bins, kernel_squares
-from posbias.theory.mean_field.recursion import input_kernel
+from posbias.theory.mean_field.prediction import choose_bins
+from posbias.theory.mean_field.recursion import Setting, input_kernel, run_backward, run_forward
 from posbias.theory.predict import predict
 
 
@@ -61,7 +60,8 @@ def test_identity_values_and_sinks_are_refused():
 
 def squares_in(bins, spec, token_ids=None):
     setting = Setting(bins, spec.width, np.random.default_rng())
-    return kernel_squares(spec, input_kernel(spec, bins, token_ids=token_ids), FirstOrder(), setting)[0]
+    forward = run_forward(spec, input_kernel(spec, bins, token_ids=token_ids), FirstOrder(), setting)
+    return run_backward(spec, forward, FirstOrder(), setting).same
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])

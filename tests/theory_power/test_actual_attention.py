@@ -109,24 +109,20 @@ def test_every_rollout_is_the_last_row_of_a_product(kind: str) -> None:
         for name, layers in transitions.items():
             row = np.linalg.multi_dot(layers[::-1])[-1]
             row = np.sqrt(row) if name == "power" else row
-            np.testing.assert_allclose(
-                found.rollouts[name].per_prompt[index], row / row.sum(), atol=TOLERANCE, err_msg=name
-            )
+            np.testing.assert_allclose(found.rollouts[name][index], row / row.sum(), atol=TOLERANCE, err_msg=name)
 
 
 def test_profiles_are_means_over_prompts_with_intervals() -> None:
-    found = attention_rollouts(_model("llama"), _prompts(6))
-    for rollout in found.rollouts.values():
-        profile = rollout.profile
-        np.testing.assert_allclose(rollout.per_prompt.sum(1), 1)
-        np.testing.assert_allclose(profile.influence, rollout.per_prompt.mean(0))
-        assert profile.low is not None
-        assert profile.high is not None
-        assert np.all(profile.low <= profile.influence + 1e-15)
-        assert np.all(profile.influence <= profile.high + 1e-15)
-    one = attention_rollouts(_model("llama"), _prompts(1)).rollouts["rollout"].profile
-    assert one.high is not None
-    assert np.all(np.isinf(one.high))
+    prompts = _prompts(6)
+    found = attention_rollout(_model("llama"), prompts, 0.4)
+    profile, rows = found.profile, found.per_prompt
+    assert rows is not None
+    np.testing.assert_allclose(rows.sum(1), 1)
+    np.testing.assert_allclose(profile.influence, rows.mean(0))
+    assert profile.low is not None
+    assert profile.high is not None
+    assert np.all(profile.low <= profile.influence + 1e-15)
+    assert np.all(profile.influence <= profile.high + 1e-15)
 
 
 def test_attention_is_recomputed_once_per_layer_for_all_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +152,9 @@ def test_given_mixing_works_for_families_without_a_power_rollout(kind: str) -> N
     model, ids = _model(kind), _prompts(1).token_ids[0]
     measured = attention_rollouts(model, _prompts(1))
     row = attention_rollout_prompt(model, ids, measured.mixing[0].tolist())
-    np.testing.assert_allclose(row, measured.rollouts["rollout"].per_prompt[0])
+    np.testing.assert_allclose(row, measured.rollouts["rollout"][0])
     alone = attention_rollout(model, _prompts(1), 1.0).per_prompt[0]
-    np.testing.assert_allclose(alone, measured.rollouts["attention_only"].per_prompt[0])
+    np.testing.assert_allclose(alone, measured.rollouts["attention_only"][0])
 
 
 def test_a_stream_that_is_normalised_itself_has_no_power_form() -> None:
@@ -169,12 +165,12 @@ def test_a_stream_that_is_normalised_itself_has_no_power_form() -> None:
 
 def test_one_token_is_all_there_is() -> None:
     found = attention_rollouts(_model("gpt2"), Prompts(np.array([[5]])))
-    assert all(rollout.per_prompt.tolist() == [[1.0]] for rollout in found.rollouts.values())
+    assert all(rows.tolist() == [[1.0]] for rows in found.rollouts.values())
 
 
 def test_wrong_input_and_broken_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model("llama")
-    with pytest.raises(UsageError, match="one number or 3"):
+    with pytest.raises(UsageError, match="1 values given for 3 layers"):
         attention_rollout(model, _prompts(), [0.5])
     model.family.blocks(model.network)[1].attention.v_proj.weight[0, 0] = torch.nan
     with pytest.raises(RunError, match="not finite in layer 1"):

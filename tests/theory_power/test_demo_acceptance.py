@@ -7,7 +7,8 @@ from posbias.measurement import measure
 from posbias.models import load_model
 from posbias.profiles import uniform_profile
 from posbias.prompts import load_prompts
-from posbias.theory.power_rollout import attention_rollout, power_rollout
+from posbias.theory.power_rollout import attention_rollout
+from theory_calls import power_rollout
 
 BOUNDS = {"probability": 0.05, "jacobian": 0.07}
 """W1 to the measured profiles, positions / (N - 1); 0.012 and 0.027 when this was written."""

@@ -13,8 +13,7 @@ from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients, power_rollout_prompt
 from posbias.theory.power_rollout.attention import attention_blocks, attention_pull, recompute_attention, unprepare
 from posbias.theory.power_rollout.local_maps import mlp_pull, norm_pull
-from posbias.theory.power_rollout.prompt_trace import DescribedTrace, trace_model
-from posbias.theory.power_rollout.rollout import ingredients_of
+from posbias.theory.power_rollout.rollout import PromptTrace, ingredients_of, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import THEORY, Walk
 
@@ -23,18 +22,18 @@ Draw = Callable[..., np.ndarray]
 N_POSITIONS = 21
 
 
-def traced(model: HuggingFaceModel, ids: np.ndarray) -> DescribedTrace:
+def traced(model: HuggingFaceModel, ids: np.ndarray) -> PromptTrace:
     trace = trace_model(model, ids)
-    assert isinstance(trace, DescribedTrace)
+    assert isinstance(trace, PromptTrace)
     return trace
 
 
-def start_energy(trace: DescribedTrace) -> torch.Tensor:
+def start_energy(trace: PromptTrace) -> torch.Tensor:
     return trace.pull_start(torch.ones_like(trace.state), THEORY)
 
 
-def layers_down(trace: DescribedTrace) -> Iterator[tuple[LayerDescription, LayerTrace]]:
-    return zip(reversed(trace.description.layers), reversed(trace.trace.layers), strict=True)
+def layers_down(trace: PromptTrace) -> Iterator[tuple[LayerDescription, LayerTrace]]:
+    return zip(reversed(trace.description.layers), reversed(trace.layers), strict=True)
 
 
 def normalised(energy: torch.Tensor) -> np.ndarray:
@@ -93,7 +92,7 @@ def test_even_heads_is_the_theory_of_a_model_whose_heads_have_the_same_gain(
     name: str, tiny_model: Build, random_ids: Draw
 ) -> None:
     trace = traced(tiny_model(name), random_ids())
-    layer, kept = trace.description.layers[1], trace.trace.layers[1]
+    layer, kept = trace.description.layers[1], trace.layers[1]
     parts = layer.attention.parts
     group = parts.heads // parts.key_heads
 
@@ -121,7 +120,7 @@ def test_without_squares_amplitudes_add_over_positions_heads_and_paths(
 ) -> None:
     """Full arrays: sqrt(energy) at a channel is the sum over queries, heads, values and keys of each one's own."""
     trace = traced(tiny_model(name), random_ids())
-    layer, kept = trace.description.layers[1], trace.trace.layers[1]
+    layer, kept = trace.description.layers[1], trace.layers[1]
     parts, state = layer.attention.parts, recompute_attention(layer, kept)
     energy = torch.rand(N_POSITIONS, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (block,) = attention_blocks(layer, state)
@@ -154,18 +153,14 @@ def test_without_squares_branches_add_amplitudes_too() -> None:
     torch.testing.assert_close(Walk(residual=False).meet(one), one)  # no branch to take: the stream passes
 
 
-def test_a_set_of_prompts_is_the_mean_of_its_prompts(tiny_model: Build, random_ids: Draw) -> None:
+def test_a_set_of_prompts_is_each_of_its_prompts(tiny_model: Build, random_ids: Draw) -> None:
     model = tiny_model("phi")
     prompts = Prompts(np.stack([random_ids(seed) for seed in range(2)]))
     table = ingredients(model, prompts, names=["mlp", "squares"], target="logprob")
-    assert list(table.profiles) == [WHOLE, "mlp", "squares"]
+    assert list(table) == [WHOLE, "mlp", "squares"]
     own = [ingredients_of(trace_model(model, ids, target="logprob"), ["mlp", "squares"]) for ids in prompts.token_ids]
-    for name, profile in table.profiles.items():
-        rows = [profiles[name] for profiles in own]
-        np.testing.assert_array_equal(table.per_prompt[name], rows)
-        np.testing.assert_allclose(profile.influence, np.mean(rows, 0))
-        assert profile.low is not None
-        assert np.all(profile.low <= profile.influence + 1e-15)
+    for name, rows in table.items():
+        np.testing.assert_array_equal(rows, [profiles[name] for profiles in own])
 
 
 def test_a_single_position_has_all_influence(tiny_model: Build, random_ids: Draw) -> None:

@@ -18,9 +18,8 @@ from posbias.theory.power_rollout.attention import (
     attention_pull,
     recompute_attention,
 )
-from posbias.theory.power_rollout.local_maps import mlp_gain, mlp_pull, norm_pull, rotary_pull
-from posbias.theory.power_rollout.prompt_trace import DescribedTrace, trace_model
-from posbias.theory.power_rollout.reference import PROBE_SEED
+from posbias.theory.power_rollout.local_maps import PROBE_SEED, mlp_gain, mlp_pull, norm_pull, rotary_pull
+from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from tiny_families import CONFIGS, MIXTURES
@@ -31,9 +30,9 @@ N_POSITIONS = 21
 VALUES_ONLY = Walk(key=False)
 
 
-def traced(model: HuggingFaceModel, ids: np.ndarray) -> DescribedTrace:
+def traced(model: HuggingFaceModel, ids: np.ndarray) -> PromptTrace:
     trace = trace_model(model, ids)
-    assert isinstance(trace, DescribedTrace)
+    assert isinstance(trace, PromptTrace)
     return trace
 
 
@@ -87,7 +86,7 @@ def test_recomputed_attention_is_the_models_own(
     monkeypatch.setattr(attention, "BLOCK_QUERIES", 4)  # several blocks, the last one short
     model, ids = tiny_model(name, implementation="eager"), random_ids()
     whole = traced(model, ids)
-    description, trace = whole.description, whole.trace
+    description, trace = whole.description, whole
     expected = model.network(torch.as_tensor(ids)[None], output_attentions=True).attentions
     assert len(expected) == len(description.layers)
     for layer, kept, truth in zip(description.layers, trace.layers, expected, strict=True):
@@ -154,7 +153,7 @@ def test_rotary_pull_squares_the_rotation(rotary: int) -> None:
 def test_mlp_pull_squares_the_hidden_layers_jacobian(name: str, tiny_model: Build, random_ids: Draw) -> None:
     """The map into the hidden layer is squared exactly: cross term of gate and up, any activation, plain too."""
     whole = traced(tiny_model(name), random_ids())
-    description, trace = whole.description, whole.trace
+    description, trace = whole.description, whole
     layer, kept = replace(description.layers[1], mlp_norm=None), replace(trace.layers[1], up=None, gate=None)
     parts, read, energy = layer.mlp, kept.middle[7], normal(N_POSITIONS, 32).square()
 
@@ -178,7 +177,7 @@ def test_mlp_pull_squares_the_hidden_layers_jacobian(name: str, tiny_model: Buil
 def test_attention_pull_is_its_dense_formula(name: str, index: int, tiny_model: Build, random_ids: Draw) -> None:
     """Against section 5 written with full arrays [head, query, key, feature] and rotation matrices."""
     whole = traced(tiny_model(name), random_ids())
-    description, trace = whole.description, whole.trace
+    description, trace = whole.description, whole
     layer, kept = description.layers[index], trace.layers[index]
     energy = normal(N_POSITIONS, 32).square()
     for walk in (VALUES_ONLY, THEORY):
@@ -230,7 +229,7 @@ def test_isotropic_mlp_gain_is_the_jacobians_norm(
 ) -> None:
     monkeypatch.setattr(local_maps, "PROBES", 400)
     whole = traced(tiny_model("gemma3_text"), random_ids())
-    description, trace = whole.description, whole.trace
+    description, trace = whole.description, whole
     layer, kept = description.layers[2], trace.layers[2]
     gain = mlp_gain(layer, kept, torch.Generator().manual_seed(0))
     for place in (0, 13):
@@ -250,7 +249,7 @@ def test_isotropic_attention_is_the_frobenius_norm_of_every_path(
 ) -> None:
     """One query's energy reaches key j with sum_h A^2 ||W_O W_V diag(w)||^2 / (d sigma^2), built from full matrices."""
     whole = traced(tiny_model(name), random_ids())
-    description, trace = whole.description, whole.trace
+    description, trace = whole.description, whole
     layer, kept, parts = description.layers[1], trace.layers[1], description.layers[1].attention.parts
     energy = torch.zeros(N_POSITIONS, dtype=torch.float64)
     energy[-1] = 3.0
@@ -276,7 +275,7 @@ def test_isotropic_walk_of_parallel_blocks_and_norms_of_the_stream(
         return 1.0 if norm is None else norm.gain.square().mean() / (values.var(-1, correction=0) + norm.epsilon)
 
     whole = traced(tiny_model(name), random_ids())
-    description, trace = whole.description, whole.trace
+    description, trace = whole.description, whole
     generator = torch.Generator().manual_seed(PROBE_SEED)
     energy = torch.eye(N_POSITIONS, dtype=torch.float64)[-1]
     for layer, kept in zip(reversed(description.layers), reversed(trace.layers), strict=True):

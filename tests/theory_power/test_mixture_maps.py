@@ -13,11 +13,12 @@ from posbias.models.attention import affine
 from posbias.models.families import MixtureParts, MlpParts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts import Prompts
-from posbias.theory.power_rollout import WHOLE, ingredients, sign_randomised_rollout
+from posbias.theory.power_rollout import WHOLE, ingredients
 from posbias.theory.power_rollout.local_maps import mixture_pull
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.trace import describe_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
+from theory_calls import sign_randomised_rollout
 from tiny_families import MIXTURES
 
 Build = Callable[..., HuggingFaceModel]
@@ -104,8 +105,8 @@ def test_signed_pull_is_the_mixtures_jacobian_for_the_choice_it_is_given(name: s
 
 def test_the_choice_is_the_models_own(tiny_model: Build, random_ids: Draw) -> None:
     found = trace_model(tiny_model("qwen3_moe"), random_ids())
-    assert [kept.chosen is None for kept in found.trace.layers] == [False, True, False]
-    for layer, kept in zip(found.description.layers, found.trace.layers, strict=True):
+    assert [kept.chosen is None for kept in found.layers] == [False, True, False]
+    for layer, kept in zip(found.description.layers, found.layers, strict=True):
         if isinstance(layer.mlp, MixtureParts):
             assert kept.chosen is not None
             assert kept.chosen.shape == (21, 2)
@@ -120,17 +121,17 @@ def test_half_precision_walks_the_experts_that_ran(tiny_model: Build, random_ids
     model = tiny_model("mixtral-full", torch.bfloat16)
     model.last(model.embed(torch.as_tensor(random_ids())[None]))
     handle.remove()
-    torch.testing.assert_close(found.trace.layers[0].chosen, chosen[0])
-    assert found.trace.layers[0].stream.dtype == torch.float32
+    torch.testing.assert_close(found.layers[0].chosen, chosen[0])
+    assert found.layers[0].stream.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))
 def test_ingredients_and_random_signs_take_mixtures(name: str, tiny_model: Build, random_ids: Draw) -> None:
     model, prompts = tiny_model(name), Prompts(np.stack([random_ids(seed) for seed in range(2)]))
     table = ingredients(model, prompts)
-    for profiles in table.per_prompt.values():
+    for profiles in table.values():
         np.testing.assert_allclose(profiles.sum(-1), 1)
-    assert np.abs(table.per_prompt["mlp"] - table.per_prompt[WHOLE]).max() > 1e-4
+    assert np.abs(table["mlp"] - table[WHOLE]).max() > 1e-4
     signs = sign_randomised_rollout(model, prompts, draws=2)
     assert np.all(np.isfinite(signs.per_prompt))
 

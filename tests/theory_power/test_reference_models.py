@@ -8,19 +8,16 @@ import torch
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer, constants_of, shape_of, stacked
+from posbias.models.reference import ReferenceConfig, ReferenceTransformer, constants_of
 from posbias.prompts import load_prompts
 from posbias.theory import predict
-from posbias.theory.power_rollout import (
-    ingredients,
-    power_rollout,
-    reference,
-    sign_randomised_rollout,
-    value_path_share,
-)
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout import ingredients, local_maps
+from posbias.theory.power_rollout.attention import attention_energy, attention_pull
+from posbias.theory.power_rollout.local_maps import mlp_gain, mlp_pull
+from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk
 from published_networks import copy_network, retrieval_network
+from theory_calls import power_rollout, sign_randomised_rollout, value_path_share
 
 N = 7
 GAUSSIAN = {"attention": "content", "values": "gaussian"}
@@ -165,23 +162,25 @@ def test_isotropic_key_path_is_the_energy_of_all_keys() -> None:
     """One layer, one head, every channel's unit energy through the keys alone: traces, not approximations."""
     model = build(replace(CONFIGS["retrieval-residual-rope"], architecture=Architecture(1)))
     ids = token_ids(model)
-    layer = trace_model(model, ids).trace.layers[0]  # type: ignore[attr-defined]
-    start = torch.zeros(1, 1, N, dtype=torch.float64)
-    start[..., -1] = 1
-    both, alone = (reference.attention_energy(layer, start, Walk(key=key)) for key in (True, False))
-    covector = torch.full((1, 1, N, model.width), 0.0, dtype=torch.float64)
-    covector[..., -1, :] = 1
-    pulled, values = (reference.attention_pull(layer, covector, Walk(key=key)).sum(-1) for key in (True, False))
+    trace = trace_model(model, ids)
+    layer, kept = trace.description.layers[0], trace.layers[0]
+    start = torch.zeros(N, dtype=torch.float64)
+    start[-1] = 1
+    both, alone = (attention_energy(layer, kept, start, Walk(key=key)) for key in (True, False))
+    covector = torch.zeros(N, model.width, dtype=torch.float64)
+    covector[-1] = 1
+    pulled, values = (attention_pull(layer, kept, covector, Walk(key=key)).sum(-1) for key in (True, False))
     torch.testing.assert_close((both - alone) * model.width, pulled - values, rtol=1e-10, atol=1e-14)
 
 
 def test_probes_of_the_isotropic_mlp_are_its_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "PROBES", 400)
+    monkeypatch.setattr(local_maps, "PROBES", 400)
     model = build(CONFIGS["gated-grouped"])
-    layer = trace_model(model, token_ids(model)).trace.layers[0]  # type: ignore[attr-defined]
-    gain = reference.mlp_gain(layer, torch.Generator().manual_seed(0))[0, 0]
-    units = torch.eye(model.width, dtype=torch.float64)[:, None, None, None].expand(-1, 1, 1, N, -1)
-    exact = reference.mlp_pull(layer, units, BACK_PROPAGATION).square().sum((0, -1))[0, 0] / model.width
+    trace = trace_model(model, token_ids(model))
+    layer, kept = trace.description.layers[0], trace.layers[0]
+    gain = mlp_gain(layer, kept, torch.Generator().manual_seed(0))
+    units = torch.eye(model.width, dtype=torch.float64)[:, None].expand(-1, N, -1)
+    exact = mlp_pull(layer, kept, units, BACK_PROPAGATION).square().sum((0, -1)) / model.width
     torch.testing.assert_close(gain, exact, rtol=0.1, atol=0)
 
 
@@ -211,8 +210,8 @@ def test_share_of_the_score_path_and_ingredients() -> None:
     read = load_prompts("synthetic", constant, n_positions=N, count=2)
     assert not value_path_share(constant, read).arrays["score_path/per_prompt"].any()
     table = ingredients(model, prompts)
-    whole = table.per_prompt["whole"]
-    for name, rows in table.per_prompt.items():
+    whole = table["whole"]
+    for name, rows in table.items():
         np.testing.assert_allclose(rows.sum(1), 1)
         assert name == "whole" or np.abs(rows - whole).max() > 1e-6, name
 
@@ -238,24 +237,6 @@ def test_targets_start_from_the_scores_own_gradient(name: str, target: str) -> N
     assert trace.score_gradient is not None
     found = trace.pull(trace.score_gradient, BACK_PROPAGATION)
     torch.testing.assert_close(found, expected[0], rtol=0, atol=1e-10 * float(expected.abs().max()))
-
-
-def test_stacks_are_their_members() -> None:
-    config = replace(CONFIGS["retrieval"], dtype="float64")
-    models = [build(config, seed) for seed in (1, 2, 3)]
-    shape = shape_of(config, N)
-    parameters = stacked([{n: v.detach() for n, v in model.network.named_parameters()} for model in models])
-    constants = stacked([constants_of(config, N)] * 3)
-    ids = torch.as_tensor(np.random.default_rng(0).integers(0, 20, (3, 4, N)))
-    vectors = torch.stack([model.embed(row) for model, row in zip(models, ids, strict=True)])
-    trace = reference.trace_stack(shape, parameters, constants, vectors)
-    together = reference.stack_diagonal(trace, THEORY)
-    even = reference.stack_isotropic(trace, THEORY)
-    for member, model in enumerate(models):
-        for prompt in range(4):
-            alone = trace_model(model, ids[member, prompt].numpy())
-            torch.testing.assert_close(together[member, prompt], alone.diagonal(THEORY), rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(even[member, prompt], alone.isotropic(THEORY), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -12,10 +12,11 @@ from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference import ReferenceConfig, ReferenceTransformer
 from posbias.prompts import Prompts, load_prompts
-from posbias.theory.power_rollout import SharedDirection, power_rollout, shared_direction_rollout
-from posbias.theory.power_rollout.prompt_trace import trace_model
-from posbias.theory.power_rollout.shared_direction import along_shared, shared_direction_of
+from posbias.theory.power_rollout import SharedDirection
+from posbias.theory.power_rollout.rollout import trace_model
+from posbias.theory.power_rollout.signed_walks import along_shared, shared_direction_of
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY
+from theory_calls import power_rollout, shared_direction_rollout
 
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]

@@ -14,10 +14,10 @@ from posbias.errors import RunError, UsageError
 from posbias.models.attention import affine, norm_forward, rotary_forward
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout import sign_randomised_rollout
-from posbias.theory.power_rollout.prompt_trace import DescribedTrace, trace_model
+from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk, draw_signs
+from theory_calls import sign_randomised_rollout
 
 WIDTH = 8
 
@@ -33,13 +33,13 @@ def small_llama(depth: int, heads: int) -> HuggingFaceModel:
     return HuggingFaceModel(network)
 
 
-def prepared(depth: int, n_positions: int, *, heads: int = 2) -> tuple[DescribedTrace, torch.Tensor]:
+def prepared(depth: int, n_positions: int, *, heads: int = 2) -> tuple[PromptTrace, torch.Tensor]:
     trace = trace_model(small_llama(depth, heads), np.arange(3, 3 + n_positions))
-    assert isinstance(trace, DescribedTrace)
+    assert isinstance(trace, PromptTrace)
     return trace, torch.randn(WIDTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
 
-def energies(trace: DescribedTrace, covector: torch.Tensor, *, draws: int, signs: object) -> torch.Tensor:
+def energies(trace: PromptTrace, covector: torch.Tensor, *, draws: int, signs: object) -> torch.Tensor:
     walk = Walk(power=1, query=True, signs=signs)
     return trace.pull(covector.expand(draws, -1), walk).square().sum(-1)
 
@@ -59,11 +59,11 @@ def head_outputs(layer: LayerDescription, kept: LayerTrace, *inputs: torch.Tenso
     return attention @ value.transpose(0, 1) @ output
 
 
-def sum_over_paths(trace: DescribedTrace, covector: torch.Tensor) -> torch.Tensor:
+def sum_over_paths(trace: PromptTrace, covector: torch.Tensor) -> torch.Tensor:
     """The sum over paths of squared norms, by covariances: C_j <- C_j + sum over terms T from i to j of T' C_i T."""
     stream = trace.pull_start(covector, BACK_PROPAGATION)
     covariance = torch.einsum("ia,ib->iab", stream, stream)
-    for layer, kept in zip(reversed(trace.description.layers), reversed(trace.trace.layers), strict=True):
+    for layer, kept in zip(reversed(trace.description.layers), reversed(trace.layers), strict=True):
         module = layer.block
         mlp = [jacobian(lambda x, module=module: module.mlp(module.mlp_norm(x)), row) for row in kept.middle]
         covariance = covariance + torch.stack([m.T @ c @ m for m, c in zip(mlp, covariance, strict=True)])

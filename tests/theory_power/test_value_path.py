@@ -9,9 +9,10 @@ import torch
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout import signed_walks, value_path_share
-from posbias.theory.power_rollout.prompt_trace import trace_model
+from posbias.theory.power_rollout import signed_walks
+from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.signed_walks import CONSTANT_ATTENTION
+from theory_calls import value_path_share
 
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]

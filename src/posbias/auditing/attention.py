@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
 from posbias.comparison import Sample, compare_with_prompts, summarise
@@ -30,10 +30,10 @@ from posbias.measurement.cost import SHORT_LENGTHS, calibrate, report_cost, with
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
 from posbias.models.model import Model
-from posbias.profiles import uniform_profile
+from posbias.profiles import Profile, uniform_profile
 from posbias.prompts import Prompts
 from posbias.records import Record
-from posbias.theory.power_rollout import AttentionRollout, AttentionRollouts, attention_rollouts
+from posbias.theory.power_rollout import AttentionRollouts, attention_rollouts
 
 MAP_CELLS = 128
 """Side of the kernels in a record unless the kept ones are asked for."""
@@ -75,18 +75,16 @@ def attention_record(
         "row_error": statistics.row_error,
         "left_out": [*statistics.left_out, *rollouts.left_out],
         "caveats": list(statistics.caveats),
-        "rollouts": {name: _summary(rollout) for name, rollout in rollouts.rollouts.items()},
+        "rollouts": {name: _summary(rows) for name, rows in rollouts.rollouts.items()},
     }
     return record
 
 
-def _summary(rollout: AttentionRollout) -> dict[str, Any]:
+def _summary(rows: Float64[np.ndarray, "count n_positions"]) -> dict[str, Any]:
     """Shares of the profile, and its distance to the flat line, with intervals over prompts."""
-    sample = Sample.of(rollout.per_prompt)
+    sample = Sample.of(rows)
     shares = summarise(sample, generator=np.random.default_rng(0))
-    flat = compare_with_prompts(
-        uniform_profile(rollout.profile.n_positions), sample, generator=np.random.default_rng(0)
-    )
+    flat = compare_with_prompts(uniform_profile(rows.shape[1]), sample, generator=np.random.default_rng(0))
     return {**{name: share.as_record() for name, share in shares.items()}, "flat": flat.distance.as_record()}
 
 
@@ -122,8 +120,8 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
     for stem, single in (("similarity/of_mean", similarity.of_mean), ("monotonicity/of_mean", monotonicity.of_mean)):
         if single is not None:
             arrays |= {f"{stem}/{name}": values for name, values in vars(single).items()}
-    for name, rollout in rollouts.rollouts.items():
-        parts = {**vars(rollout.profile), "per_prompt": rollout.per_prompt}
+    for name, rows in rollouts.rollouts.items():
+        parts = {**vars(Profile.mean_of(rows)), "per_prompt": rows}
         arrays |= {f"rollouts/{name}/{part}": values for part, values in parts.items() if values is not None}
     kernels = statistics.kernels if whole else _map(statistics.kernels)
     arrays |= {f"kernels/{name}": getattr(kernels, name) for name in ("mean", "squared", "bounds")}

@@ -14,12 +14,15 @@ from posbias.comparison import Sample, Subject, TheoryProfile, compare_subject
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.measurement import measure, preflight, resolve_kinds
+from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.report.layout import store_subjects
 from posbias.statistics import Interval, blocks, jackknife, leave_one_out
-from posbias.theory.power_rollout import INGREDIENTS, WHOLE, IngredientTable, PowerRollout, ingredients
+from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients
 from posbias.theory.predict import parse_theory
 
+Table = Mapping[str, Float64[np.ndarray, "count n_positions"]]
+"""Every prompt's profile by what was left out."""
 WHOLE_THEORY = "power_rollout"
 """What the prediction with nothing left out is called among the theories of the record."""
 
@@ -83,7 +86,7 @@ def taken_apart(theory: str) -> PowerRollout:
     )
 
 
-def ingredient_scalars(subject: Subject, table: IngredientTable, *, seed: int) -> dict[str, Any]:
+def ingredient_scalars(subject: Subject, table: Table, *, seed: int) -> dict[str, Any]:
     """By kind: the flat line, and for everything left out its distance and what it costs, on the prompts measured."""
     prompts = {(block.kind, block.theory): block.prompts for block in subject.comparisons if block.prompts is not None}
     found: dict[str, Any] = {}
@@ -97,13 +100,13 @@ def ingredient_scalars(subject: Subject, table: IngredientTable, *, seed: int) -
                 "distance": prompts[kind, _theory_name(name)].distance.as_record(),
                 "cost": costs[name].as_record() if name in costs else None,
             }
-            for name in table.profiles
+            for name in table
         }
         found[kind] = {"flat": whole.flat.as_record(), "left_out": rows, "count": whole.n_units}
     return found
 
 
-def costs_of(table: IngredientTable, measured: Sample) -> dict[str, Interval]:
+def costs_of(table: Table, measured: Sample) -> dict[str, Interval]:
     """How much farther from the measurement the theory is without each ingredient; negative: nearer.
 
     W1(without, measured) - W1(whole, measured), all three averaged over the same prompts.
@@ -113,17 +116,15 @@ def costs_of(table: IngredientTable, measured: Sample) -> dict[str, Interval]:
 
     def distances(name: str) -> Float64[np.ndarray, "rows"]:
         parts = blocks(weights, observed.shape[1])
-        return np.concatenate([wasserstein(rows @ table.per_prompt[name], rows @ observed) for rows in parts])
+        return np.concatenate([wasserstein(rows @ table[name], rows @ observed) for rows in parts])
 
     whole = distances(WHOLE)
-    differences = {name: distances(name) - whole for name in table.per_prompt if name in INGREDIENTS}
+    differences = {name: distances(name) - whole for name in table if name in INGREDIENTS}
     return {name: jackknife(values).interval(least=-1.0, most=1.0) for name, values in differences.items()}
 
 
-def _theories(table: IngredientTable) -> dict[str, TheoryProfile]:
-    return {
-        _theory_name(name): TheoryProfile(profile, table.per_prompt[name]) for name, profile in table.profiles.items()
-    }
+def _theories(table: Table) -> dict[str, TheoryProfile]:
+    return {_theory_name(name): TheoryProfile(Profile.mean_of(rows), rows) for name, rows in table.items()}
 
 
 def _theory_name(left_out: str) -> str:

@@ -3,13 +3,13 @@
 from posbias.decomposition.decomposition import (
     DEFAULT_INTERVENTIONS,
     DEFAULT_KINDS,
+    MASSES,
     Counterfactual,
     Decomposition,
     DecompositionOptions,
     counterfactuals,
     finished_decomposition,
 )
-from posbias.decomposition.shifts import MASSES
 from posbias.decomposition.sources import SOURCES
 
 __all__ = [

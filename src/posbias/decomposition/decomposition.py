@@ -2,6 +2,8 @@
 
 One ingredient at a time is replaced, in the model where it allows that and in every theory that knows the ingredient;
 what cannot be done is kept with its reason. Nothing here says what a model trained without the ingredient would do.
+Shifts are those of the first, middle and last mass, which are linear in a profile: a shift is the mean over prompts of
+the shift of each, with and without the ingredient, and so is a theory's.
 
 The record, of verb "decompose" (`posbias.report.decompositions` draws it). Scalars: `count`, `kinds` (names),
 `sources`, `left_out` {source: reason}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
@@ -11,9 +13,9 @@ one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/
 [count], in nats.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ import torch
 from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
-from posbias.decomposition.shifts import Score, Shift, scores_of, shifts_of
+from posbias.comparison import STATISTICS
+from posbias.comparison.sampling import decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Examiner, Profiles, Series, read_setting
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
@@ -33,7 +36,7 @@ from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.prompts import Prompts
 from posbias.records import Record, plain
-from posbias.statistics import Interval, mean_of
+from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
 DEFAULT_INTERVENTIONS = (
     "bidirectional",
@@ -45,6 +48,8 @@ DEFAULT_INTERVENTIONS = (
 )
 """One or two per ingredient: causal mask, residual strength, encoding, content, sinks."""
 DEFAULT_KINDS = ("jacobian(probes=2)", "probability")
+MASSES = ("first_tenth", "middle_tenth", "last_tenth")
+"""Shares of the first tenth, of the tenth around the centre and of the last tenth; a flat line has .1 in each."""
 
 
 @checked
@@ -58,6 +63,54 @@ class DecompositionOptions:
     directory: Path | None = None
     """Run directory in which every finished piece is kept until the record is saved; None keeps nothing."""
     resume: bool = False
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What one intervention does to one mass, according to one source."""
+
+    intervention: str
+    source: str
+    """"measured", or a theory's name."""
+    kind: str
+    mass: str
+    before: Interval
+    after: Interval
+    shift: Interval
+    """With it less without it, prompt by prompt."""
+    gap: Interval | None
+    """A theory's shift less the measured one, prompt by prompt; None for the measurement, or where there is none."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: held.as_record() if isinstance(held, Interval) else held for name, held in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Score:
+    """How far a theory's shifts are from the measured ones, beside a theory that says nothing changes."""
+
+    source: str
+    kind: str
+    error: Interval
+    """Mean over interventions and masses of |theory's shift - measured shift|."""
+    no_shift: Interval
+    """The same for shifts of zero, over the same interventions: the flat line of this comparison."""
+    difference: Interval
+    """`error` less `no_shift` on the same draws: below zero, the theory is closer."""
+    interventions: tuple[str, ...]
+    """Which interventions both speak of."""
+    n_units: int
+
+    @property
+    def decides(self) -> int:
+        """-1: closer than "nothing changes"; 1: farther; 0: the data do not decide."""
+        return decided(self.difference, self.n_units)
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values."""
+        numbers = {name: getattr(self, name).as_record() for name in ("error", "no_shift", "difference")}
+        return {**vars(self), **numbers, "interventions": list(self.interventions), "decides": self.decides}
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +211,72 @@ class Decomposition:
         return record
 
 
-def settings_of(model: Any, prompts: Prompts, options: DecompositionOptions) -> dict[str, Any]:
-    """Everything a piece of a decomposition depends on, but for what is replaced in it."""
+def masses(profiles: Profiles) -> Float64[np.ndarray, "count 3"]:
+    """First, middle and last mass of every prompt's profile."""
+    return np.stack([np.asarray(STATISTICS[name](profiles)) for name in MASSES], axis=-1)
+
+
+def shifts_of(intervention: str, before: Mapping[Series, Profiles], after: Mapping[Series, Profiles]) -> list[Shift]:
+    """Every mass of every source under one intervention; sources that it does not apply to are missing in `after`."""
+    shifts = []
+    for series in after:
+        source, kind = series
+        without, own = masses(before[series]), masses(after[series])
+        gaps: list[Interval] | None = None
+        if source != MEASURED and (MEASURED, kind) in after:
+            truth = masses(after[MEASURED, kind]) - masses(before[MEASURED, kind])
+            gaps = mean_intervals(own - without - truth, least=-2.0)
+        sides = (mean_intervals(values, least=0.0) for values in (without, own))
+        parts = zip(*sides, mean_intervals(own - without), strict=True)
+        for index, (mass, (start, end, shift)) in enumerate(zip(MASSES, parts, strict=True)):
+            gap = None if gaps is None else gaps[index]
+            shifts.append(Shift(intervention, source, kind, mass, before=start, after=end, shift=shift, gap=gap))
+    return shifts
+
+
+def mean_intervals(units: Float64[np.ndarray, "count values"], *, least: float = -1.0) -> list[Interval]:
+    """Mean over prompts of every value with its 95 % interval, in [least, 1]; infinite with a single prompt."""
+    return [mean_of(values).interval(least=least, most=1.0) for values in units.T]
+
+
+def scores_of(before: Mapping[Series, Profiles], after: Mapping[str, Mapping[Series, Profiles]]) -> list[Score]:
+    """One score per theory and kind, over all interventions (keys of `after`) that both it and the measurement have."""
+    scores = []
+    for source, kind in before:
+        shared = tuple(name for name, found in after.items() if {(source, kind), (MEASURED, kind)} <= set(found))
+        if source == MEASURED or not shared:
+            continue
+        truth = _stacked(before, (after[name] for name in shared), (MEASURED, kind))
+        theory = _stacked(before, (after[name] for name in shared), (source, kind))
+        weights = leave_one_out(len(truth))
+        error = np.abs(weights @ (theory - truth)).mean(axis=1)
+        nothing = np.abs(weights @ truth).mean(axis=1)
+        found = Score(
+            source=source,
+            kind=kind,
+            error=jackknife(error).interval(least=0.0),
+            no_shift=jackknife(nothing).interval(least=0.0),
+            difference=jackknife(error - nothing).interval(),
+            interventions=shared,
+            n_units=len(truth),
+        )
+        scores.append(found)
+    return scores
+
+
+def _stacked(
+    before: Mapping[Series, Profiles], after: Iterable[Mapping[Series, Profiles]], series: Series
+) -> Float64[np.ndarray, "count cells"]:
+    """Shifts of every prompt, all interventions and masses side by side."""
+    start = masses(before[series])
+    return np.concatenate([masses(found[series]) - start for found in after], axis=1)
+
+
+def settings_of(
+    model: Any, prompts: Prompts, options: DecompositionOptions, interventions: Sequence[Intervention] | None = None
+) -> dict[str, Any]:
+    """Everything a decomposition depends on; without interventions what a piece of it does."""
+    named = None if interventions is None else [str(intervention) for intervention in interventions]
     return {
         "model": model.describe(),
         "prompts": prompts.describe(),
@@ -168,6 +285,7 @@ def settings_of(model: Any, prompts: Prompts, options: DecompositionOptions) -> 
         "verb": "decompose",
         "threads": torch.get_num_threads(),
         "made_by": made_by(),
+        **({} if named is None else {"interventions": named}),
     }
 
 
@@ -175,11 +293,7 @@ def finished_decomposition(
     model: Any, prompts: Prompts, *, interventions: Sequence[Intervention], options: DecompositionOptions
 ) -> Record | None:
     """The record of just this decomposition where the directory holds it finished and `options.resume` asks for it."""
-
-    def settings() -> dict[str, Any]:
-        named = [str(intervention) for intervention in interventions]
-        return {**settings_of(model, prompts, options), "interventions": named}
-
+    settings = partial(settings_of, model, prompts, options, interventions)
     return finished_run(options.directory, settings, resume=options.resume)
 
 
@@ -218,8 +332,8 @@ def counterfactuals(
     if prompts.n_positions < 3:
         raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
     settings = settings_of(checked, prompts, options)
-    whole = {**settings, "interventions": [str(intervention) for intervention in resolved]}
-    describes = {"model": settings["model"], "prompts": settings["prompts"], "fingerprint": fingerprint(whole)}
+    whole = fingerprint(settings_of(checked, prompts, options, resolved))
+    describes = {"model": settings["model"], "prompts": settings["prompts"], "fingerprint": whole}
     store = PartStore(options.directory, settings, resume=options.resume)
     examiner = Examiner(read_setting(checked, prompts, kinds, seed=options.seed, store=store), store)
     baseline, left_out = examiner.profiles(None, list(SOURCES))

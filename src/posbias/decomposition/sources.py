@@ -7,7 +7,7 @@ Each is a piece that is computed once and found again on resuming; a source that
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -25,13 +25,12 @@ from posbias.parts import PartStore, fingerprint
 from posbias.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
+from posbias.theory.power_rollout.trace import TARGETS
 
 UNCHECKED = PassOptions(precision_prompts=0)
 """A decomposition sets half precision beside half precision; the loss against float32 is `measure`'s to report."""
 
 MEASURED = "measured"
-TARGETED = ("jacobian", "probability", "logprob")
-"""Kinds that the power rollout has a target for."""
 
 Row = Float64[np.ndarray, "n_positions"]
 """One prompt's profile."""
@@ -105,24 +104,17 @@ def attention_profiles(setting: Setting, intervention: Intervention | None) -> d
     return {kind.name: np.stack(rows) for kind in setting.kinds}
 
 
-def power_profiles(setting: Setting, intervention: Intervention | None) -> dict[str, Profiles]:
-    """The power rollout with the description changed and the activations kept."""
-    return _power(setting, setting.described(intervention, own=False))
+def power_profiles(setting: Setting, intervention: Intervention | None, *, rerun: bool = False) -> dict[str, Profiles]:
+    """The power rollout with the description changed and the activations kept, or on the changed model's own.
 
-
-def rerun_power_profiles(setting: Setting, intervention: Intervention | None) -> dict[str, Profiles]:
-    """The power rollout on the changed model's own activations."""
-    with setting.changed(intervention):
-        return _power(setting, setting.described(intervention, own=True))
-
-
-def _power(setting: Setting, model: HuggingFaceModel) -> dict[str, Profiles]:
-    """For the first kind alone: its target differs by kind, and a pull costs as much as the measurement."""
-    kind = setting.kinds[0].name
-    if kind not in TARGETED:
-        raise UsageError(f"the power rollout speaks of {', '.join(TARGETED)}, and the first kind measured is {kind}")
-    theory = PowerRollout(target=kind)
-    return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in setting.prompts.token_ids])}
+    For the first kind alone: its target differs by kind, and a pull costs as much as the measurement.
+    """
+    with setting.changed(intervention if rerun else None):
+        model, kind = setting.described(intervention, own=rerun), setting.kinds[0].name
+        if kind not in TARGETS:
+            raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
+        theory = PowerRollout(target=kind)
+        return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in setting.prompts.token_ids])}
 
 
 Source = Callable[[Setting, Intervention | None], dict[str, Profiles]]
@@ -131,7 +123,7 @@ SOURCES: dict[str, Source] = {
     "rollout_content": architecture_profiles,
     "attention_rollout": attention_profiles,
     "power_rollout": power_profiles,
-    "power_rollout_rerun": rerun_power_profiles,
+    "power_rollout_rerun": partial(power_profiles, rerun=True),
 }
 """By name, the measurement first."""
 
@@ -153,7 +145,7 @@ class Examiner:
         found: dict[Series, Profiles] = {}
         reasons: dict[str, str] = {}
         for name in names:
-            piece = self.store.get(_piece(intervention, name), partial(self._compute, intervention, name))
+            piece = self._kept(intervention, name, partial(self._compute, intervention, name))
             for key, rows in piece.items():
                 if key.startswith(REASON):
                     reasons[name] = key.removeprefix(REASON)
@@ -163,24 +155,27 @@ class Examiner:
 
     def divergence(self, intervention: Intervention) -> Float64[np.ndarray, "count"]:
         """sum_t p_t (log p_t - log q_t), p unchanged and q changed, of every prompt."""
-        piece = self.store.get(_piece(intervention, "divergence"), partial(self._diverge, intervention))
-        return piece["divergence"]
+
+        def diverge() -> Arrays:
+            unchanged = self._unchanged  # read before anything is changed
+            with intervention.change(self.setting.model):
+                after = [next_token_logs(self.setting.model, token_ids) for token_ids in self.setting.prompts.token_ids]
+            # Equal distributions may come out below zero by rounding; no divergence is.
+            pairs = zip(unchanged, after, strict=True)
+            return {"divergence": np.array([max(0.0, float(np.exp(one) @ (one - other))) for one, other in pairs])}
+
+        return self._kept(intervention, "divergence", diverge)["divergence"]
+
+    def _kept(self, intervention: Intervention | None, name: str, compute: Callable[[], Arrays]) -> Arrays:
+        """A piece under a name that files may have; spellings hold brackets."""
+        spelled = {"intervention": str(intervention)}
+        return self.store.get(f"{'unchanged' if intervention is None else fingerprint(spelled)[:16]}-{name}", compute)
 
     def _compute(self, intervention: Intervention | None, name: str) -> Arrays:
         try:
             return dict(SOURCES[name](self.setting, intervention))
         except (UsageError, RunError) as error:
             return {REASON + str(error): np.zeros(0)}
-
-    def _diverge(self, intervention: Intervention) -> Arrays:
-        values = []
-        unchanged = self._unchanged  # read before anything is changed
-        with intervention.change(self.setting.model):
-            for token_ids, before in zip(self.setting.prompts.token_ids, unchanged, strict=True):
-                after = next_token_logs(self.setting.model, token_ids)
-                # Equal distributions may come out below zero by rounding; no divergence is.
-                values.append(max(0.0, float(np.exp(before) @ (before - after))))
-        return {"divergence": np.array(values)}
 
     @cached_property
     def _unchanged(self) -> list[Float64[np.ndarray, "vocabulary"]]:
@@ -195,8 +190,10 @@ def read_setting(
     def read() -> Arrays:
         rows = [mixing_of_layers(model, token_ids, prompt=index) for index, token_ids in enumerate(prompts.token_ids)]
         arrays = {"mixing": np.stack([row.tokens for row in rows])}
-        content = _content(model, prompts)
-        return arrays if content is None else {**arrays, "content": content}
+        with suppress(UsageError):  # attention cannot be recomputed
+            options = AttentionOptions(kernel_cells=1, mean_content=False)
+            arrays["content"] = attention_statistics(model, prompts, options=options).content.difference.per_prompt
+        return arrays
 
     arrays = store.get("setting", read)
     return Setting(model, prompts, kinds, seed, mixing=arrays["mixing"], content=arrays.get("content"))
@@ -209,17 +206,3 @@ def next_token_logs(
     """Log-probabilities of the next token."""
     logits = model.last(model.embed(model.token_tensor([token_ids.tolist()]))).logits[0]
     return np.asarray(logits.double().log_softmax(-1).cpu().numpy())
-
-
-def _content(model: HuggingFaceModel, prompts: Prompts) -> Float64[np.ndarray, "count layers heads"] | None:
-    """Content offsets of every prompt, layer and head; None where attention cannot be recomputed."""
-    options = AttentionOptions(kernel_cells=1, mean_content=False)
-    try:
-        return attention_statistics(model, prompts, options=options).content.difference.per_prompt
-    except UsageError:
-        return None
-
-
-def _piece(intervention: Intervention | None, name: str) -> str:
-    """A name that files may have; spellings hold brackets."""
-    return f"{'unchanged' if intervention is None else fingerprint({'intervention': str(intervention)})[:16]}-{name}"

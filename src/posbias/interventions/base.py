@@ -7,17 +7,18 @@ model is off its training distribution: what it shows is how it computes, not wh
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
+from torch.utils.hooks import RemovableHandle
 
 from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts, Block, Family
+from posbias.models.families import AttentionParts
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.registry import Registry
 
@@ -139,16 +140,23 @@ def check_factor(name: str, factor: object) -> None:
         raise UsageError(f"{name}: factor must be a finite number >= 0, got {factor!r}")
 
 
-def answering(family: Family, answers: Mapping[str, Callable[..., Any]]) -> Family:
-    """A family like the given one that answers some questions differently."""
-    changed = copy.copy(family)
+def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> HuggingFaceModel:
+    """The model described by a family like its own that answers some questions differently."""
+    changed = copy.copy(model.family)
     vars(changed).update(answers)  # an instance precedes its class
-    return changed
+    return model.described_by(changed)
 
 
-def with_attention(
-    family: Family, change: Callable[[AttentionParts], AttentionParts]
-) -> Callable[[Block, Any], AttentionParts]:
-    """An answer in place of `attention_parts`: the family's own, changed."""
+def with_attention(model: HuggingFaceModel, change: Callable[[AttentionParts], AttentionParts]) -> HuggingFaceModel:
+    """The model described with its family's own `attention_parts`, changed."""
+    family = model.family
+    return described(model, attention_parts=lambda block, config: change(family.attention_parts(block, config)))
 
-    return lambda block, config: change(family.attention_parts(block, config))
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Within the context hooks are where they were registered."""
+    with ExitStack() as hooks:
+        for handle in handles:
+            hooks.enter_context(handle)
+        yield

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering, check_factor, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, check_factor, described, hooked, with_attention
 from posbias.models.families import AttentionParts, Block, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -49,9 +49,7 @@ class AttentionScaled(Intervention):
         def scaled(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
             return output * self.factor
 
-        with ExitStack() as hooks:
-            for block in model.family.blocks(model.network):
-                hooks.enter_context(added_by(block).register_forward_hook(scaled))
+        with hooked(added_by(block).register_forward_hook(scaled) for block in model.family.blocks(model.network)):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -73,7 +71,7 @@ class AttentionScaled(Intervention):
             bias = None if whole.bias is None else whole.bias * self.factor
             return replace(whole, gain=whole.gain * self.factor, bias=bias)
 
-        return model.described_by(answering(family, {"attention_parts": parts, "norm": norm}))
+        return described(model, attention_parts=parts, norm=norm)
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """f m / (1 - m + f m); 0 with factor 0."""
@@ -118,8 +116,8 @@ class NoResidual(Intervention):
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """The changed network's own activations are marked as a misfit."""
-        described = super().description(model, own=own)
-        return described.described_by(model.family, misfit="its attention branches have no residual")
+        whole = super().description(model, own=own)
+        return whole.described_by(model.family, misfit="its attention branches have no residual")
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """1 in every layer."""
@@ -158,8 +156,7 @@ class NoContent(Intervention):
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """Scale 0 in every layer."""
-        parts = with_attention(model.family, lambda parts: replace(parts, scale=0.0))
-        return model.described_by(answering(model.family, {"attention_parts": parts}))
+        return with_attention(model, lambda parts: replace(parts, scale=0.0))
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """No content offset in any head."""
@@ -172,11 +169,7 @@ def added_by(block: Block) -> nn.Module:
 
 
 def _subtract_stream(branch_scale: float) -> tuple[Callable[..., None], Callable[..., Tensor]]:
-    """A pair of hooks for one block: keep the stream where its branch reads it, take it off what the branch adds.
-
-    Args:
-        branch_scale: What the block multiplies its branch with before it is added.
-    """
+    """A pair of hooks for one block: keep the stream where its branch reads it, take it off what the branch adds."""
     streams: list[Tensor] = []
 
     def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ Rotary angles are changed inside the rotary module alone. Changing the network's
 equal ids are taken for packed sequences, and attention becomes diagonal.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering, check_factor, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, check_factor, described, hooked, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
@@ -41,9 +41,7 @@ def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: fl
                 f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
                 "length; default, linear, yarn and llama3 are allowed"
             )
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.enter_context(module.register_forward_pre_hook(scaled, with_kwargs=True))
+    with hooked(module.register_forward_pre_hook(scaled, with_kwargs=True) for module in modules):
         yield
 
 
@@ -66,7 +64,7 @@ class NoRope(Intervention):
         if own:
             return model
         _rotary_modules(model, self)
-        return model.described_by(answering(model.family, {"rotates": lambda attention, config: False}))
+        return described(model, rotates=lambda attention, config: False)
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `rope`."""
@@ -136,19 +134,15 @@ class NoAlibi(Intervention):
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return given, {**named, argument: torch.zeros_like(named[argument])}
 
-        with ExitStack() as hooks:
-            for block in family.blocks(model.network):
-                hooks.enter_context(block.attention.register_forward_pre_hook(without, with_kwargs=True))
+        attentions = (block.attention for block in family.blocks(model.network))
+        with hooked(attention.register_forward_pre_hook(without, with_kwargs=True) for attention in attentions):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """No logits by position, no encoding."""
         _check_alibi(model, self)
-        answers: dict[str, Callable[..., Any]] = {
-            "attention_parts": with_attention(model.family, lambda parts: replace(parts, position_logits=None)),
-            "encoding": lambda config, layer: NoEncoding(),
-        }
-        return model.described_by(answering(model.family, answers))
+        without = with_attention(model, lambda parts: replace(parts, position_logits=None))
+        return described(without, encoding=lambda config, layer: NoEncoding())
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Encoding `none` in place of `alibi`."""

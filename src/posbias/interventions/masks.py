@@ -4,9 +4,10 @@ Each layer's own mask is replaced by an additive one, handed to its attention mo
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, SlidingWindow
 from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
 from posbias.models.families import AttentionParts, Block
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -48,25 +49,22 @@ class Visibility(Intervention):
         family = model.family
         check_maskable(model, self)
         masks: dict[tuple[Mask, int, torch.dtype, torch.device], Tensor] = {}
-        with ExitStack() as hooks:
-            for layer, block in enumerate(family.blocks(model.network)):
-                hook = self._hook(family.mask(model.config, layer), masks)
-                hooks.enter_context(block.attention.register_forward_pre_hook(hook, with_kwargs=True))
-            yield
 
-    def _hook(
-        self, own: Mask, masks: dict[tuple[Mask, int, torch.dtype, torch.device], Tensor]
-    ) -> Callable[..., tuple[Any, dict[str, Any]]]:
-        """Replace the mask an attention module is given; layers with equal masks share one."""
-
-        def hook(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        def replaced(
+            own: Mask, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+        ) -> tuple[Any, dict[str, Any]]:
             read: Tensor = given[0] if given else named["hidden_states"]
             key = own, read.shape[1], read.dtype, read.device
-            if key not in masks:
+            if key not in masks:  # layers with equal masks share one
                 masks[key] = additive(self.visible(own, read.shape[1])).to(read)
             return given, {**named, "attention_mask": masks[key]}
 
-        return hook
+        hooks = [
+            (block.attention, partial(replaced, family.mask(model.config, layer)))
+            for layer, block in enumerate(family.blocks(model.network))
+        ]
+        with hooked(attention.register_forward_pre_hook(hook, with_kwargs=True) for attention, hook in hooks):
+            yield
 
 
 def additive(visible: Bool[np.ndarray, "query key"]) -> Float[Tensor, "1 1 query key"]:
@@ -89,7 +87,7 @@ class Bidirectional(Visibility):
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """Full masks; theories that recompute causal attention refuse them."""
-        return model.described_by(answering(model.family, {"mask": lambda config, layer: Full()}))
+        return described(model, mask=lambda config, layer: Full())
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Mask `full` in every layer and head."""
@@ -115,9 +113,7 @@ class Window(Visibility):
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """Windows in place of longer masks."""
         family = model.family
-        return model.described_by(
-            answering(family, {"mask": lambda config, layer: self._narrowed(family.mask(config, layer))})
-        )
+        return described(model, mask=lambda config, layer: self._narrowed(family.mask(config, layer)))
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """Windows in place of longer masks, head by head."""
@@ -166,8 +162,7 @@ class SinkMasked(Visibility):
         def hiding(whole: AttentionParts) -> AttentionParts:
             return replace(whole, position_logits=lambda n_positions: self._logits(whole, n_positions))
 
-        parts = with_attention(model.family, hiding)
-        return model.described_by(answering(model.family, {"attention_parts": parts}))
+        return with_attention(model, hiding)
 
     def _check_length(self, n_positions: int) -> None:
         if self.positions >= n_positions:
@@ -205,8 +200,7 @@ class NoLearnedSinks(Intervention):
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """The same attention without sinks."""
         self._blocks(model)
-        without = with_attention(model.family, lambda parts: replace(parts, sinks=None))
-        return model.described_by(answering(model.family, {"attention_parts": without}))
+        return with_attention(model, lambda parts: replace(parts, sinks=None))
 
     def _blocks(self, model: HuggingFaceModel) -> list[Block]:
         blocks = model.family.blocks(model.network)

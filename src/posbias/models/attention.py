@@ -258,8 +258,8 @@ def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> F
 
 def rotary_forward(
     values: Float[Tensor, "*heads position feature"],
-    cosine: Float[Tensor, "position rotary"] | None,
-    sine: Float[Tensor, "position rotary"] | None,
+    cosine: Float[Tensor, "*angles position rotary"] | None,
+    sine: Float[Tensor, "*angles position rotary"] | None,
 ) -> Float[Tensor, "*heads position feature"]:
     """Rotate the first `rotary` features by position, half against half."""
     if cosine is None or sine is None:

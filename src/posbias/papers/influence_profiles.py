@@ -26,8 +26,7 @@ from posbias.models.reference.forward import embedded, entrance, hidden_states, 
 from posbias.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
-from posbias.theory.power_rollout.reference import stack_diagonal, trace_stack
-from posbias.theory.power_rollout.walk import THEORY
+from posbias.theory.power_rollout import power_rollout_prompt
 from posbias.training import Member, TrainedMember
 from posbias.training.trainer import group
 
@@ -116,15 +115,21 @@ def _sequences_of_vectors(member: Member, seed: int) -> Float[Tensor, "batch pos
 def _mean_field_profile(
     member: Member, parameters: Weights, vectors: Float[Tensor, "batch position feature"] | None
 ) -> Float64[np.ndarray, "n_positions"] | None:
-    n_positions, prompts = member.task.n_positions, None
-    if vectors is not None:
-        prompts = Prompts(np.arange(len(vectors) * n_positions).reshape(len(vectors), n_positions))
-    items = None if vectors is None else vectors.flatten(0, 1)
     try:
-        model = ReferenceTransformer(member.config, parameters, items=items)
-        return mean_field(model, n_positions, prompts=prompts).profile.influence
+        if vectors is None:
+            model, prompts = ReferenceTransformer(member.config, parameters), None
+        else:
+            model, prompts = _with_prompts(Profiled(member, parameters), vectors)
+        return mean_field(model, member.task.n_positions, prompts=prompts).profile.influence
     except UsageError:
         return None
+
+
+def _with_prompts(profiled: Profiled, inputs: Tensor) -> tuple[ReferenceTransformer, Prompts]:
+    """The member as a model, and inputs of its task [batch, position], or vectors, as prompts that name them."""
+    items = inputs.flatten(0, 1) if inputs.is_floating_point() else None
+    token_ids = inputs.numpy() if items is None else np.arange(len(items)).reshape(inputs.shape[:2])
+    return ReferenceTransformer(profiled.member.config, profiled.parameters, items=items), Prompts(token_ids)
 
 
 def influence_profiles(members: Sequence[Profiled], *, seed: int) -> list[Profiles]:
@@ -157,7 +162,7 @@ def _stack_profiles(members: Sequence[Profiled], seed: int) -> list[Profiles]:
     profiles = {
         "uniform_rollout": pulled(mixing, uniform),
         "rollout": pulled(mixing, attention),
-        "power_rollout": power_profiles(shape, weights, constants, vectors),
+        "power_rollout": torch.stack([power_profile(*pair) for pair in zip(members, inputs, strict=True)]),
         "jacobian": jacobian_norms(shape, weights, constants, vectors, seed=seed),
     }
     return [{name: values[index].numpy() for name, values in profiles.items()} for index in range(len(members))]
@@ -200,13 +205,15 @@ def pulled(
     return row
 
 
-def power_profiles(
-    shape: ReferenceShape, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor], vectors: Tensor
-) -> Float[Tensor, "member position"]:
-    """Power rollout (diagonal, with key path), each sequence normalised, then their mean. As `layer_statistics`."""
-    trace = trace_stack(replace(shape, vocabulary_size=None), dict(weights), dict(constants), vectors)
-    roots = stack_diagonal(trace, THEORY)
-    return (roots / roots.sum(dim=-1, keepdim=True)).mean(dim=1)
+def power_profile(profiled: Profiled, inputs: Tensor) -> Float[Tensor, "position"]:
+    """Mean of the power rollouts (diagonal, with key path) of a member's sequences, each normalised.
+
+    Args:
+        profiled: The member.
+        inputs: Token ids [batch, position], or vectors.
+    """
+    model, prompts = _with_prompts(profiled, inputs)
+    return torch.from_numpy(np.mean([power_rollout_prompt(model, ids) for ids in prompts.token_ids], axis=0))
 
 
 def jacobian_norms(

@@ -113,17 +113,17 @@ def _of_reference(
 def _of_described(
     model: Any, ids: Int64[np.ndarray, "n_positions"]
 ) -> tuple[Kernels, Float64[np.ndarray, "layers"], Bool[np.ndarray, "layers query key"]]:
-    trace = trace_attention(model, model.token_tensor([ids.tolist()])[0])
-    kernels = np.zeros((len(trace.layers), len(ids), len(ids)))
+    layers, mixing = trace_attention(model, model.token_tensor([ids.tolist()])[0])
+    kernels = np.zeros((len(layers), len(ids), len(ids)))
     visible = np.empty(kernels.shape, dtype=bool)
-    for index, kept in enumerate(trace.layers):
+    for index, kept in enumerate(layers):
         layer, given = kept.layer, kept.given
         state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
         for block in query_blocks(layer.parts, state, reach=layer.reach):
             kernels[index, block.queries, block.keys] = block.weights.double().mean((0, 1)).cpu().numpy()
         mask = Causal() if layer.reach is None else SlidingWindow(layer.reach)
         visible[index] = mask.visible(len(ids))
-    return kernels, trace.mixing.numpy(), visible
+    return kernels, mixing.numpy(), visible
 
 
 MODEL_CLAIMS: Registry["ModelClaim"] = Registry("claim on a model")

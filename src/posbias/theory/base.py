@@ -62,14 +62,7 @@ class Prediction:
         model: Mapping[str, Any] | None = None,
         prompts: Mapping[str, Any] | None = None,
     ) -> Record:
-        """The prediction as a record that reports can draw.
-
-        Args:
-            arguments: What the user passed.
-            command: What repeats it in a shell.
-            model: `describe()` of the model, where the theory read one.
-            prompts: `describe()` of the prompts, where it read any.
-        """
+        """The prediction as a record: with what the user passed, what repeats it in a shell, what `describe()` gave."""
         about = "an architecture" if model is None else str(model.get("source", "a model"))
         resolved = {
             "title": f"{self.spelled or self.theory} of {about}",
@@ -85,7 +78,11 @@ class Prediction:
         if self.parameters:
             record.seeds["theory"] = self.seed
         if self.found:
-            record.scalars["found"] = {name: _numbers(value) for name, value in self.found.items()}
+            alone = {"low": None, "high": None}
+            record.scalars["found"] = {
+                name: value.as_record() if isinstance(value, Interval) else {"value": float(value), **alone}
+                for name, value in self.found.items()
+            }
         if self.caveats:
             record.scalars["caveats"] = list(self.caveats)
         arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
@@ -93,13 +90,6 @@ class Prediction:
         record.arrays.update({f"profile/{name}": array for name, array in known.items()})
         record.arrays.update(self.arrays)
         return record
-
-
-def _numbers(value: Interval | float) -> dict[str, float | None]:
-    """A number with its interval, None where it has none."""
-    if not isinstance(value, Interval):
-        return {"value": float(value), "low": None, "high": None}
-    return value.as_record()
 
 
 class Theory(ABC):
@@ -132,22 +122,12 @@ class ModelTheory(Theory):
         return {"spelled": THEORIES.spell(self), "parameters": parameters, "seed": seed}
 
     def mean_of(self, rows: Float64[np.ndarray, "count n_positions"], seed: int, **beside: Any) -> Prediction:
-        """The mean over prompts with its pointwise interval, from a profile for each of them.
-
-        Args:
-            rows: One for each prompt, each sums to 1.
-            seed: Of what was drawn.
-            beside: What else the prediction holds, by its field.
-        """
+        """The mean over prompts with its pointwise interval, and `beside` it further fields of the prediction."""
         profile = Profile.mean_of(rows)
         return Prediction(profile, self.name, None, rows.shape[1], per_prompt=rows, **self.labels(seed), **beside)
 
     def check_reading(self, subject: Any, prompts: Any, n_positions: int) -> None:
-        """Refuse what is no loaded model, and prompts of another length than was asked for.
-
-        Raises:
-            UsageError: it is.
-        """
+        """Refuse what is no loaded model, and prompts of another length than was asked for."""
         from posbias.models.model import Model
 
         if not isinstance(subject, Model):

@@ -74,9 +74,6 @@ def _homogeneous(log_sums: Float64[np.ndarray, "orders chosen"]) -> Float64[np.n
 def attention_steps(mixing: Sequence[float] | np.ndarray) -> Float64[np.ndarray, "counts"]:
     """P(K = k), k = 0 ... L: in how many layers the walk takes an attention step rather than the residual.
 
-    Args:
-        mixing: m_l in [0, 1] of every layer.
-
     Raises:
         UsageError: no layer, or a mixing outside [0, 1].
     """

@@ -5,6 +5,7 @@ residual is `none` (1) or `mixed` (its own m_l); everywhere else it is measured 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any, ClassVar
@@ -82,22 +83,24 @@ def predict(
 class ArchitectureTheory(Theory):
     """A theory of what mixes positions, without weights or texts; it has no parameters."""
 
-    def simplified(self, architecture: Architecture) -> Architecture:
-        """The architecture without what the theory ignores.
+    ignores: ClassVar[Mapping[str, Any]] = {"content": 0.0}
+    """What the theory leaves out of an architecture, by field, and the value it takes in its place."""
 
-        Raises:
-            UsageError: the theory does not hold for it.
-        """
-        return replace(architecture, content=0.0)
+    uniform_causal: ClassVar[bool] = False
+    """Whether the theory holds for uniform causal attention alone."""
 
     def influence(self, architecture: Architecture, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
-        """Influence of every position, from what `simplified` gave; sums to 1, or to 1 minus the sinks' share."""
+        """Influence of every position, without what the theory ignores; sums to 1, or to 1 minus the sinks' share."""
         return rollout_profile(architecture, n_positions=n_positions)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The profile, and what the sinks take of the last position."""
-        _check_size(subject, n_positions)
-        architecture = self.simplified(_architecture(subject, self.name, prompts))
+        heads, depth = (subject.heads, subject.depth) if isinstance(subject, Architecture) else (1, 1)
+        CELLS.check(f"n_positions {n_positions:,} with {heads} heads", heads * n_positions)
+        STEPS.check(f"n_positions {n_positions:,} with {depth} layers of {heads} heads", depth * heads * n_positions)
+        architecture = replace(_architecture(subject, self.name, prompts), **self.ignores)
+        if self.uniform_causal:
+            _check_uniform_causal(architecture, self.name)
         influence = self.influence(architecture, n_positions)
         if not np.any(architecture.layer_sinks > -np.inf):
             return Prediction(Profile(influence), self.name, architecture, n_positions)
@@ -111,10 +114,7 @@ class AttentionOnly(ArchitectureTheory):
     """Rollout of attention alone: mixing 1 in every layer, content ignored (Wu et al. 2025)."""
 
     reads_prompts: ClassVar[bool] = False
-
-    def simplified(self, architecture: Architecture) -> Architecture:
-        """Mixing 1, no content."""
-        return replace(architecture, mixing=1.0, content=0.0)
+    ignores: ClassVar[Mapping[str, Any]] = {"content": 0.0, "mixing": 1.0}
 
 
 @THEORIES.register("rollout")
@@ -128,9 +128,7 @@ class ResidualRollout(ArchitectureTheory):
 class ContentRollout(ArchitectureTheory):
     """Rollout with residual mixing and the diagonal content offset (arXiv 2602.16837)."""
 
-    def simplified(self, architecture: Architecture) -> Architecture:
-        """All of it counts."""
-        return architecture
+    ignores: ClassVar[Mapping[str, Any]] = {}
 
 
 @THEORIES.register("closed_form")
@@ -138,9 +136,7 @@ class ContentRollout(ArchitectureTheory):
 class FiniteClosedForm(ArchitectureTheory):
     """The exact finite-N form of uniform causal attention at every position."""
 
-    def simplified(self, architecture: Architecture) -> Architecture:
-        """Without content, if all its heads are uniform and causal."""
-        return _uniform_causal(replace(architecture, content=0.0), self.name)
+    uniform_causal: ClassVar[bool] = True
 
     def influence(self, architecture: Architecture, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
         """At every position."""
@@ -152,9 +148,7 @@ class FiniteClosedForm(ArchitectureTheory):
 class ContinuousLimit(ArchitectureTheory):
     """The published continuous limit, averaged over the cell of each position (arXiv 2603.10123)."""
 
-    def simplified(self, architecture: Architecture) -> Architecture:
-        """Without content, if all its heads are uniform and causal."""
-        return _uniform_causal(replace(architecture, content=0.0), self.name)
+    uniform_causal: ClassVar[bool] = True
 
     def influence(self, architecture: Architecture, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
         """Of every position's cell."""
@@ -192,31 +186,30 @@ def measured_mixing(model: Any, prompts: Any) -> Float64[np.ndarray, "layers"]:
     return np.asarray(np.mean(shares, axis=0))
 
 
-def _check_size(subject: Any, n_positions: int) -> None:
-    """Refuse a length that no machine has the memory or the time for.
-
-    Raises:
-        UsageError: it is too long.
-    """
-    heads = subject.heads if isinstance(subject, Architecture) else 1
-    depth = subject.depth if isinstance(subject, Architecture) else 1
-    CELLS.check(f"n_positions {n_positions:,} with {heads} heads", heads * n_positions)
-    STEPS.check(f"n_positions {n_positions:,} with {depth} layers of {heads} heads", depth * heads * n_positions)
-
-
 def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     """As given, or a model's own, with its mixing known or measured on the prompts; `attention_only` leaves it out.
+
+    Diagonal content is that of a reference model without content attention; 0 where the theory does not want it.
 
     Raises:
         UsageError: neither of the two, no family description, mixing or content that is not known.
     """
+    from posbias.models.reference import ReferenceTransformer
+
     if isinstance(subject, Architecture):
         return subject
     if not hasattr(subject, "architecture_traits"):
         raise UsageError(
             f"theory {theory} needs an Architecture or a model (what load_model returns), got {type(subject).__name__}"
         )
-    content = _content(subject, theory)
+    content: Any = 0.0
+    if theory == "rollout_content":
+        if not isinstance(subject, ReferenceTransformer) or subject.config.attention != "positional":
+            raise UsageError(
+                "theory rollout_content needs the diagonal content of attention, which a model's configuration does "
+                "not give; give an Architecture with content=..."
+            )
+        content = subject.config.architecture.layer_content
     if theory == "attention_only":
         return Architecture.from_model(subject)
     if prompts is not None:
@@ -227,26 +220,8 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     return Architecture.from_model(subject, mixing=known, content=content)
 
 
-def _content(model: Any, theory: str) -> Any:
-    """Diagonal content of a reference model without content attention; 0 where the theory does not want it."""
-    from posbias.models.reference import ReferenceTransformer
-
-    if theory != "rollout_content":
-        return 0.0
-    if isinstance(model, ReferenceTransformer) and model.config.attention == "positional":
-        return model.config.architecture.layer_content
-    raise UsageError(
-        "theory rollout_content needs the diagonal content of attention, which a model's configuration does not give; "
-        "give an Architecture with content=..."
-    )
-
-
-def _uniform_causal(architecture: Architecture, theory: str) -> Architecture:
-    """As given.
-
-    Raises:
-        UsageError: another mask than causal, an encoding, or sinks.
-    """
+def _check_uniform_causal(architecture: Architecture, theory: str) -> None:
+    """Refuse another mask than causal, an encoding, and sinks."""
     groups = [group for layer in architecture.head_groups for group in layer]
     odd = [group for group in groups if not isinstance(group.mask, Causal)]
     odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]
@@ -257,4 +232,3 @@ def _uniform_causal(architecture: Architecture, theory: str) -> Architecture:
         )
     if np.any(architecture.layer_sinks > -np.inf):
         raise UsageError(f"theory {theory} holds without attention sinks only")
-    return architecture

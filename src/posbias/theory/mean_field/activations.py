@@ -5,7 +5,6 @@ F = sum_k c_k(q_i) c_k(q_j) rho^k, and F' needs no derivative, since E[phi'(sqrt
 relu and its square by the arc-cosine kernels.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -30,33 +29,18 @@ Values = Float64[np.ndarray, "..."]
 Function = Callable[[Values], Values]
 
 
-class Activation(ABC):
+@dataclass(frozen=True)
+class Activation:
     """An elementwise nonlinearity with its two Gaussian kernels."""
 
-    name: str
+    value: Function
+    closed: Callable[[Kernel], tuple[Kernel, Kernel]] | None = None
+    """Its kernels in closed form; None: by its Hermite coefficients, which must decay fast."""
 
-    @abstractmethod
-    def value(self, x: Values) -> Values:
-        """phi(x)."""
-
-    @abstractmethod
     def kernels(self, covariance: Kernel) -> tuple[Kernel, Kernel]:
         """F and F' for pre-activations with this covariance; variances are `covariance.same` (> 0)."""
-
-
-@dataclass(frozen=True)
-class Smooth(Activation):
-    """Any activation whose Hermite coefficients decay fast."""
-
-    name: str
-    function: Function
-
-    def value(self, x: Values) -> Values:
-        """phi(x)."""
-        return self.function(x)
-
-    def kernels(self, covariance: Kernel) -> tuple[Kernel, Kernel]:
-        """Both kernels from one set of coefficients, position by position."""
+        if self.closed is not None:
+            return self.closed(covariance)
         variance = np.maximum(covariance.same, SMALLEST_VARIANCE)
         coefficients = self.coefficients(variance)
         slopes = coefficients[1:] * np.sqrt(np.arange(1, len(coefficients)))[:, None] / np.sqrt(variance)
@@ -77,7 +61,7 @@ class Smooth(Activation):
     def coefficients(self, variance: Float64[np.ndarray, "position"]) -> Float64[np.ndarray, "term position"]:
         """c_k(q) = E[phi(sqrt(q) z) h_k(z)] at every variance q, as many terms as the tail asks for."""
         nodes, weights, polynomials = _hermite()
-        values = self.function(nodes[:, None] * np.sqrt(variance)[None, :])
+        values = self.value(nodes[:, None] * np.sqrt(variance)[None, :])
         coefficients = (polynomials * weights) @ values
         power = np.max(coefficients**2, axis=1) * np.arange(1, len(coefficients) + 1)  # as F' weighs them
         tail = np.cumsum(power[::-1])[::-1]
@@ -85,41 +69,27 @@ class Smooth(Activation):
         return np.asarray(coefficients[: max(needed, 2)])
 
 
-@dataclass(frozen=True)
-class Relu(Activation):
-    """max(x, 0), by the arc-cosine kernels of degree 1 and 0 (Cho and Saul 2009)."""
+def relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
+    """Of max(x, 0), t the angle: F = sqrt(q q') (sin t + (pi - t) cos t) / 2 pi, F' = (pi - t) / 2 pi.
 
-    name: str = "relu"
-
-    def value(self, x: Values) -> Values:
-        """max(x, 0)."""
-        return np.asarray(np.maximum(x, 0.0))
-
-    def kernels(self, covariance: Kernel) -> tuple[Kernel, Kernel]:
-        """F = sqrt(q q') (sin t + (pi - t) cos t) / 2 pi, F' = (pi - t) / 2 pi, t the angle."""
-        scale, cosine, angle = _angles(covariance)
-        forward = scale * _first_order(cosine, angle)
-        backward = (np.pi - angle) / (2 * np.pi)
-        return Kernel(forward, covariance.same / 2), Kernel(backward, np.full_like(covariance.same, 0.5))
+    Source: arc-cosine kernels of degree 1 and 0 (Cho and Saul 2009).
+    """
+    scale, cosine, angle = _angles(covariance)
+    forward = scale * _first_order(cosine, angle)
+    backward = (np.pi - angle) / (2 * np.pi)
+    return Kernel(forward, covariance.same / 2), Kernel(backward, np.full_like(covariance.same, 0.5))
 
 
-@dataclass(frozen=True)
-class ReluSquared(Activation):
-    """max(x, 0)^2, by the arc-cosine kernels of degree 2 and 1 (Cho and Saul 2009)."""
+def squared_relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
+    """Of max(x, 0)^2: F = q q' (3 sin t cos t + (pi - t) (1 + 2 cos^2 t)) / 2 pi, F' four times F of relu itself.
 
-    name: str = "relu2"
-
-    def value(self, x: Values) -> Values:
-        """max(x, 0)^2."""
-        return np.asarray(np.maximum(x, 0.0) ** 2)
-
-    def kernels(self, covariance: Kernel) -> tuple[Kernel, Kernel]:
-        """F = q q' (3 sin t cos t + (pi - t) (1 + 2 cos^2 t)) / 2 pi, F' four times that of relu itself."""
-        scale, cosine, angle = _angles(covariance)
-        second_order = 3 * np.sqrt(1 - cosine**2) * cosine + (np.pi - angle) * (1 + 2 * cosine**2)
-        forward = scale**2 * second_order / (2 * np.pi)
-        backward = 4 * scale * _first_order(cosine, angle)
-        return Kernel(forward, 1.5 * covariance.same**2), Kernel(backward, 2 * covariance.same)
+    Source: arc-cosine kernels of degree 2 and 1 (Cho and Saul 2009).
+    """
+    scale, cosine, angle = _angles(covariance)
+    second_order = 3 * np.sqrt(1 - cosine**2) * cosine + (np.pi - angle) * (1 + 2 * cosine**2)
+    forward = scale**2 * second_order / (2 * np.pi)
+    backward = 4 * scale * _first_order(cosine, angle)
+    return Kernel(forward, 1.5 * covariance.same**2), Kernel(backward, 2 * covariance.same)
 
 
 def _angles(covariance: Kernel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,16 +105,14 @@ def _first_order(cosine: Values, angle: Values) -> Values:
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "relu": Relu(),
-    "relu2": ReluSquared(),
-    "gelu": Smooth("gelu", lambda x: np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2))))),
-    "gelu_tanh": Smooth(
-        "gelu_tanh", lambda x: np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
-    ),
-    "quick_gelu": Smooth("quick_gelu", lambda x: np.asarray(x * expit(1.702 * x))),
-    "silu": Smooth("silu", lambda x: np.asarray(x * expit(x))),
-    "tanh": Smooth("tanh", np.tanh),
-    "identity": Smooth("identity", lambda x: x),
+    "relu": Activation(lambda x: np.asarray(np.maximum(x, 0.0)), relu_kernels),
+    "relu2": Activation(lambda x: np.asarray(np.maximum(x, 0.0) ** 2), squared_relu_kernels),
+    "gelu": Activation(lambda x: np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2))))),
+    "gelu_tanh": Activation(lambda x: np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))),
+    "quick_gelu": Activation(lambda x: np.asarray(x * expit(1.702 * x))),
+    "silu": Activation(lambda x: np.asarray(x * expit(x))),
+    "tanh": Activation(np.tanh),
+    "identity": Activation(lambda x: x),
 }
 """By name; `gelu_tanh` is the form of GPT-2, BLOOM and Gemma."""
 PROBE_POINTS = np.linspace(-4.0, 4.0, 81)

@@ -27,8 +27,19 @@ from posbias.theory.mean_field.bins import (
     growing_bins,
     unit_bins,
 )
-from posbias.theory.mean_field.levels import LEVELS, FirstOrder, Level, Setting, ValueOnly, attention_grams
-from posbias.theory.mean_field.recursion import Forward, input_kernel, run_backward, run_forward, vector_kernel
+from posbias.theory.mean_field.recursion import (
+    LEVELS,
+    FirstOrder,
+    Forward,
+    Level,
+    Setting,
+    ValueOnly,
+    attention_grams,
+    input_kernel,
+    run_backward,
+    run_forward,
+    vector_kernel,
+)
 from posbias.theory.mean_field.sampled import SampledHeads
 from posbias.theory.mean_field.spec import MeanFieldSpec, spec_of
 
@@ -153,8 +164,8 @@ def mean_field(
     entries = _entries(model, spec, bins, prompts)
     squares, forward = np.zeros(n_positions), None
     for entry in entries:
-        same, forward = kernel_squares(spec, entry, chosen, setting)
-        squares += bins.spread(same) / len(entries)
+        forward = run_forward(spec, entry, chosen, setting)
+        squares += bins.spread(run_backward(spec, forward, chosen, setting).same) / len(entries)
     assert forward is not None
     norm = np.sqrt(spec.width * squares)
     return MeanField(
@@ -163,14 +174,6 @@ def mean_field(
         level=chosen,
         logit_variance=_logit_variances(spec, forward),
     )
-
-
-def kernel_squares(
-    spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setting
-) -> tuple[Float64[np.ndarray, "bin"], Forward]:
-    """G_jj at the input from the kernel of the vectors that enter the network, and the forward pass."""
-    forward = run_forward(spec, entry, level, setting)
-    return run_backward(spec, forward, level, setting).same, forward
 
 
 def _entries(model: Model | MeanFieldSpec, spec: MeanFieldSpec, bins: Bins, prompts: Prompts | None) -> list[Kernel]:
@@ -186,11 +189,7 @@ def _entries(model: Model | MeanFieldSpec, spec: MeanFieldSpec, bins: Bins, prom
 def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -> Bins:
     """One bin per position in short contexts; growing ones, narrow enough for every window, in long ones.
 
-    Args:
-        spec: The model.
-        n_positions: Context length N.
-        exact: Ask for one bin per position whatever the length (sampled heads); logits that depend on position ask
-            for it themselves.
+    One per position too where it is asked for (`exact`: sampled heads), and where logits depend on position.
 
     Raises:
         UsageError: more than 2048 bins would be needed.
@@ -238,17 +237,9 @@ def _logit_variances(spec: MeanFieldSpec, forward: Forward) -> Float64[np.ndarra
 def network_profiles(
     spec: MeanFieldSpec, n_positions: int, *, prompts: Prompts | None = None, count: int = 8, seed: int = 0
 ) -> Profiles:
-    """Profiles of networks that have no more heads than the model; the prompts are taken in turn.
+    """Profiles of `count` networks that have no more heads than the model; the prompts are taken in turn.
 
-    Args:
-        spec: The model.
-        n_positions: Context length N, up to 2048.
-        prompts: As for `mean_field`.
-        count: Networks, >= 1.
-        seed: Of their heads.
-
-    Returns:
-        Rows sum to 1. Their mean compares with a mean over seeds of normalised profiles.
+    Up to 2048 positions; rows sum to 1. Their mean compares with a mean over seeds of normalised profiles.
     """
     rows = []
     for index, drawn in enumerate(np.random.SeedSequence(seed).generate_state(count)):
@@ -274,12 +265,7 @@ def distance(profiles: Profiles, other: Float64[np.ndarray, "n_positions"]) -> F
 
 
 def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> str:
-    """What to know before a measurement is held against the prediction, in one sentence.
-
-    Args:
-        profiles: Of networks, at least two.
-        initialisations: How many initialisations were measured, if any.
-    """
+    """What to know before a measurement is held against the prediction: how far networks, two or more, lie from it."""
     one = scatter(profiles)
     flat = distance(profiles.mean(axis=0)[None], np.full(profiles.shape[1], 1 / profiles.shape[1]))[0]
     many = 100 if initialisations is None else initialisations

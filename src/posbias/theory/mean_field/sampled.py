@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64
 
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.theory.mean_field.bins import MOST_BINS, Kernel, smooth
-from posbias.theory.mean_field.levels import LEVELS, Level, Setting
+from posbias.theory.mean_field.recursion import LEVELS, Level, Setting
 from posbias.theory.mean_field.spec import AttentionSpec, HeadNormSpec
 
 FORWARD_SHARE = 8
@@ -111,14 +111,16 @@ class HeadSampler:
         raw_query = spec.query.forward(self.width, x)
         raw_key = spec.key.forward(self.width, x)
         query_half, key_half = _root(raw_query.block), _root(raw_key.block)
-        bias = _head_logits(spec, n_positions)
+        bias, rotation = _head_logits(spec, n_positions), spec.rotation
+        alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
         size = max(1, BATCH_NUMBERS // n_positions**2)
         for first in range(0, self.count, size):
             heads = np.arange(first, min(first + size, self.count))
             shape = (len(heads), n_positions, spec.head_dim)
             query, query_root = _normed(np.matmul(query_half, self._normal(shape)), raw_query, spec.query_norm)
             key, key_root = _normed(np.matmul(key_half, self._normal(shape)), raw_key, spec.key_norm)
-            turns = self._turns(heads)
+            # Samples take the model's heads in turn.
+            turns = None if rotation is None else rotation[:1] if alike else rotation[heads % spec.heads]
             logits = np.matmul(_rotated(query, turns, 1), _rotated(key, turns, 1).transpose(0, 2, 1))
             logits *= np.float32(spec.scale)
             slope: Weights | float = 1.0
@@ -127,13 +129,6 @@ class HeadSampler:
                 logits, slope = capped * np.float32(spec.softcap), 1 - capped**2
             logits += bias[heads % len(bias)]
             yield Batch(query, key, query_root, key_root, _softmax(logits), slope, turns)
-
-    def _turns(self, heads: Int64[np.ndarray, "head"]) -> Turns:
-        """Rotary frequencies of sampled heads, which take the model's heads in turn; one row if all are alike."""
-        rotation = self.attention.rotation
-        if rotation is None or np.all(rotation == rotation[:1]):
-            return None if rotation is None else rotation[:1]
-        return np.asarray(rotation[heads % self.attention.heads])
 
     def _normal(self, shape: tuple[int, ...]) -> Heads:
         return self.generator.standard_normal(shape, dtype=np.float32)

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbias.architecture import HeadGroup, Rope
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.errors import UsageError
-from posbias.models.families import Block, Family, MlpParts, Norm
+from posbias.models.families import AttentionParts, Block, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference import ReferenceBlock, ReferenceNetwork, ReferenceTransformer
-from posbias.models.reference.forward import ACTIVATIONS
+from posbias.models.reference import ReferenceBlock, ReferenceTransformer
 from posbias.models.reference.parameters import shown
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.bins import Kernel
+from posbias.theory.reference import attention_parts, mlp_parts, norm_of
 
 EMBEDDING_ROWS = 4096
 """Rows of the embedding whose mean square is taken: its relative error is then below 0.2 % at width 256."""
@@ -204,14 +204,7 @@ def spec_of(model: Model) -> MeanFieldSpec:
 def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     family, config, network = model.family, model.config, model.network
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
-    layers = tuple(
-        LayerSpec(
-            attention=_attention_spec(model, block, layer),
-            mlp=_mlp_spec(family, block, config),
-            parallel=family.is_parallel(config),
-        )
-        for layer, block in enumerate(blocks)
-    )
+    layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
     first = family.attention_parts(blocks[0], config)
     if first.query.shape[1] != model.width:
         raise UsageError(f"mean field needs embeddings as wide as the blocks, got {model.width}")
@@ -219,18 +212,20 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
         table = network.get_submodule(family.position_table).get_parameter("weight")
         positions = _power(table[family.position_offset :])
     input_scale = family.input_scale(config)
+    embedding = None if embedding_norm is None else family.norm(network.get_submodule(embedding_norm))
+    final = family.final_norm_module(network)
     return MeanFieldSpec(
         width=model.width,
         layers=layers,
         embedding=_embedding_power(model) * input_scale**2,
         input_scale=input_scale,
         positions=positions,
-        embedding_norm=None if embedding_norm is None else _norm(family, network.get_submodule(embedding_norm)),
-        final_norm=_norm(family, family.final_norm_module(network)),
+        embedding_norm=_norm(embedding),
+        final_norm=_norm(None if final is None else family.norm(final)),
     )
 
 
-def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> AttentionSpec:
+def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
     family, config = model.family, model.config
     parts = block.attention_added(family.attention_parts(block, config))
     largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
@@ -245,6 +240,27 @@ def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> Attent
         content=np.zeros(parts.heads),
         sinks=np.full(parts.heads, -np.inf),
     )
+
+    def norms(branch: str) -> dict[str, Any]:
+        """Of one branch: before it, after it, and of the stream once it is added."""
+        modules = {name: getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm", "stream_norm")}
+        before, after, stream = (_norm(module and family.norm(module)) for module in modules.values())
+        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(norm=stream)}
+
+    return LayerSpec(
+        attention=_attention_spec(
+            parts,
+            groups=(group,),
+            rotation=None if frequencies is None else np.tile(frequencies, (parts.heads, 1)),
+            **norms("attention"),
+        ),
+        mlp=_mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp")),
+        parallel=family.is_parallel(config),
+    )
+
+
+def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
+    """Sizes and variances of the maps, with norms, groups, rotation and residual as given."""
     return AttentionSpec(
         heads=parts.heads,
         head_dim=parts.head_dim,
@@ -253,34 +269,25 @@ def _attention_spec(model: HuggingFaceModel, block: Block, layer: int) -> Attent
         key=_linear(parts.key, parts.key_bias),
         value=_linear(parts.value, parts.value_bias),
         output=_linear(parts.output, parts.output_bias),
-        groups=(group,),
-        rotation=None if frequencies is None else np.tile(frequencies, (family.heads(config), 1)),
         query_norm=_head_norm(parts.query_norm, parts.head_dim),
         key_norm=_head_norm(parts.key_norm, parts.head_dim),
         softcap=parts.softcap,
-        pre_norm=_norm(family, block.attention_norm),
-        post_norm=_norm(family, block.attention_post_norm),
-        residual=ResidualSpec(norm=_norm(family, block.attention_stream_norm)),
+        **beside,
     )
 
 
-def _mlp_spec(family: Family, block: Block, config: Any) -> MlpSpec:
-    parts = block.mlp_added(family.mlp_parts(block, config))
+def _mlp_spec(parts: MlpParts, **beside: Any) -> MlpSpec:
+    """The same of an MLP."""
+    with torch.no_grad():
+        activation = recognise(lambda x: parts.activation(torch.from_numpy(x).float()).double().numpy())
     return MlpSpec(
         hidden=int(parts.up.shape[0]),
-        activation=_activation(parts),
+        activation=activation,
         up=_linear(parts.up, parts.up_bias),
         down=_linear(parts.down, parts.down_bias),
         gate=None if parts.gate is None else _linear(parts.gate, parts.gate_bias),
-        pre_norm=_norm(family, block.mlp_norm),
-        post_norm=_norm(family, block.mlp_post_norm),
-        residual=ResidualSpec(norm=_norm(family, block.mlp_stream_norm)),
+        **beside,
     )
-
-
-def _activation(parts: MlpParts) -> Activation:
-    with torch.no_grad():
-        return recognise(lambda x: parts.activation(torch.from_numpy(x).float()).double().numpy())
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> LinearSpec:
@@ -292,17 +299,16 @@ def _power(values: Tensor) -> float:
     return float(values.detach().double().square().mean())
 
 
-def _norm(family: Family, module: nn.Module | None) -> NormSpec | None:
-    return None if module is None else _norm_spec(family.norm(module))
-
-
-def _norm_spec(norm: Norm) -> NormSpec:
+def _norm(norm: Norm | None) -> NormSpec | None:
+    if norm is None:
+        return None
     bias = 0.0 if norm.bias is None else _power(norm.bias)
     return NormSpec(epsilon=norm.epsilon, gain=_power(norm.gain), bias=bias)
 
 
 def _head_norm(norm: Norm | None, head_dim: int) -> HeadNormSpec | None:
-    return None if norm is None else HeadNormSpec(_norm_spec(norm), per_head=norm.gain.shape[-1] == head_dim)
+    spec = _norm(norm)
+    return None if norm is None or spec is None else HeadNormSpec(spec, per_head=norm.gain.shape[-1] == head_dim)
 
 
 @torch.no_grad()
@@ -323,62 +329,33 @@ def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
     blocks = [block for block in network.blocks if isinstance(block, ReferenceBlock)]
     return MeanFieldSpec(
         width=model.width,
-        layers=tuple(LayerSpec(_reference_attention(block), _reference_mlp(block)) for block in blocks),
+        layers=tuple(_reference_layer(block) for block in blocks),
         embedding=_embedding_power(model),
         positions=0.0 if config.learned_positions is None else _power(network.get_parameter("positions")),
         added=config.input_encoding,
-        embedding_norm=_reference_norm(network, "embedding") if config.embedding_norm else None,
-        final_norm=_reference_norm(network, "final") if config.norm == "pre" else None,
+        embedding_norm=_norm(norm_of(network, "embedding")),
+        final_norm=_norm(norm_of(network, "final", where="pre")),
     )
 
 
-def _reference_norm(module: ReferenceBlock | ReferenceNetwork, name: str) -> NormSpec:
-    shift = 0.0 if module.config.normalisation == "rms" else _power(module.get_parameter(f"{name}_shift"))
-    return NormSpec(module.config.norm_epsilon, gain=_power(module.get_parameter(f"{name}_gain")), bias=shift)
+def _reference_layer(block: ReferenceBlock) -> LayerSpec:
+    config, mlp = block.config, mlp_parts(block)
 
+    def norms(branch: str, *, kept: float, added: float) -> dict[str, Any]:
+        before, stream = (_norm(norm_of(block, branch, where=where)) for where in ("pre", "post"))
+        return {"pre_norm": before, "residual": ResidualSpec(kept, added, stream)}
 
-def _reference_linear(block: ReferenceBlock, name: str) -> LinearSpec:
-    bias = _power(block.get_parameter(f"{name}_bias")) if block.config.biases else 0.0
-    return LinearSpec(_power(block.get_parameter(name)), bias=bias)
-
-
-def _reference_attention(block: ReferenceBlock) -> AttentionSpec:
-    config = block.config
-    content = config.attention == "content"
-    kept, added = (config.residual_scale, 1.0) if config.residual == "added" else (0.0, 1.0)
-    if config.residual == "mixed":
-        kept, added = 1 - block.mixing, block.mixing
-    norm = None if config.norm == "none" else _reference_norm(block, "attention")
-    return AttentionSpec(
-        heads=config.architecture.heads,
-        head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
-        query=_reference_linear(block, "query") if content else LinearSpec(0.0),
-        key=_reference_linear(block, "key") if content else LinearSpec(0.0),
-        value=_reference_linear(block, "value"),
-        # Heads side by side: the identity, which takes as much from every feature as a random map of this variance.
-        output=_reference_linear(block, "output") if config.output_map else LinearSpec(1 / config.width),
-        groups=tuple(shown(config, group) for group in block.groups),
-        rotation=_reference_rotation(block) if content else None,
-        pre_norm=norm if config.norm == "pre" else None,
-        residual=ResidualSpec(kept, added, norm if config.norm == "post" else None),
-    )
-
-
-def _reference_mlp(block: ReferenceBlock) -> MlpSpec | None:
-    config = block.config
-    if not config.mlp:
-        return None
-    norm = None if config.norm == "none" else _reference_norm(block, "mlp")
-    kept = {"none": 0.0, "mixed": 1.0, "added": config.residual_scale}[config.residual]
-    return MlpSpec(
-        hidden=config.hidden_width,
-        activation=recognise(lambda x: ACTIVATIONS[config.activation](torch.from_numpy(x)).numpy()),
-        up=_reference_linear(block, "up"),
-        down=_reference_linear(block, "down"),
-        gate=_reference_linear(block, "gate") if config.gated_mlp else None,
-        pre_norm=norm if config.norm == "pre" else None,
-        residual=ResidualSpec(kept, 1.0, norm if config.norm == "post" else None),
+    mixed = config.residual == "mixed"
+    beside_mlp = {"none": 0.0, "mixed": 1.0, "added": config.residual_scale}[config.residual]
+    kept, added = (1 - block.mixing, block.mixing) if mixed else (beside_mlp, 1.0)
+    return LayerSpec(
+        attention=_attention_spec(
+            attention_parts(block),
+            groups=tuple(shown(config, group) for group in block.groups),
+            rotation=_reference_rotation(block) if config.attention == "content" else None,
+            **norms("attention", kept=kept, added=added),
+        ),
+        mlp=None if mlp is None else _mlp_spec(mlp, **norms("mlp", kept=beside_mlp, added=1.0)),
     )
 
 

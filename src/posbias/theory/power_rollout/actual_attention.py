@@ -6,9 +6,10 @@ T_{L-1} ... T_0 is pulled block by block from the top layer down; all variants c
 layer's attention (docs/theory, sections 1 and 5). Any described family; only the power rollout needs more (trace.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor, nn
 
+from posbias.architecture.mixing import resolve_mixing
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.attention import (
@@ -36,8 +38,8 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.attention import attention_input, value_gains
-from posbias.theory.power_rollout.prompt_trace import DescribedTrace
+from posbias.theory.base import Prediction
+from posbias.theory.power_rollout.attention import value_gains
 
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]
@@ -64,18 +66,11 @@ class AttentionTraceLayer:
     """The norm between the output projection and the stream; None where there is none."""
 
 
-@dataclass(frozen=True)
-class AttentionTrace:
-    """One prompt's forward pass."""
-
-    layers: list[AttentionTraceLayer]
-    mixing: Float64[Tensor, "layers"]
-    """Mean over tokens of |a| / (|x| + |a|), measured."""
-
-
 @torch.no_grad()
-def trace_attention(model: Model, token_ids: Int[Tensor, "position"]) -> AttentionTrace:
-    """Run one prompt forward and keep what each attention module read.
+def trace_attention(
+    model: Model, token_ids: Int[Tensor, "position"]
+) -> tuple[list[AttentionTraceLayer], Float64[Tensor, "layers"]]:
+    """Run one prompt forward; keep what each attention module read, and the mean over tokens of |a| / (|x| + |a|).
 
     Raises:
         UsageError: the model's family is not described, or its attention cannot be recomputed.
@@ -85,7 +80,7 @@ def trace_attention(model: Model, token_ids: Int[Tensor, "position"]) -> Attenti
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
     given: dict[int, AttentionInput] = {}
-    powers: dict[nn.Module, ScaledNorm] = {}
+    powers: dict[nn.Module | None, ScaledNorm] = {}
     blocks = model.family.blocks(model.network)
     around = [norm for block in blocks for norm in (block.attention_norm, block.attention_post_norm) if norm]
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
@@ -93,11 +88,20 @@ def trace_attention(model: Model, token_ids: Int[Tensor, "position"]) -> Attenti
     def receive(layer: AttentionLayer, read: AttentionInput) -> None:
         given[layer.index] = read
 
+    def keep(norm: Norm, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """What a norm divides by."""
+        values = args[0].reshape(-1, args[0].shape[-1]).to(dtype)
+        if norm.kind == "layer":
+            values = values - values.mean(-1, keepdim=True)
+        powers[module] = ScaledNorm(norm, values.square().mean(-1) + norm.epsilon)
+
     with (
         watch_attention(layers, receive, dtype=dtype),
         watch_branches(blocks) as watch,
-        _watch_norms({module: model.family.norm(module) for module in around}, powers, dtype),
+        ExitStack() as hooks,
     ):
+        for module in around:
+            hooks.callback(module.register_forward_pre_hook(partial(keep, model.family.norm(module))).remove)
         model.last(model.embed(token_ids[None]))
     norms = watch.norms()
     share = norms.branch[:, 0].double() / (norms.stream[:, 0].double() + norms.branch[:, 0].double())
@@ -105,30 +109,16 @@ def trace_attention(model: Model, token_ids: Int[Tensor, "position"]) -> Attenti
         layer = int((~share.isfinite()).any(1).nonzero()[0])
         raise RunError(f"mixing: |x| + |a| is zero or not finite in layer {layer}; it must be finite and > 0")
 
-    def scaled(module: nn.Module | None) -> ScaledNorm | None:
-        return None if module is None else powers[module]
-
     kept = [
-        AttentionTraceLayer(layer, given[layer.index], scaled(block.attention_norm), scaled(block.attention_post_norm))
+        AttentionTraceLayer(
+            layer,
+            given[layer.index],
+            before=powers.get(block.attention_norm),
+            after=powers.get(block.attention_post_norm),
+        )
         for layer, block in zip(layers, blocks, strict=True)
     ]
-    return AttentionTrace(kept, share.mean(1).cpu())
-
-
-@contextmanager
-def _watch_norms(norms: dict[nn.Module, Norm], into: dict[nn.Module, ScaledNorm], dtype: torch.dtype) -> Iterator[None]:
-    """Within the context, keep what every norm divides by on a single prompt."""
-
-    def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
-        values, norm = args[0].reshape(-1, args[0].shape[-1]).to(dtype), norms[module]
-        if norm.kind == "layer":
-            values = values - values.mean(-1, keepdim=True)
-        into[module] = ScaledNorm(norm, values.square().mean(-1) + norm.epsilon)
-
-    with ExitStack() as hooks:
-        for module in norms:
-            hooks.callback(module.register_forward_pre_hook(keep).remove)
-        yield
+    return kept, share.mean(1).cpu()
 
 
 Transition = Callable[[AttentionBlock], Shares]
@@ -189,18 +179,9 @@ def _head_products(kept: AttentionTraceLayer, state: AttentionState) -> Float[Te
     parts, value = kept.layer.parts, state.value
     output = parts.output.to(value) * _gain(kept.after, value).reshape(-1, 1)
     output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.head_dim)
-    products = [
-        torch.einsum("wkgc,kjc->jkgw", output, value[:, rows]).flatten(1, 2)
-        for rows in _chunks(value.shape[1], parts.heads * len(output))
-    ]
+    rows = max(1, elements_at_once() // (parts.heads * len(output)))
+    products = [torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1)]
     return torch.cat([vectors @ vectors.transpose(1, 2) for vectors in products]).permute(1, 2, 0).contiguous()
-
-
-def _chunks(n_positions: int, each: int) -> Iterator[slice]:
-    """Runs of positions with at most so many numbers together, `each` per position."""
-    rows = max(1, elements_at_once() // each)
-    for start in range(0, n_positions, rows):
-        yield slice(start, start + rows)
 
 
 def _gain(scaled: ScaledNorm | None, like: Float[Tensor, "*any"]) -> Float[Tensor, "features"]:
@@ -233,26 +214,11 @@ squares of paths through attention and the residual stream, without MLPs and wit
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionRollout:
-    """One rollout for a set of prompts."""
-
-    profile: Profile
-    """Mean over prompts, with pointwise intervals over prompts."""
-    per_prompt: Float64[np.ndarray, "count n_positions"]
-    """Each prompt's own rollout; rows sum to 1."""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> "AttentionRollout":
-        """From each prompt's own."""
-        return cls(Profile.mean_of(np.stack(rows)), np.stack(rows))
-
-
-@dataclass(frozen=True, eq=False)
 class AttentionRollouts:
     """All rollouts of the same attention."""
 
-    rollouts: dict[str, AttentionRollout]
-    """By the names of ROLLOUTS."""
+    rollouts: dict[str, Float64[np.ndarray, "count n_positions"]]
+    """Each prompt's own, by the names of ROLLOUTS; rows sum to 1."""
     mixing: Float64[np.ndarray, "count layers"]
     """Measured on each prompt: mean over tokens of |a| / (|x| + |a|)."""
     left_out: tuple[str, ...]
@@ -266,13 +232,6 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     Kept per prompt: what each attention module read, layers x N x d numbers. With the norms of stream and branch
     measured on the same pass, every prompt has its own mixing.
 
-    Args:
-        model: A model of a described family.
-        prompts: Equally long prompts.
-
-    Returns:
-        By name the mean profile with its interval and one profile per prompt.
-
     Raises:
         UsageError: another family, or one whose attention cannot be recomputed.
         RunError: activations are not finite.
@@ -285,54 +244,42 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     mixing: list[list[float]] = []
     left_out: tuple[str, ...] = ()
     for ids in track(prompts.token_ids, "rollouts of attention"):
-        trace = trace_attention(model, model.token_tensor([ids.tolist()])[0])
-        rules, shares = dict(ROLLOUTS), trace.mixing.tolist()
-        if any(kept.before is None and kept.after is None for kept in trace.layers):
+        layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
+        rules, shares = dict(ROLLOUTS), measured.tolist()
+        if any(kept.before is None and kept.after is None for kept in layers):
             del rules["power"]
             left_out = ("power: the model normalises the stream itself, after adding to it",)
-        for name, row in _pull(trace.layers, rules, shares).items():
+        for name, row in _pull(layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
-    rollouts = {name: AttentionRollout.of(found) for name, found in rows.items()}
-    return AttentionRollouts(rollouts, np.array(mixing), left_out)
+    return AttentionRollouts({name: np.stack(found) for name, found in rows.items()}, np.array(mixing), left_out)
 
 
 @checked
-def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | float) -> AttentionRollout:
-    """Rollout of the measured attention with a given residual share per layer.
+def attention_rollout(model: Model, prompts: Prompts, mixing: Sequence[float] | float) -> Prediction:
+    """Rollout of the measured attention with a given residual share per layer: its mean, and one per prompt.
 
     Args:
-        model: A model of a described family.
-        prompts: Equally long prompts.
+        model: Of a described family.
+        prompts: Equally long.
         mixing: m_l in [0, 1], one number or one per layer; 1 is attention alone, 0 the identity.
-
-    Returns:
-        The mean profile with its interval, and one per prompt.
 
     Raises:
         UsageError: unsupported family, or mixing outside [0, 1] or of the wrong length.
 
     Source: arXiv 2602.16837, section 3, with the prompt's own attention in place of a content-free kernel.
     """
-    rows = [attention_rollout_prompt(model, ids, mixing) for ids in track(prompts.token_ids, "attention rollout")]
-    return AttentionRollout.of(rows)
+    tracked = track(prompts.token_ids, "attention rollout")
+    rows = np.stack([attention_rollout_prompt(model, ids, mixing) for ids in tracked])
+    return Prediction(Profile.mean_of(rows), "attention_rollout", None, prompts.n_positions, per_prompt=rows)
 
 
 def attention_rollout_prompt(
     model: Model, token_ids: Int64[np.ndarray, "n_positions"], mixing: Sequence[float] | float
 ) -> Row:
     """One prompt's rollout, as `attention_rollout`: non-negative, sums to 1."""
-    trace = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
-    return _pull(trace.layers, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(trace.layers)))["rollout"]
-
-
-def attention_rollout_of(trace: DescribedTrace, mixing: Sequence[float] | float) -> Row:
-    """The same of a prompt that was traced for the power rollout before: no pass of its own."""
-    layers = [
-        AttentionTraceLayer(layer.attention, attention_input(layer, kept), before=None, after=None)
-        for layer, kept in zip(trace.description.layers, trace.trace.layers, strict=True)
-    ]
-    return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, _shares(mixing, len(layers)))["rollout"]
+    layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
+    return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
 
 
 @torch.no_grad()
@@ -374,13 +321,3 @@ def _pull_layer(
         for name, rule in rules.items():
             pulled[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
     return pulled
-
-
-def _shares(mixing: Sequence[float] | float, depth: int) -> list[float]:
-    shares = [float(mixing)] * depth if isinstance(mixing, int | float) else [float(share) for share in mixing]
-    if len(shares) != depth:
-        raise UsageError(f"mixing needs one number or {depth}, one per layer; got {len(shares)}")
-    for share in shares:
-        if not 0 <= share <= 1:
-            raise UsageError(f"mixing must lie in [0, 1], got {share}")
-    return shares

@@ -6,6 +6,7 @@ isotropic form too: one energy per position.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -14,12 +15,11 @@ from torch import Tensor
 from posbias.models.attention import (
     BLOCK_QUERIES,
     AttentionBlock,
-    AttentionInput,
     AttentionState,
     norm_forward,
     project_attention,
     query_blocks,
-    rotated,
+    rotary_forward,
 )
 from posbias.models.families import AttentionParts, Norm
 from posbias.theory.power_rollout.local_maps import gain_and_power, norm_pull, rotary_pull
@@ -31,29 +31,33 @@ ByKeyHead = Float[Tensor, "*batch key_head position head_dim"]
 ByQueryHead = Float[Tensor, "*batch key_head group position head_dim"]
 
 
-def attention_input(layer: LayerDescription, trace: LayerTrace) -> AttentionInput:
-    """What a layer's attention module read, from its block's kept input."""
-    return AttentionInput(norm_forward(layer.attention_norm, trace.stream), trace.cosine, trace.sine)
-
-
 def recompute_attention(layer: LayerDescription, trace: LayerTrace) -> AttentionState:
     """Queries, keys and values of a layer as the dot product sees them, from its kept input."""
-    given = attention_input(layer, trace)
-    return rotated(project_attention(layer.attention.parts, given.read), given.cosine, given.sine)
+    state = project_attention(layer.attention.parts, norm_forward(layer.attention_norm, trace.stream))
+    query = rotary_forward(state.query.flatten(0, 1), trace.cosine, trace.sine).reshape(state.query.shape)
+    return replace(state, query=query, key=rotary_forward(state.key, trace.cosine, trace.sine))
 
 
 def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator[AttentionBlock]:
-    """The layer's attention weights, a block of queries at a time, last queries first."""
-    return query_blocks(layer.attention.parts, state, reach=layer.attention.reach, block=BLOCK_QUERIES)
+    """The layer's attention weights, a block of queries at a time, last queries first; with a bias all at once."""
+    parts = layer.attention.parts
+    if layer.bias is None:
+        yield from query_blocks(parts, state, reach=layer.attention.reach, block=BLOCK_QUERIES)
+        return
+    logits = (state.query * parts.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
+    everything = slice(0, state.key.shape[1])
+    weights = torch.softmax(logits.reshape(layer.bias.shape) + layer.bias, dim=-1)
+    yield AttentionBlock(everything, everything, weights)
 
 
 def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
-    """Pull through one attention branch alone (the stream's own identity path is the caller's).
+    """Pull through one attention branch alone (its factor and the stream's own identity path are the caller's).
 
     r = N_post(e) W_O^p by head; values: Z_j = sum_i A_ij^p r_i; keys: g_j = sum_i B_ij q_i^p with
     B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without), clamp,
-    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). Position logits (ALiBi) are constants. With random signs
-    every (head, query, key) has one for its value and one for its key, every (head, query) one for its query.
+    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). Where heads agree, Z_j = sum_i (sum_h A_hij)^p r_i.
+    Logits by position (ALiBi) are constants. With random signs every (head, query, key) has one for its value and one
+    for its key, every (head, query) one for its query.
     """
     parts, power = layer.attention.parts, walk.power
     state = recompute_attention(layer, trace)
@@ -61,16 +65,16 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     received = energy @ parts.output.to(energy.dtype).pow(power)
     by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.head_dim).movedim(-4, -2)
     if walk.even_heads:
-        by_head = by_head * _evening(layer).to(by_head)
+        by_head = by_head * _evening(layer, by_head.dtype)
     values, keys, queries = _pull_blocks(layer, state, by_head, walk)
 
     if parts.clip is not None:
         values = values * (state.value.abs() < parts.clip)
     paths = [_project(values, parts.value, walk)]
-    if walk.key:
+    if walk.key and parts.scale != 0:
         raw = unprepare(keys, state.raw_key, parts.key_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_key, parts), parts.key, walk))
-    if walk.query:
+    if walk.query and parts.scale != 0:
         raw = unprepare(queries.flatten(-4, -3), state.raw_query, parts.query_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_query, parts), parts.query, walk))
     return norm_pull(layer.attention_norm, trace.stream, walk.add(*paths), power, even=walk.even_norms)
@@ -88,10 +92,14 @@ def _pull_blocks(
     values = received.new_zeros(*received.shape[:-3], *received.shape[-2:])
     keys, queries = torch.zeros_like(values), torch.zeros_like(received)
     for block in attention_blocks(layer, state):
-        weights, rows = _by_group(block.weights), _by_group(received[..., block.queries, :])
+        weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
         first = weights if power == 1 else weights.square()
-        _collect(values, block.keys, first, rows, walk)
-        if not (walk.key or walk.query):
+        if layer.heads_agree:
+            together = block.weights.sum((0, 1)).pow(power)[None]
+            _collect(values[..., :1, :, :], block.keys, together, received[..., :1, 0, block.queries, :], walk)
+        else:
+            _collect(values, block.keys, first, rows, walk)
+        if scale == 0 or not (walk.key or walk.query):
             continue
         value = state.value[:, block.keys]
         through = _centred(rows, value, weights @ value, power).mul_(first)
@@ -99,7 +107,7 @@ def _pull_blocks(
         if slope is not None:
             through.mul_(slope.pow(power))
         if walk.key:
-            _collect(keys, block.keys, through, _by_group(query[:, :, block.queries]).pow(power), walk)
+            _collect(keys, block.keys, through, query[:, :, block.queries].flatten(-3, -2).pow(power), walk)
         if walk.query:
             sent = key[:, block.keys].pow(power)
             reached = through @ sent
@@ -144,19 +152,19 @@ def softcap_slope(
     parts = layer.attention.parts
     if parts.softcap is None:
         return None
-    logits = _by_group(state.query[:, :, block.queries]) @ state.key[:, block.keys].transpose(1, 2)
+    logits = state.query[:, :, block.queries].flatten(-3, -2) @ state.key[:, block.keys].transpose(1, 2)
     return 1 - (logits * (parts.scale / parts.softcap)).tanh().square()
 
 
-def _evening(layer: LayerDescription) -> Float[Tensor, "key_head group 1 1"]:
+def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_head group 1 1"]:
     """What gives every head the layer's mean value gain, 1' N_post^2 W_O^2 W_V^2 N_in^2 1 with the norms' gains."""
     parts = layer.attention.parts
 
     def gain(norm: Norm | None) -> Tensor | float:
-        return 1.0 if norm is None else norm.gain.float().square()
+        return 1.0 if norm is None else norm.gain.to(dtype).square()
 
-    sent = (parts.output.float().square().T * gain(layer.attention_post_norm)).sum(1)
-    read = (parts.value.float().square() * gain(layer.attention_norm)).sum(1)
+    sent = (parts.output.to(dtype).square().T * gain(layer.attention_post_norm)).sum(1)
+    read = (parts.value.to(dtype).square() * gain(layer.attention_norm)).sum(1)
     by_head = sent.reshape(parts.key_heads, -1, parts.head_dim) * read.reshape(parts.key_heads, 1, parts.head_dim)
     gains = by_head.sum(-1)
     return torch.where(gains > 0, gains.mean() / gains, torch.ones_like(gains))[..., None, None]
@@ -198,11 +206,6 @@ def _project(
     return _merged(energy) @ matrix
 
 
-def _by_group(values: Float[Tensor, "*batch key_head group row last"]) -> Float[Tensor, "*batch key_head rows last"]:
-    """Stack the queries of all heads that share a key head: one product serves them."""
-    return values.flatten(-3, -2)
-
-
 def _merged(values: ByHead) -> Float[Tensor, "*batch position features"]:
     """Heads side by side, as the projections see them."""
     return values.transpose(-3, -2).flatten(-2)
@@ -224,7 +227,11 @@ def attention_energy(
     keys = torch.zeros_like(state.key)
     for block in attention_blocks(layer, state):
         received = block.weights.square() * sent[block.queries, None]
-        pulled[block.keys] += torch.einsum("kgij,kg->j", received, head_gain)
+        if layer.heads_agree:
+            together = torch.einsum("kgij,kg->ij", block.weights, head_gain.sqrt()).square()
+            pulled[block.keys] += sent[block.queries] @ together
+        else:
+            pulled[block.keys] += torch.einsum("kgij,kg->j", received, head_gain)
         if walk.key:
             slope = softcap_slope(layer, state, block)
             if slope is not None:
@@ -242,10 +249,7 @@ def value_gains(
 ) -> tuple[Float[Tensor, "key_head group"], Float[Tensor, "key_head group head_dim head_dim"]]:
     """g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d of every head, and the Gram matrices of the heads' output maps.
 
-    Args:
-        parts: The layer's maps.
-        before: Gain w of the norm that the branch reads through, or 1.
-        after: Gain of the norm after the branch, or 1; it counts into W_O.
+    The gain w is that of the norm `before` the branch, or 1; that of the norm `after` it counts into W_O.
     """
     width = len(parts.output)
     output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.head_dim)

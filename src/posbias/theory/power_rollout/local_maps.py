@@ -16,8 +16,9 @@ from posbias.models.families import MixtureParts, MlpParts, Norm
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Energy, Power, Walk
 
-PROBES = 2
-"""Random vectors per layer for ||J_mlp||_F^2: with hundreds of channels two already give it to a few percent."""
+PROBES, PROBE_SEED = 2, 0
+"""Random vectors per layer for ||J_mlp||_F^2: with hundreds of channels two already give it to a few percent. They are
+part of the method, not of the data: their seed is fixed, so that a prompt always gives the same profile."""
 
 Hidden = Float[Tensor, "position hidden"]
 Table = Float[Tensor, "position feature"]
@@ -39,14 +40,11 @@ def norm_pull(
     [u (1 - 2/d - 2 m^2) + sum_b (1/d + m m_b)^2 u_b] / sigma^2.
 
     Args:
-        norm: The norm, or None for the identity.
-        values: What the norm read, x; `energy` may have more leading dimensions, a batch. None only without a norm.
-        energy: At the norm's output; >= 0 for power 2.
+        norm: None for the identity.
+        values: What the norm read, x; None only without a norm.
+        energy: At the norm's output; >= 0 for power 2, as what comes out.
         power: 1 signed, 2 energies.
         even: Divide by the mean of sigma over the rows of `values` (positions) instead of each row's own.
-
-    Returns:
-        At the norm's input; >= 0 for power 2.
     """
     if norm is None or values is None:
         return energy
@@ -94,8 +92,8 @@ def even_gain(norm: Norm | None, values: Float[Tensor, "*places feature"] | None
 
 def rotary_pull(
     energy: Float[Tensor, "*heads position feature"],
-    cosine: Float[Tensor, "position rotary"] | None,
-    sine: Float[Tensor, "position rotary"] | None,
+    cosine: Float[Tensor, "*angles position rotary"] | None,
+    sine: Float[Tensor, "*angles position rotary"] | None,
     power: Power,
 ) -> Float[Tensor, "*heads position feature"]:
     """Undo the rotation: its transpose for power 1, cos^2 and half-swapped sin^2 for power 2."""
@@ -137,33 +135,12 @@ def hidden_pull(
         up, up_slope = value_and_slope(parts.up_activation, up)
         value = value * up_slope
     slope = slope * up
-    return joint_pull(hidden, (slope, gate_weight), (value, up_weight), power)
-
-
-def joint_pull(
-    hidden: Float[Tensor, "*batch position hidden"],
-    one: tuple[Tensor, Tensor],
-    other: tuple[Tensor, Tensor],
-    power: Power,
-) -> Energy:
-    """Through a W_1 + b W_2, given as (a, W_1) and (b, W_2): one map, whose square keeps the cross term."""
-    (first, first_weight), (second, second_weight) = one, other
-    pulled = (hidden * first.pow(power)) @ first_weight.pow(power)
-    pulled = pulled + (hidden * second.pow(power)) @ second_weight.pow(power)
+    pulled = (hidden * slope.pow(power)) @ gate_weight.pow(power)
+    pulled = pulled + (hidden * value.pow(power)) @ up_weight.pow(power)
     if power == 1:
         return pulled
-    pulled = pulled + (2 * hidden * first * second) @ (first_weight * second_weight)
+    pulled = pulled + (2 * hidden * slope * value) @ (gate_weight * up_weight)
     return pulled.clamp_min(0)  # a sum of squares; the cross term may round below 0
-
-
-def hidden_output(parts: MlpParts, up: Hidden, gate: Hidden | None) -> Hidden:
-    """What the MLP's map `down` reads, from what `hidden_layer` gives."""
-    if gate is None:
-        hidden: Tensor = parts.activation(up)
-        return hidden
-    passed = up if parts.up_activation is None else parts.up_activation(up)
-    gated: Tensor = parts.activation(gate) * passed
-    return gated
 
 
 def value_and_slope(
@@ -202,7 +179,10 @@ def mixture_pull(
     for expert, parts in enumerate(mixture.experts):
         tokens = (chosen == expert).any(-1).nonzero()[:, 0]
         up, gate = hidden_layer(parts, read[tokens])
-        given = affine(hidden_output(parts, up, gate), parts.down, parts.down_bias)
+        hidden = parts.activation(up if gate is None else gate)
+        if gate is not None:
+            hidden = hidden * (up if parts.up_activation is None else parts.up_activation(up))
+        given = affine(hidden, parts.down, parts.down_bias)
         output[tokens] += weights[tokens, expert, None] * given
         runs.append((tokens, up, gate, given))
     total, reached = torch.zeros_like(energy), energy.new_zeros(*energy.shape[:-1], len(runs))
@@ -228,22 +208,17 @@ def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: W
     """
     power, even = walk.power, walk.even_norms
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power, even=even)
-    pulled = _branch_pull(layer, trace, energy, walk)
-    pulled = norm_pull(layer.mlp_norm, trace.middle, pulled, power, even=even)
-    return walk.signed(pulled, (*pulled.shape[:-1], 1))
-
-
-def _branch_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
-    """Through the MLP itself, between its norms."""
-    parts = layer.mlp
+    parts, up, gate = layer.mlp, trace.up, trace.gate
+    assert parts is not None
     if isinstance(parts, MixtureParts):
         assert trace.chosen is not None
-        return mixture_pull(parts, norm_forward(layer.mlp_norm, trace.middle), trace.chosen, energy, walk)
-    up, gate = trace.up, trace.gate
-    if up is None or (parts.gate is not None and gate is None):
-        up, gate = hidden_layer(parts, norm_forward(layer.mlp_norm, trace.middle))
-    hidden = energy @ parts.down.to(energy.dtype).pow(walk.power)
-    return hidden_pull(parts, up, gate, hidden, walk.power)
+        pulled = mixture_pull(parts, norm_forward(layer.mlp_norm, trace.middle), trace.chosen, energy, walk)
+    else:
+        if up is None or (parts.gate is not None and gate is None):
+            up, gate = hidden_layer(parts, norm_forward(layer.mlp_norm, trace.middle))
+        pulled = hidden_pull(parts, up, gate, energy @ parts.down.to(energy.dtype).pow(power), power)
+    pulled = norm_pull(layer.mlp_norm, trace.middle, pulled, power, even=even)
+    return walk.signed(pulled, (*pulled.shape[:-1], 1))
 
 
 def mlp_gain(layer: LayerDescription, trace: LayerTrace, generator: torch.Generator) -> Float[Tensor, "position"]:

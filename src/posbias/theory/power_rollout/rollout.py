@@ -1,28 +1,51 @@
 """The power rollout: the profile that squared attention predicts for a trained model on given prompts.
 
-Each prompt gives one profile from its own forward activations; prompts are normalised, then averaged, with an interval
-over prompts. Also the same with one ingredient left out at a time: the distance each costs to the measured profile is
-the ingredient table of docs/theory, section 5.
+Each prompt gives one profile from its own forward activations. Leaving one ingredient out at a time shows what each is
+worth: the ingredient table of docs/theory, section 5.
+
+The diagonal power rollout is an energy per position and residual channel, pulled from the last position down:
+e <- e + MLP'(e), e <- e + attention'(e), layer by layer (both of the same e in parallel blocks), each branch the
+elementwise square of its exact local Jacobian and the stream's identity kept as it is. With power 1 the very same walk
+is back-propagation.
+
+The isotropic form keeps one energy per position, spread evenly over the residual channels before every branch:
+E_j <- E_j (1 + mu_l(j)), then E_j <- E_j + sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, with g_lh^2 =
+||W_O^h W_V^h diag(w)||_F^2 / d and mu = ||J_mlp||_F^2 / d by random probes (docs/theory, section 5). It ignores which
+channels carry the energy and so fails where norm weights are very uneven (Gemma). A LayerNorm's removal of the mean
+(1/d of the energy) and MPT's clamps are left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.profiles import Profile
+from posbias.models.reference import ReferenceTransformer
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
-from posbias.theory.power_rollout.trace import check_target
-from posbias.theory.power_rollout.walk import THEORY, Walk
+from posbias.theory.power_rollout.attention import attention_energy, attention_pull
+from posbias.theory.power_rollout.local_maps import PROBE_SEED, even_gain, mlp_gain, mlp_pull, norm_pull
+from posbias.theory.power_rollout.reference import describe_reference, trace_reference
+from posbias.theory.power_rollout.trace import (
+    Description,
+    Factor,
+    Trace,
+    check_target,
+    describe_model,
+    trace_prompt,
+)
+from posbias.theory.power_rollout.walk import THEORY, Energy, Power, Walk, draw_signs, generators
 
+Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
 FORMS = ("diagonal", "isotropic")
 WHOLE = "whole"
@@ -48,6 +71,118 @@ squares: amplitudes add, as in the published rollout, instead of energies: where
     values and keys meet, square roots are summed, so that attention enters as A and not as A^2. Within a weight matrix
     or a norm channels still add as energies, so the local maps are the same.
 """
+
+
+@dataclass(frozen=True)
+class PromptTrace(Trace):
+    """A model's forward pass on one prompt, and the steps of a walk through it."""
+
+    description: Description
+    """The model, taken apart."""
+
+    def pull(self, covector: Covectors, walk: Walk) -> Float[Tensor, "*batch position width"]:
+        """From the final state to the vectors entering the network: gradients, or energies for power 2."""
+        energy = self.pull_start(covector, walk)
+        for block in reversed(range(len(self.layers))):
+            energy = self.pull_block(block, energy, walk)
+            if walk.power == 2:
+                energy = energy / energy.sum((-2, -1), keepdim=True)  # only the shape matters, and depth would overflow
+        return self.pull_end(energy, walk)
+
+    def pull_start(self, covector: Covectors, walk: Walk) -> Energy:
+        """The first step of `pull`: to the stream above the last block, zero at all positions but the last."""
+        if self.description.output_projection is not None:
+            covector = covector @ self.description.output_projection.to(covector.dtype).pow(walk.power)
+        last = norm_pull(self.description.final_norm, self.final_stream, covector, walk.power)
+        stream = last.new_zeros(*last.shape[:-1], len(self.embeddings), last.shape[-1])
+        stream[..., -1, :] = last
+        return stream
+
+    def pull_block(self, block: int, energy: Energy, walk: Walk) -> Energy:
+        """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
+        layer, kept = self.description.layers[block], self.layers[block]
+        power, even = walk.power, walk.even_norms
+        if layer.rotation is not None:
+            energy = energy @ layer.rotation.T.pow(power)
+        energy = norm_pull(layer.mlp_stream_norm, kept.mlp_sum, energy, power, even=even)
+        mlp = [mlp_pull(layer, kept, energy, walk)] if walk.mlp and layer.mlp is not None else []
+        if layer.parallel:
+            return walk.meet(energy, *mlp, attention_pull(layer, kept, energy, walk))
+        energy = walk.meet(_times(layer.mlp_kept, energy, power), *mlp) if mlp else energy
+        energy = norm_pull(layer.attention_stream_norm, kept.attention_sum, energy, power, even=even)
+        added = _times(layer.added, attention_pull(layer, kept, energy, walk), power)
+        return walk.meet(_times(layer.kept, energy, power), added)
+
+    def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
+        """The last step of `pull`: through the embedding norm, the input projection (no family has both), the scale."""
+        maps, power = self.description, walk.power
+        if maps.embedding_norm is not None:
+            energy = norm_pull(maps.embedding_norm, self.embeddings, energy, power, even=walk.even_norms)
+        if maps.input_projection is not None:
+            energy = energy @ maps.input_projection.to(energy.dtype).pow(power)
+        return _times(maps.input_scale, energy, power)
+
+    @torch.no_grad()
+    def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
+        """Roots of the energies of the diagonal form, from gradient^2 (1 for the whole state); not normalised."""
+        gradient = torch.ones_like(self.state) if self.score_gradient is None else self.score_gradient
+        return self.pull(gradient.to(self.state.dtype).square(), walk).double().sum(-1).sqrt()
+
+    @torch.no_grad()
+    def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
+        """Roots of the energies of the isotropic form; not normalised."""
+        generator = torch.Generator().manual_seed(PROBE_SEED)
+        energy = torch.zeros_like(self.layers[0].stream[:, 0])
+        energy[-1] = 1
+        for layer, kept in zip(reversed(self.description.layers), reversed(self.layers), strict=True):
+            energy = energy * even_gain(layer.mlp_stream_norm, kept.mlp_sum)
+            inner = energy
+            if layer.mlp is not None:
+                inner = energy * (layer.mlp_kept**2 + mlp_gain(layer, kept, generator))
+            if layer.parallel:
+                energy = inner + attention_energy(layer, kept, energy, walk)
+            else:
+                inner = inner * even_gain(layer.attention_stream_norm, kept.attention_sum)
+                energy = layer.kept**2 * inner + layer.added**2 * attention_energy(layer, kept, inner, walk)
+            energy = energy / energy.sum()
+        return (energy * even_gain(self.description.embedding_norm, self.embeddings)).double().sqrt()
+
+    def covectors(self, count: int, generator: torch.Generator) -> Float[Tensor, "count state"]:
+        """Random signs v in the channels of the final state, E ||v'J||^2 = ||J||_F^2; a score's own gradient."""
+        if self.score_gradient is not None:
+            return self.score_gradient.to(self.state.dtype).expand(count, -1)
+        return draw_signs((count, len(self.state)), self.state, generator)
+
+
+def _times(factor: Factor, energy: Energy, power: Power) -> Energy:
+    return energy if isinstance(factor, float) and factor == 1 else energy * factor**power
+
+
+def trace_model(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, target: str = "jacobian") -> PromptTrace:
+    """Run one prompt through a Hugging Face model or a reference model, and keep what walks need.
+
+    Raises:
+        UsageError: undescribed family or a prompt too long for the model.
+        RunError: an activation is not finite.
+    """
+    (ids,) = model.token_tensor([token_ids.tolist()])
+    if isinstance(model, ReferenceTransformer):
+        description = describe_reference(model, n_positions=len(token_ids))
+        trace = trace_reference(model, description, ids, target=target)
+    else:
+        description = describe_model(model, n_positions=len(token_ids))
+        assert isinstance(model, HuggingFaceModel)
+        trace = trace_prompt(model, description, ids, target=target)
+    return PromptTrace(**vars(trace), description=description)
+
+
+def traced_prompts(
+    model: Model, prompts: Prompts, *, target: str, seed: int
+) -> Iterator[tuple[PromptTrace, torch.Generator]]:
+    """Every prompt traced, with a generator of its own."""
+    sources = generators(seed, prompts.count, model.device)
+    for ids, source in zip(track(prompts.token_ids, "prompts traced"), sources, strict=True):
+        yield trace_model(model, ids, target=target), source
 
 
 @THEORIES.register("power_rollout")
@@ -76,27 +211,25 @@ class PowerRollout(ModelTheory):
         rows = [power_rollout_prompt(subject, ids, self) for ids in track(prompts.token_ids, "power rollout")]
         return self.mean_of(np.stack(rows), seed)
 
+    def profile_of(self, trace: PromptTrace) -> Row:
+        """Of a prompt that was traced for this theory's target.
 
-@checked
-def power_rollout(
-    model: Model, prompts: Prompts, *, form: str = "diagonal", key_path: bool = True, target: str = "jacobian"
-) -> Prediction:
-    """Predict how much each input position influences the last one, from forward activations alone.
-
-    As `predict` with the theory `power_rollout`, whose parameters these are.
-    """
-    return PowerRollout(form, key_path, target).predict(model, prompts.n_positions, prompts)
+        Raises:
+            RunError: energies are not finite.
+        """
+        form = trace.diagonal if self.form == "diagonal" else trace.isotropic
+        influence = np.asarray(form(Walk(key=self.key_path)).cpu().numpy())
+        if not np.all(np.isfinite(influence)):
+            raise RunError(
+                f"the {self.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
+            )
+        return np.asarray(influence / influence.sum())
 
 
 def power_rollout_prompt(
     model: Model, token_ids: Int64[np.ndarray, "n_positions"], theory: PowerRollout | None = None
 ) -> Row:
     """One prompt's predicted profile; pure, so that a caller may keep it and resume elsewhere.
-
-    Args:
-        model: A Hugging Face model of any described family, or a reference model.
-        token_ids: One prompt.
-        theory: Form, paths and target; None is the default.
 
     Returns:
         Non-negative, sums to 1.
@@ -106,49 +239,20 @@ def power_rollout_prompt(
         RunError: activations or energies are not finite.
     """
     theory = theory or PowerRollout()
-    return power_rollout_of(trace_model(model, token_ids, target=theory.target), theory)
-
-
-def power_rollout_of(trace: PromptTrace, theory: PowerRollout) -> Row:
-    """The same of a prompt that was traced before, for the target that `theory` names."""
-    walk = Walk(key=theory.key_path)
-    form = trace.diagonal if theory.form == "diagonal" else trace.isotropic
-    influence = np.asarray(form(walk).cpu().numpy())
-    if not np.all(np.isfinite(influence)):
-        raise RunError(
-            f"the {theory.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
-        )
-    return np.asarray(influence / influence.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class IngredientTable:
-    """Predictions with nothing (`WHOLE`) and with each ingredient left out, by name, for a set of prompts."""
-
-    profiles: dict[str, Profile]
-    """Means over normalised prompts, with pointwise intervals over prompts."""
-    per_prompt: dict[str, Float64[np.ndarray, "count n_positions"]]
-    """Each prompt's own profile; rows sum to 1."""
-    target: str
+    return theory.profile_of(trace_model(model, token_ids, target=theory.target))
 
 
 @checked
 def ingredients(
     model: Model, prompts: Prompts, *, names: Sequence[str] = tuple(INGREDIENTS), target: str = "jacobian"
-) -> IngredientTable:
+) -> dict[str, Float64[np.ndarray, "count n_positions"]]:
     """Predict with the diagonal power rollout as it is, and without each of its ingredients.
 
-    Args:
-        model: A Hugging Face model of any described family, or a reference model.
-        prompts: Equally long prompts.
-        names: Ingredients to leave out, one at a time, of INGREDIENTS.
-        target: One of TARGETS.
-
     Returns:
-        A profile per ingredient that was left out, and `WHOLE`.
+        Every prompt's own profile by what was left out, `WHOLE` (nothing) first; rows sum to 1.
 
     Raises:
-        UsageError: undescribed family, unknown ingredient or target, prompts too long for the model.
+        UsageError: undescribed family, an ingredient not among INGREDIENTS, unknown target, prompts too long.
         RunError: activations or energies are not finite.
     """
     check_target(target)
@@ -158,8 +262,7 @@ def ingredients(
     rows = [
         ingredients_of(trace_model(model, ids, target=target), names) for ids in track(prompts.token_ids, "ingredients")
     ]
-    per_prompt = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    return IngredientTable({name: Profile.mean_of(rows) for name, rows in per_prompt.items()}, per_prompt, target)
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def ingredients_of(trace: PromptTrace, names: Sequence[str] = tuple(INGREDIENTS)) -> dict[str, Row]:

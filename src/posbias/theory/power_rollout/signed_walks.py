@@ -1,12 +1,8 @@
-"""Theories by exact signed local maps: back-propagation with random signs, and at constant attention weights.
+"""Theories by exact signed local maps: with random signs, at constant attention weights, along a shared direction.
 
-Sign-randomised back-propagation is what the power rollout approximates: its energies assume that contributions of
-different paths are unrelated. Here they are made so, by an independent random sign on every path term, and nothing else
-is assumed: every channel of every local map is exact.
-
-The value path is J_value, the Jacobian with every attention weight held constant, so that influence passes by values
-alone; what is missing, J - J_value, passes at least once by a query or key: the score path. Both are pulled with the
-same random probes (docs/theory, section 5).
+Random signs make true what the power rollout assumes, that contributions of different paths are unrelated, and assume
+nothing else. The value path is the Jacobian with every attention weight held constant. A shared direction carries what
+positions have in common with its sign (docs/theory, section 5).
 """
 
 from dataclasses import dataclass
@@ -15,27 +11,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
+from torch import Tensor
 
-from posbias.checks import check_size, checked
+from posbias.checks import check_size
 from posbias.errors import RunError
 from posbias.limits import REPEATS
-from posbias.models.model import Model
 from posbias.profiles import Profile
-from posbias.progress import track
-from posbias.prompts.prompts import Prompts
 from posbias.statistics import estimate, mean_ends, mean_of
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
-from posbias.theory.power_rollout.prompt_trace import PromptTrace, trace_model
+from posbias.theory.power_rollout.rollout import PromptTrace, traced_prompts
 from posbias.theory.power_rollout.trace import check_target
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Walk, draw_signs, generators
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk, draw_signs
 
 AT_ONCE = 4
 """Draws or probes that share one recomputation of attention; more would need more memory."""
 CONSTANT_ATTENTION = Walk(power=1, key=False)
 """Signed maps along values alone."""
 
-Draws = Float64[np.ndarray, "count draws n_positions"]
 Row = Float64[np.ndarray, "n_positions"]
 
 
@@ -72,11 +65,7 @@ class SignRandomised(ModelTheory):
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The mean over prompts, with one interval over prompts and one over draws; prompts draw independently."""
         self.check_reading(subject, prompts, n_positions)
-        sources = generators(seed, prompts.count, subject.device)
-        rows = [
-            self.energies_of(trace_model(subject, ids, target=self.target), source)
-            for ids, source in zip(track(prompts.token_ids, "sign-randomised rollout"), sources, strict=True)
-        ]
+        rows = [self.energies_of(*each) for each in traced_prompts(subject, prompts, target=self.target, seed=seed)]
         energies = np.stack([row / row.mean(0).sum() for row in rows])
         per_prompt = _profiles(energies.mean(1))
         profile, (low, high) = Profile.mean_of(per_prompt), _over_draws(energies)
@@ -128,11 +117,7 @@ class ValuePath(ModelTheory):
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The value path's profile, and ||J - J_value|| / ||J|| by position and in total."""
         self.check_reading(subject, prompts, n_positions)
-        sources = generators(seed, prompts.count, subject.device)
-        rows = [
-            self.squares_of(trace_model(subject, ids, target=self.target), source)
-            for ids, source in zip(track(prompts.token_ids, "value path"), sources, strict=True)
-        ]
+        rows = [self.squares_of(*each) for each in traced_prompts(subject, prompts, target=self.target, seed=seed)]
         squares = np.stack(rows)
         norms = np.sqrt(squares.mean(1))[..., 1]
         (share, share_error), (total, total_error) = _ratio(squares), _ratio(squares.sum(2, keepdims=True))
@@ -166,34 +151,12 @@ class ValuePath(ModelTheory):
         return squares
 
 
-@checked
-def sign_randomised_rollout(
-    model: Model, prompts: Prompts, *, draws: int = 32, seed: int = 0, target: str = "jacobian"
-) -> Prediction:
-    """The unbiased reference for incoherence: energies of back-propagation with random signs on its path terms.
-
-    As `predict` with the theory `sign_randomised`, whose parameters these are.
-    """
-    return SignRandomised(draws, target).predict(model, prompts.n_positions, prompts, seed=seed)
-
-
-@checked
-def value_path_share(
-    model: Model, prompts: Prompts, *, probes: int = 8, seed: int = 0, target: str = "jacobian"
-) -> Prediction:
-    """Compare the exact Jacobian with the one that holds attention weights constant.
-
-    As `predict` with the theory `value_path`, whose parameters these are.
-    """
-    return ValuePath(probes, target).predict(model, prompts.n_positions, prompts, seed=seed)
-
-
 def _profiles(energies: Float64[np.ndarray, "*rows n_positions"]) -> Float64[np.ndarray, "*rows n_positions"]:
     roots = np.sqrt(energies)
     return np.asarray(roots / roots.sum(-1, keepdims=True))
 
 
-def _over_draws(energies: Draws) -> tuple[Row, Row]:
+def _over_draws(energies: Float64[np.ndarray, "count draws n_positions"]) -> tuple[Row, Row]:
     """Interval of the mean profile over draws, the prompts fixed: each prompt's draws are a sample of their own."""
     count, draws, _ = energies.shape
     left_out = _profiles((energies.sum(axis=1, keepdims=True) - energies) / (draws - 1))
@@ -222,3 +185,135 @@ def _ratio(
     without = share(total[:, None] - squares) if probes > 1 else share(squares)
     spread = np.square(without - without.mean(1, keepdims=True)).sum(1)
     return share(total), np.sqrt((probes - 1) / probes * spread)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedDirectionPrompt:
+    """The prediction for one prompt."""
+
+    profile: Float64[np.ndarray, "n_positions"]
+    """Sums to 1."""
+    own: Float64[np.ndarray, "layers"]
+    """Share of the energy below each block, from the first on, that the last position's own gradient holds."""
+    shared: Float64[np.ndarray, "layers"]
+    """Share that the other positions hold along the shared directions; the rest are energies."""
+
+
+@THEORIES.register("shared_direction")
+@dataclass(frozen=True)
+class SharedDirection(ModelTheory):
+    """The power rollout with what positions share carried exactly: closer, at the price of a measurement.
+
+    Closer than `power_rollout` where positions do not add in unrelated directions (at initialisation, scrambled tokens,
+    Gemma), at the price of a signed walk per covector and two of energies: about what measuring costs. It says of what
+    influence is made, block by block, rather than sparing the measurement. Details: `own` and `shared`
+    [prompt, layer], as in `SharedDirectionPrompt`.
+
+    The gradients of all positions between blocks, G, are the last position's own row, the part of every other row along
+    one direction m, and energies e of everything else, with c exact for the last position's own path:
+
+        G <- J_block' (kept);  kept <- g_last and g_j m m';  e <- c (J o J)_block' e + mean over covectors (G - kept)^2
+
+    m is the first right singular vector of the rows g_j / |g_j|^(1/2): between the direction of most energy, which a
+    few late positions decide, and that of most positions.
+
+    Source: ours; docs/theory, section 5.
+    """
+
+    probes: int = 2
+    """Random covectors at the final state for the target "jacobian", at least 2; a score has one, its gradient."""
+    directions: int = 1
+    """Shared directions, >= 0; as many as positions or features is back-propagation."""
+    target: str = "jacobian"
+    """One of TARGETS."""
+
+    def __post_init__(self) -> None:
+        check_target(self.target)
+        check_size("probes", self.probes, REPEATS, least=2)
+        check_size("directions", self.directions, REPEATS, least=0)
+
+    def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
+        """The mean over prompts, with its interval; prompts draw their covectors independently."""
+        self.check_reading(subject, prompts, n_positions)
+        rows = []
+        for trace, source in traced_prompts(subject, prompts, target=self.target, seed=seed):
+            vectors = trace.covectors(self.probes if self.target == "jacobian" else 1, source)
+            rows.append(shared_direction_of(trace, vectors, directions=self.directions))
+        details = {"own": np.stack([row.own for row in rows]), "shared": np.stack([row.shared for row in rows])}
+        return self.mean_of(np.stack([row.profile for row in rows]), seed, details=details)
+
+
+@torch.no_grad()
+def shared_direction_of(
+    trace: PromptTrace, vectors: Float[Tensor, "probe state"], *, directions: int = 1
+) -> SharedDirectionPrompt:
+    """The prediction for a prompt that was traced before, from covectors at its final state.
+
+    Raises:
+        RunError: energies are not finite.
+    """
+    kept = trace.pull_start(vectors, BACK_PROPAGATION)
+    energy = torch.zeros_like(kept[0])
+    shares = []
+    for block in reversed(range(len(trace.layers))):
+        pulled = trace.pull_block(block, kept, BACK_PROPAGATION)
+        energy = _pull_energies(trace, block, energy, own=(kept[:, -1], pulled[:, -1]))
+        kept = along_shared(pulled, directions)
+        energy = energy + (pulled - kept).square().mean(0)
+        by_position = kept.square().sum(-1).mean(0)
+        total = by_position.sum() + energy.sum()
+        kept, energy = kept / total.sqrt(), energy / total
+        shares.append([float(by_position[-1] / total), float(by_position[:-1].sum() / total)])
+    signed = trace.pull_end(kept, BACK_PROPAGATION).double().square().sum(-1).mean(0)
+    influence = (signed + trace.pull_end(energy, THEORY).double().sum(-1)).sqrt().cpu().numpy()
+    if not np.all(np.isfinite(influence)):
+        raise RunError(
+            "the shared-direction rollout's energies are not finite; load it in a wider type (float32, float64)"
+        )
+    own, shared = np.array(shares[::-1]).T
+    return SharedDirectionPrompt(np.asarray(influence / influence.sum()), own, shared)
+
+
+def _pull_energies(
+    trace: PromptTrace,
+    block: int,
+    energy: Float[Tensor, "position feature"],
+    own: tuple[Float[Tensor, "probe feature"], Float[Tensor, "probe feature"]],
+) -> Float[Tensor, "position feature"]:
+    """Energies through one block, grown as the last position's exact gradient grows on its own path.
+
+    Squared maps lose the cancellation between a block's paths, so that energies grow too fast beside what is carried
+    with its sign. The last position alone reads itself: its energy is known both ways, from its `own` gradients above
+    and below the block.
+    """
+    above, below = own
+    alone = torch.zeros_like(energy)
+    alone[-1] = above.square().mean(0)
+    pulled, grown = trace.pull_block(block, torch.stack([energy, alone]), THEORY)
+    estimate, exact = grown[-1].sum(), below.square().mean(0).sum()
+    growth: Tensor = pulled * (exact / estimate) if bool(estimate > 0) else pulled
+    return growth
+
+
+def along_shared(
+    gradients: Float[Tensor, "draw position feature"], count: int
+) -> Float[Tensor, "draw position feature"]:
+    """The last position's gradients as they are, and the others' part along their `count` shared directions."""
+    exact = gradients.double()
+    lengths = exact.norm(dim=-1, keepdim=True)
+    rows = torch.where(lengths > 0, exact / lengths.clamp_min(torch.finfo(torch.float64).tiny).sqrt(), 0)
+    directions = right_singular(rows[:, :-1], count)
+    kept = exact @ directions @ directions.transpose(1, 2)
+    kept[:, -1] = exact[:, -1]
+    return kept.to(gradients)
+
+
+def right_singular(rows: Float[Tensor, "draw row feature"], count: int) -> Float[Tensor, "draw feature _"]:
+    """The first right singular vectors, by the smaller of the two products."""
+    n_rows, width = rows.shape[1:]
+    if n_rows >= width:
+        right: Tensor = torch.linalg.eigh(rows.transpose(1, 2) @ rows).eigenvectors
+        return right[..., max(0, width - count) :]
+    left = torch.linalg.eigh(rows @ rows.transpose(1, 2)).eigenvectors[..., max(0, n_rows - count) :]
+    basis: Tensor = torch.linalg.qr(rows.transpose(1, 2) @ left).Q
+    return basis

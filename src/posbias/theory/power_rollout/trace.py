@@ -1,4 +1,4 @@
-"""A described model taken apart, and one forward pass of it, kept so that every local map can be rebuilt.
+"""A model taken apart, and one forward pass of a described one, kept so that every local map can be rebuilt.
 
 Everything comes from `posbias.models`: a model is supported when its family is described and its attention can be
 recomputed. Kept per layer: the stream before attention and before the MLP, the branches before a post-norm, the rotary
@@ -8,7 +8,7 @@ exists (docs/theory, section 5).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,14 +44,11 @@ NORMS = (
     "mlp_stream_norm",
 )
 """A block's norms, by role."""
+Factor = float | Float[Tensor, ""]
 
 
 def check_target(target: str) -> None:
-    """Refuse an output of the last position that is not known.
-
-    Raises:
-        UsageError: not among TARGETS.
-    """
+    """Refuse an output of the last position that is not among TARGETS."""
     if target not in TARGETS:
         raise UsageError(f"unknown target {target!r} of the power rollout; known: {', '.join(TARGETS)}")
 
@@ -62,7 +59,8 @@ class LayerDescription:
 
     block: Block
     attention: AttentionLayer
-    mlp: MlpParts | MixtureParts
+    mlp: MlpParts | MixtureParts | None
+    """None where the block has attention alone."""
     attention_norm: Norm | None
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
@@ -71,8 +69,20 @@ class LayerDescription:
     """Of the stream after the attention branch was added (OPT-350M)."""
     mlp_stream_norm: Norm | None
     """Of the stream after the MLP branch was added (OPT-350M)."""
-    parallel: bool
+    parallel: bool = False
     """Both branches read the block's input."""
+    kept: Factor = 1.0
+    """What the stream is multiplied by beside the attention branch: 0 without a residual."""
+    added: Factor = 1.0
+    """What the attention branch is multiplied by before it is added."""
+    mlp_kept: Factor = 1.0
+    """What the stream is multiplied by beside the MLP branch."""
+    rotation: Float[Tensor, "feature feature"] | None = None
+    """An orthogonal matrix that the block's output is multiplied by."""
+    bias: Float[Tensor, "key_head group query key"] | None = None
+    """Logits by position with the mask as -inf, in place of `attention.reach`."""
+    heads_agree: bool = False
+    """Heads carry the same vectors, so that contributions along values add over heads before they are squared."""
 
     def inputs(self) -> dict[str, nn.Module]:
         """Modules whose inputs a trace keeps, by the name they are kept under."""
@@ -90,7 +100,7 @@ class LayerDescription:
 
     def hidden_maps(self) -> dict[str, nn.Module]:
         """Modules that are the MLP's maps into its hidden layer, whole; none where one module holds several maps."""
-        if isinstance(self.mlp, MixtureParts):
+        if not isinstance(self.mlp, MlpParts):
             return {}
         weights = {"up": self.mlp.up, "gate": self.mlp.gate}
         found = {}
@@ -107,19 +117,17 @@ class Description:
     """A whole model, taken apart."""
 
     layers: list[LayerDescription]
-    final_module: nn.Module | None
     final_norm: Norm | None
     embedding_norm: Norm | None
     """Between the vectors entering the network and the first block (BLOOM)."""
-    input_projection: Float[Tensor, "stream width"] | None
-    """From the vectors entering the network to the stream (OPT-350M)."""
-    output_projection: Float[Tensor, "state stream"] | None
-    """From the final stream to what the unembedding reads (OPT-350M)."""
-    input_scale: float
-    """What the network multiplies the vectors entering it by (Granite)."""
-    unembedding: nn.Module
     dtype: torch.dtype
     """What the theory computes in: float64 for float64 models, float32 otherwise."""
+    input_projection: Float[Tensor, "stream width"] | None = None
+    """From the vectors entering the network to the stream (OPT-350M)."""
+    output_projection: Float[Tensor, "state stream"] | None = None
+    """From the final stream to what the unembedding reads (OPT-350M)."""
+    input_scale: float = 1.0
+    """What the network multiplies the vectors entering it by (Granite)."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +138,18 @@ class LayerTrace:
     """The block's input."""
     middle: Float[Tensor, "position feature"]
     """What the MLP branch reads: the stream after the attention branch was added, or `stream` in parallel blocks."""
-    cosine: Float[Tensor, "position rotary"] | None
-    """RoPE cosines of this layer; None where it has no RoPE."""
-    sine: Float[Tensor, "position rotary"] | None
+    cosine: Float[Tensor, "*heads position rotary"] | None
+    """RoPE cosines of this layer, or of each of its heads; None where it has no RoPE."""
+    sine: Float[Tensor, "*heads position rotary"] | None
     attention_branch: Float[Tensor, "position feature"] | None = None
-    """The attention branch before its post-norm; None where the family has no post-norm."""
     mlp_branch: Float[Tensor, "position feature"] | None = None
-    """The MLP branch before its post-norm; None where the family has no post-norm."""
+    """The branches before their post-norms; None where the family has none."""
     attention_sum: Float[Tensor, "position feature"] | None = None
-    """The stream with the attention branch added, before the norm of the stream; None where there is none."""
     mlp_sum: Float[Tensor, "position feature"] | None = None
-    """The stream with the MLP branch added, before the norm of the stream; None where there is none."""
+    """The stream with each branch added, before the norm of the stream; None where there is none."""
     up: Float[Tensor, "position hidden"] | None = None
-    """What the MLP's map `up` gave, before any activation; None where it is computed again."""
     gate: Float[Tensor, "position hidden"] | None = None
-    """What the MLP's map `gate` gave, before the activation; None where it is computed again or there is none."""
+    """What these maps of the MLP gave, before any activation; None where it is computed again or there is no gate."""
     chosen: Int[Tensor, "position top"] | None = None
     """The experts that each token was given to; None where the block has one MLP."""
 
@@ -175,7 +180,7 @@ class _Kept:
 
 
 def describe_model(model: Model, *, n_positions: int) -> Description:
-    """Take a model apart for prompts of `n_positions` tokens.
+    """Take a Hugging Face model apart for prompts of `n_positions` tokens.
 
     Raises:
         UsageError: the family is not described, attention cannot be recomputed, a layer is not causal, the model
@@ -192,36 +197,35 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
     places = sorted({str(parameter.device) for parameter in network.parameters()})
     if len(places) > 1:
         raise UsageError(f"the power rollout needs all weights on one device, got {', '.join(places)}")
-    final_module = family.final_norm_module(network)
+    final = family.final_norm_module(network)
     embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
     entry, leave = family.projections(network)
 
     def describe(block: Block, attention: AttentionLayer) -> LayerDescription:
-        norms = {name: getattr(block, name) for name in NORMS}
+        modules = {name: getattr(block, name) for name in NORMS}
+        norms: dict[str, Any] = {name: module and family.norm(module) for name, module in modules.items()}
         return LayerDescription(
             block=block,
             attention=attention,
             mlp=family.mixture_parts(block, model.config) or block.mlp_added(family.mlp_parts(block, model.config)),
             parallel=family.is_parallel(model.config),
-            **{name: None if module is None else family.norm(module) for name, module in norms.items()},
+            **norms,
         )
 
     blocks, attention = family.blocks(network), describe_attention(model, n_positions=n_positions)
     return Description(
         layers=[describe(block, layer) for block, layer in zip(blocks, attention, strict=True)],
-        final_module=final_module,
-        final_norm=None if final_module is None else family.norm(final_module),
+        final_norm=None if final is None else family.norm(final),
         embedding_norm=embedding,
+        dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
         input_projection=None if entry is None else weight_of(entry),
         output_projection=None if leave is None else weight_of(leave),
         input_scale=family.input_scale(model.config),
-        unembedding=network.get_output_embeddings(),  # type: ignore[operator]
-        dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
     )
 
 
 def trace_prompt(
-    model: Model, description: Description, token_ids: Int[Tensor, "position"], *, target: str = "jacobian"
+    model: HuggingFaceModel, description: Description, token_ids: Int[Tensor, "position"], *, target: str = "jacobian"
 ) -> Trace:
     """Run one prompt forward and keep what the pulls need, detached and in `description.dtype`.
 
@@ -231,46 +235,14 @@ def trace_prompt(
         RunError: an activation is not finite.
     """
     kept = _Kept()
-    embeddings = _embedded(model, token_ids)
-    with torch.enable_grad(), _hooks(description, kept, len(token_ids), restart=True):
+    with torch.no_grad():
+        embeddings = model.embed(token_ids[None]).detach()
+    with torch.enable_grad(), _hooks(model, description, kept, len(token_ids)):
         output = model.last(embeddings)
         assert kept.state is not None
-        gradient = None if target == "jacobian" else _score_gradient(output.logits[0], kept.state, target)
+        gradient = None if target == "jacobian" else score_gradient(output.logits[0], kept.state, target)
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
-    return _trace(description, kept, embeddings, gradient)
-
-
-@contextmanager
-def trace_of_pass(
-    model: Model, description: Description, token_ids: Int[Tensor, "position"]
-) -> Iterator[Callable[[], Trace]]:
-    """Keep what the pulls need from a forward pass that somebody else runs, so that it costs no pass of its own.
-
-    The pass within the context reads the prompt `token_ids`, alone in its batch and whole. The last such pass counts;
-    whether its values are finite is for who runs it to check. Yields what gives the trace, for the target "jacobian",
-    after the pass.
-    """
-    kept = _Kept()
-
-    def trace() -> Trace:
-        if kept.state is None:
-            raise RunError("no forward pass was run while its trace was asked for")
-        return _trace(description, kept, _embedded(model, token_ids), None)
-
-    with _hooks(description, kept, len(token_ids), restart=False):
-        yield trace
-
-
-@torch.no_grad()
-def _embedded(model: Model, token_ids: Int[Tensor, "position"]) -> Float[Tensor, "1 position width"]:
-    return model.embed(token_ids[None]).detach()
-
-
-def _trace(
-    description: Description, kept: _Kept, embeddings: Float[Tensor, "1 position width"], gradient: Tensor | None
-) -> Trace:
-    assert kept.state is not None
     layers = []
     for layer in description.layers:
         values = kept.layers[layer.attention.index]
@@ -282,7 +254,7 @@ def _trace(
     return Trace(embeddings[0].to(description.dtype), layers, kept.final_stream, state, gradient)
 
 
-def _score_gradient(
+def score_gradient(
     logits: Float[Tensor, "vocabulary"], state: Float[Tensor, "1 kept state"], target: str
 ) -> Float[Tensor, "state"]:
     """Gradient of the predicted token's probability or log-probability by the last final state."""
@@ -302,9 +274,9 @@ def _layers_kept(description: Description, n_positions: int) -> int:
 
 
 @contextmanager
-def _hooks(description: Description, kept: _Kept, n_positions: int, *, restart: bool) -> Iterator[None]:
-    """Keep block activations and the final state in `kept`; with `restart` as the leaf of a new graph."""
-    dtype = description.dtype
+def _hooks(model: HuggingFaceModel, description: Description, kept: _Kept, n_positions: int) -> Iterator[None]:
+    """Keep block activations and the final state, as the leaf of a new graph, in `kept`."""
+    dtype, final = description.dtype, model.family.final_norm_module(model.network)
 
     def keep(index: int, name: str, value: Tensor) -> None:
         # OPT flattens batch and position before its MLP.
@@ -325,9 +297,9 @@ def _hooks(description: Description, kept: _Kept, n_positions: int, *, restart: 
     def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
         kept.final_stream = args[0][0, -1].detach().to(dtype)
 
-    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
-        kept.state = args[0].detach()
-        return (kept.state.requires_grad_(True),) if restart else None
+    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+        kept.state = args[0].detach().requires_grad_(True)
+        return (kept.state,)
 
     with ExitStack() as hooks:
         for layer in description.layers:
@@ -343,9 +315,10 @@ def _hooks(description: Description, kept: _Kept, n_positions: int, *, restart: 
                 hooks.callback(module.register_forward_hook(hook).remove)
         watched = [layer.attention for layer in description.layers]
         hooks.enter_context(watch_attention(watched, keep_attention, dtype=dtype))
-        if description.final_module is not None:
-            hooks.callback(description.final_module.register_forward_pre_hook(keep_final).remove)
-        hooks.callback(description.unembedding.register_forward_pre_hook(keep_state).remove)
+        if final is not None:
+            hooks.callback(final.register_forward_pre_hook(keep_final).remove)
+        unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
+        hooks.callback(unembedding.register_forward_pre_hook(keep_state).remove)
         yield
 
 

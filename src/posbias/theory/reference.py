@@ -1,0 +1,92 @@
+"""A reference transformer in the terms that describe families: the maps and norms of its blocks as numbers.
+
+Heads that carry the stream itself (values `identity`, `orthogonal`) are heads whose value map is the identity and whose
+output map takes its share, 1 / heads, of what they carry; queries and keys are filled up with zeros to that width.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from posbias.architecture import Rope
+from posbias.models.families import AttentionParts, MlpParts, Norm
+from posbias.models.reference import ReferenceBlock, ReferenceNetwork
+from posbias.models.reference.forward import ACTIVATIONS
+
+
+def heads_turn_alike(block: ReferenceBlock) -> bool:
+    """Whether all heads have the same rotary angles."""
+    return len({group.encoding if isinstance(group.encoding, Rope) else None for group in block.groups}) == 1
+
+
+def attention_parts(block: ReferenceBlock) -> AttentionParts:
+    """The maps of a block's attention; heads that share keys but not their rotary angles get copies of the keys."""
+    config, weights = block.config, {name: value.detach() for name, value in block.named_parameters()}
+    heads, width, carries = config.architecture.heads, config.width, config.values != "gaussian"
+    key_heads = config.n_key_value_heads if heads_turn_alike(block) else heads
+    features = max(config.head_dim, width) if carries else config.head_dim
+    identity = torch.eye(width, dtype=config.torch_dtype, device=next(block.parameters(), torch.empty(0)).device)
+
+    def rows(name: str, count: int) -> Tensor:
+        """The map of all heads, [head * feature, width]; zero where there is none."""
+        if name not in weights:
+            return identity.new_zeros(count * features, width)
+        held = weights[name].transpose(1, 2)
+        return pad(held, (0, 0, 0, features - held.shape[1])).repeat_interleave(count // len(held), 0).flatten(0, 1)
+
+    def bias(name: str, count: int) -> Tensor | None:
+        held = weights.get(f"{name}_bias")
+        if held is None:
+            return None
+        return pad(held, (0, features - held.shape[1])).repeat_interleave(count // len(held), 0).flatten()
+
+    if carries:
+        value = pad(identity, (0, 0, 0, features - width)).repeat(key_heads, 1)
+        sent = weights["value"].T if config.values == "orthogonal" else identity
+        output = pad(sent / heads, (0, features - width)).repeat(1, heads)
+    else:
+        value = rows("value", key_heads)
+        output = weights["output"].flatten(0, 1).T if config.output_map else identity
+    return AttentionParts(
+        query=rows("query", heads),
+        key=rows("key", key_heads),
+        value=value,
+        output=output,
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=features,
+        scale=config.head_dim**-0.5 if config.attention == "content" else 0.0,
+        query_bias=bias("query", heads),
+        key_bias=bias("key", key_heads),
+        value_bias=None if carries else bias("value", key_heads),
+        output_bias=weights.get("output_bias"),
+    )
+
+
+def mlp_parts(block: ReferenceBlock) -> MlpParts | None:
+    """The maps of a block's MLP; None where it has none."""
+    if not block.config.mlp:
+        return None
+    weights = {name: value.detach() for name, value in block.named_parameters()}
+    return MlpParts(
+        up=weights["up"].T,
+        down=weights["down"].T,
+        gate=weights["gate"].T if block.config.gated_mlp else None,
+        activation=ACTIVATIONS[block.config.activation],
+        up_bias=weights.get("up_bias"),
+        down_bias=weights.get("down_bias"),
+        gate_bias=weights.get("gate_bias"),
+    )
+
+
+def norm_of(module: ReferenceBlock | ReferenceNetwork, name: str, *, where: str | None = None) -> Norm | None:
+    """The norm called `name`; None where the configuration has its norms elsewhere than at `where` (`pre`, `post`)."""
+    config, weights = module.config, dict(module.named_parameters(recurse=False))
+    if where not in (None, config.norm) or f"{name}_gain" not in weights:
+        return None
+    return Norm(
+        kind="rms" if config.normalisation == "rms" else "layer",
+        gain=weights[f"{name}_gain"].detach(),
+        bias=weights[f"{name}_shift"].detach() if f"{name}_shift" in weights else None,
+        epsilon=config.norm_epsilon,
+    )

@@ -1,0 +1,26 @@
+"""Theories of trained models called in one line: `predict` with the theory's class and its parameters."""
+
+from posbias.models.model import Model
+from posbias.prompts.prompts import Prompts
+from posbias.theory import ModelTheory, Prediction, predict
+from posbias.theory.power_rollout import PowerRollout, SharedDirection, SignRandomised, ValuePath
+
+
+def of_prompts(theory: ModelTheory, model: Model, prompts: Prompts, seed: int = 0) -> Prediction:
+    return predict(model, prompts.n_positions, theory=theory, prompts=prompts, seed=seed)
+
+
+def power_rollout(model: Model, prompts: Prompts, **parameters) -> Prediction:
+    return of_prompts(PowerRollout(**parameters), model, prompts)
+
+
+def shared_direction_rollout(model: Model, prompts: Prompts, *, seed: int = 0, **parameters) -> Prediction:
+    return of_prompts(SharedDirection(**parameters), model, prompts, seed)
+
+
+def sign_randomised_rollout(model: Model, prompts: Prompts, *, seed: int = 0, **parameters) -> Prediction:
+    return of_prompts(SignRandomised(**parameters), model, prompts, seed)
+
+
+def value_path_share(model: Model, prompts: Prompts, *, seed: int = 0, **parameters) -> Prediction:
+    return of_prompts(ValuePath(**parameters), model, prompts, seed)
