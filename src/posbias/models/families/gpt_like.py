@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from jaxtyping import Float64
+from torch import nn
 
 from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.models.families.base import FAMILIES, Block, Family
+from posbias.models.families.base import FAMILIES, Angles, Block, Family
 from posbias.models.families.parts import MlpParts
 
 
@@ -29,10 +29,7 @@ class GPT2(Family):
     query_key_value = ("c_attn",)
     up_and_down = ("c_fc", "c_proj")
     activation = "act"
-
-    def unsupported(self, config: Any) -> str | None:
-        """Cross-attention would be a branch of its own."""
-        return "add_cross_attention is set" if config.add_cross_attention else None
+    refused = ("add_cross_attention",)  # it would be a branch of its own
 
 
 @FAMILIES.register("gpt_neo")
@@ -75,10 +72,7 @@ class GPTNeoX(Family):
     fusion = "interleaved"
     up_and_down = ("dense_h_to_4h", "dense_4h_to_h")
     activation = "act"
-
-    def is_parallel(self, config: Any) -> bool:
-        """Sequential where `use_parallel_residual` is false."""
-        return bool(config.use_parallel_residual)
+    parallel_switch = "use_parallel_residual"
 
 
 @FAMILIES.register("gptj")
@@ -99,9 +93,7 @@ class GPTJ(Family):
     up_and_down = ("fc_in", "fc_out")
     activation = "act"
 
-    def angles(
-        self, attention: nn.Module, arguments: Mapping[str, Any]
-    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
         """Each layer keeps its own table, sines then cosines, one angle per pair of features."""
         table: Any = attention.embed_positions
         sine, cosine = table[arguments["position_ids"][0].to(table.device)].chunk(2, -1)
@@ -144,10 +136,6 @@ class Phi(Family):
     query_key_norm_switch = "qk_layernorm"
     up_and_down = ("fc1", "fc2")
     activation = "activation_fn"
-
-    def key_heads(self, config: Any) -> int:
-        """Of grouped attention."""
-        return int(config.num_key_value_heads)
 
 
 @FAMILIES.register("opt")
