@@ -19,9 +19,9 @@ from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.initialise import reinitialise
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
+from posbias.models.networks import reinitialise
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore, made_by
 from posbias.profiles import Profile

@@ -18,7 +18,7 @@ from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
 from posbias.measurement.outputs import Influence, Question
-from posbias.models.prefix import Prefix, trusted_prefix
+from posbias.models.hugging_face import Prefix, trusted_prefix
 
 
 @KINDS.register("perturbation")

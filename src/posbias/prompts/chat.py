@@ -24,9 +24,8 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import check_text, parsed_json, read_lines
 from posbias.limits import READ_BYTES, TEMPLATE_BYTES, TEMPLATE_SECONDS
-from posbias.prompts.prompts import Prompts, PromptSource
+from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, check_vocabulary, tokenise
 from posbias.prompts.sources import file_size
-from posbias.prompts.tokens import TokenModel, check_vocabulary, tokenise
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages in order, each with a `role` (text) and a `content` (text, or a list of parts)."""

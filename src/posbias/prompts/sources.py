@@ -24,7 +24,7 @@ from jaxtyping import Int64
 from posbias.errors import UsageError
 from posbias.files import check_text, file_exists, json_object, open_file, read_line
 from posbias.limits import BLANK_LINES, PARQUET_BYTES
-from posbias.prompts.tokens import as_token_ids
+from posbias.prompts.prompts import as_token_ids
 
 Document = str | Int64[np.ndarray, "_"]
 """A text, or token ids that are ready."""

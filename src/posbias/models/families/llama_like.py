@@ -20,7 +20,7 @@ class LlamaLike(Family):
     """A pre-norm decoder with rotary positions, fewer key heads where they are grouped, and windows by layer."""
 
     windows: ClassVar[Windows] = "layer_types"
-    refused = ("use_bidirectional_attention",)  # of embedding models, which are no decoders
+    refused: ClassVar[tuple[str, ...]] = ("use_bidirectional_attention",)  # of embedding models, which are no decoders
 
 
 @FAMILIES.register("llama")
