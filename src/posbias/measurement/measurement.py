@@ -236,7 +236,6 @@ def measure(
 def _settings(
     described: Mapping[str, Any] | None, prompts: Prompts, work: UnitWork, *, threads: int | None
 ) -> dict[str, Any]:
-    """What finished prompts depend on, for the store that keeps them."""
     return {
         "model": described,
         "prompts": prompts.describe(),
@@ -255,13 +254,9 @@ def combine(
     seed: int = 0,
     options: MeasureOptions | None = None,
 ) -> Measurement:
-    """The measurement that prompts measured one by one amount to; `measure` is `measure_prompt` and then this.
+    """The measurement that prompts measured one by one, with these kinds and seed, amount to.
 
-    Args:
-        measured: One per prompt, in the order of the prompts.
-        kinds: The kinds they were measured with.
-        seed: The seed they were measured with.
-        options: Averaging and intervals.
+    `measure` is `measure_prompt` and then this, with the prompts in their order.
 
     Raises:
         UsageError: no prompt, or one without a kind asked for.
@@ -283,6 +278,7 @@ def combine(
     }
     missing = () if measured[0].mixing is not None else ("mixing: the model's family has no description",)
     left_out = dict.fromkeys([*missing, *(reason for prompt in measured for reason in prompt.left_out)])
+    twice = [prompt for prompt in measured if prompt.full_precision]
     tokens = _mean_with_interval([prompt.mixing for prompt in measured], options)
     frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], options)
     return Measurement(
@@ -304,20 +300,14 @@ def combine(
             for kind, names in measured[0].details.items()
         },
         depth=_depth(measured, options),
-        precision=_precision(measured, resolved),
+        precision={
+            kind.name: PrecisionLoss.between(
+                np.stack([prompt.norms[kind.name] for prompt in twice]),
+                np.stack([prompt.full_precision[kind.name] for prompt in twice]),
+            )
+            for kind in (resolved if twice else ())
+        },
     )
-
-
-def _precision(measured: Sequence[PromptMeasurement], kinds: Sequence[Kind]) -> dict[str, PrecisionLoss]:
-    """By kind, over the prompts that were measured in full precision too; empty where none was."""
-    checked_prompts = [prompt for prompt in measured if prompt.full_precision]
-    return {
-        kind.name: PrecisionLoss.between(
-            np.stack([prompt.norms[kind.name] for prompt in checked_prompts]),
-            np.stack([prompt.full_precision[kind.name] for prompt in checked_prompts]),
-        )
-        for kind in (kinds if checked_prompts else ())
-    }
 
 
 def _profile(norms: Float64[np.ndarray, "count n_positions"], options: MeasureOptions) -> Profile:
@@ -355,7 +345,6 @@ def _depth(measured: Sequence[PromptMeasurement], options: MeasureOptions) -> De
 def _stack(
     rows: Sequence[Float64[np.ndarray, "n_positions"] | None], kind: Kind
 ) -> Float64[np.ndarray, "count n_positions"]:
-    """The prompts' arrays of one kind, one row each."""
     present = [row for row in rows if row is not None]
     if len(present) < len(rows):
         raise UsageError(f"{len(rows) - len(present)} of {len(rows)} prompts were measured without kind {kind}")

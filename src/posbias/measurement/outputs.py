@@ -236,24 +236,21 @@ class PassOptions:
         check_whole("rows", self.rows, least=1)
         check_whole("precision_prompts", self.precision_prompts, least=0)
         object.__setattr__(self, "output", str(resolve_output(self.output)))
-        object.__setattr__(self, "layers", _checked_layers(self.layers))
+        layers = self.layers
+        if layers is None or layers == ALL_LAYERS:
+            return
+        if not isinstance(layers, list | tuple) or not layers:
+            raise UsageError(f'layers must be "all" or a list of layer indices, got {layers!r}')
+        for layer in layers:
+            check_whole("a layer", layer, least=0)
+        if len(set(layers)) < len(layers):
+            raise UsageError(f"layers {list(layers)} name a layer twice")
+        object.__setattr__(self, "layers", tuple(sorted(layers)))
 
     @property
     def read_output(self) -> Output:
         """The output as an object."""
         return resolve_output(self.output)
-
-
-def _checked_layers(layers: object) -> str | tuple[int, ...] | None:
-    if layers is None or layers == ALL_LAYERS:
-        return None if layers is None else ALL_LAYERS
-    if not isinstance(layers, list | tuple) or not layers:
-        raise UsageError(f'layers must be "all" or a list of layer indices, got {layers!r}')
-    for layer in layers:
-        check_whole("a layer", layer, least=0)
-    if len(set(layers)) < len(layers):
-        raise UsageError(f"layers {list(layers)} name a layer twice")
-    return tuple(sorted(layers))
 
 
 @dataclass(frozen=True, eq=False)

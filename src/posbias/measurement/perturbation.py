@@ -129,11 +129,9 @@ class _Changed:
         embeddings = model.embed(model.token_tensor(token_ids.tolist()))
         rows = (read - start).tolist()
         if self.prefix is None:
-            logits = model.outputs(embeddings, rows).logits
+            moved = _divergence(model.outputs(embeddings, rows).logits)
         else:
-            logits = self.prefix.outputs(start, embeddings, rows).logits
-        moved = _divergence(logits)
-        if self.prefix is not None:
+            moved = _divergence(self.prefix.outputs(start, embeddings, rows).logits)
             # The prefix is trusted with causal networks alone: what comes later cannot have moved the output.
             moved[places[:, None] > read] = 0
         return np.asarray(reading.share * moved.sum(axis=1))

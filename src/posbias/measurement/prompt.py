@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
-from torch import Tensor
+from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
@@ -175,11 +174,14 @@ def mixing_of_first_pass(
     if not isinstance(model, HuggingFaceModel):
         yield lambda: mixing_of_layers(model, token_ids, prompt=prompt)
         return
-    with watch_branches(model.family.blocks(model.network), once=model.network) as watch:
+    family = model.family
+    with watch_branches(family.blocks(model.network), once=model.network) as watch:
 
         def mixing() -> Mixing:
             length = watch.stream[0].shape[-1] if watch.stream else 0
-            if length < len(token_ids) or (length > len(token_ids) and not _causal(model, length)):
+            masks = (family.mask(model.config, layer) for layer in range(family.depth(model.config)))
+            looks_ahead = length > len(token_ids) and any(mask.mutual_prefix(length) > 1 for mask in masks)
+            if length < len(token_ids) or looks_ahead:
                 return mixing_of_layers(model, token_ids, prompt=prompt)
             norms = watch.norms()
             own = slice(len(token_ids))
@@ -190,23 +192,13 @@ def mixing_of_first_pass(
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
-    stream, branch = _float64(norms.stream[:, 0]), _float64(norms.branch[:, 0])
+    stream, branch = (values[:, 0].double().numpy(force=True) for values in (norms.stream, norms.branch))
     for layer, total in enumerate((stream + branch).min(axis=1)):
         if not np.isfinite(total) or total == 0:
             raise RunError(f"mixing: |x| + |a| is {total} on prompt {prompt}, layer {layer}; it must be finite and > 0")
     stream_norm, branch_norm = (np.linalg.norm(values, axis=1) for values in (stream, branch))
     share = branch / (stream + branch)
     return Mixing(share.mean(axis=1), branch_norm / (stream_norm + branch_norm), share)
-
-
-def _causal(model: HuggingFaceModel, n_positions: int) -> bool:
-    """Whether no layer looks forwards."""
-    masks = (model.family.mask(model.config, layer) for layer in range(model.family.depth(model.config)))
-    return all(mask.mutual_prefix(n_positions) <= 1 for mask in masks)
-
-
-def _float64(values: Float[Tensor, "layer position"]) -> Float64[np.ndarray, "layer position"]:
-    return np.asarray(values.detach().double().cpu().numpy())
 
 
 LEFT_OUT = "left_out/"
@@ -302,8 +294,7 @@ def measure_prompt(
     mixing = first_mixing()
     full, reason = norms_in_full_precision(model, token_ids, kinds=kinds, key=key, options=options)
     reasons = [text for result in influence.values() for text in result.left_out]
-    if reason is not None:
-        reasons.append(reason)
+    reasons += [] if reason is None else [reason]
     return PromptMeasurement(
         norms={kind: result.norms for kind, result in influence.items()},
         standard_errors={

@@ -117,12 +117,9 @@ def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer
 def watch_attention(
     layers: Sequence[AttentionLayer], receive: Callable[[AttentionLayer, AttentionInput], None], *, dtype: torch.dtype
 ) -> Iterator[None]:
-    """Within the context, call `receive` with every layer's input as the model runs on a single prompt.
+    """Within the context, call `receive` with every layer's input, in `dtype`, as the model runs on a single prompt.
 
-    Args:
-        layers: Of one model.
-        receive: Called once per layer and forward pass, in the order of the layers; it may keep nothing.
-        dtype: Floating type of what is handed over.
+    It is called once per layer and forward pass, in the order of the layers, and may keep nothing.
     """
 
     def hook_of(layer: AttentionLayer) -> Callable[..., None]:
@@ -196,16 +193,13 @@ def blocks_of(elements: int) -> Iterator[None]:
 def query_blocks(
     parts: AttentionParts, state: AttentionState, *, reach: int | None, block: int = BLOCK_QUERIES
 ) -> Iterator[AttentionBlock]:
-    """A layer's attention weights, a block of queries at a time, last queries first.
+    """A layer's attention weights, a block of queries at a time, last queries first; every query comes once.
 
     Args:
         parts: For the scale, the soft cap, the position logits and the number of heads.
         state: Queries and keys as the dot product sees them.
-        reach: Keys a query sees, its own included; None for all before it.
+        reach: Keys a query sees, its own included; None for all before it. Others have weight zero.
         block: Most queries in a block, >= 1; long prompts take fewer, see BLOCK_ELEMENTS.
-
-    Yields:
-        Blocks that cover every query once; keys outside a block's range have weight zero for all its queries.
     """
     n_positions = state.key.shape[1]
     rows = rows_at_once(parts.heads, n_positions, block)

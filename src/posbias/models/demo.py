@@ -110,7 +110,6 @@ def _check_hash(path: Path, expected: str) -> None:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    """Write the model and its tokenizer as an ordinary safetensors directory."""
     source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
     with quiet(local=True):
         network: Any = pretrained_network(read_config(source), Wanted(source))

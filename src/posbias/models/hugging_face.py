@@ -23,6 +23,8 @@ from posbias.models.weights import buffers_sha256, config_sha256, dispatched, we
 
 CAUSAL_PROBE = 64
 """Positions on which it is tried whether a model looks ahead."""
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""What the longest input is called in configurations of families that are not described."""
 INTERVENTION_MARK = "posbias_intervention"
 """Attribute of a network that is changed by hooks: what is replaced, so that records and stored parts tell it apart."""
 
@@ -45,8 +47,8 @@ class HuggingFaceModel(Model):
     Args:
         network: The model with its language modelling head (`...ForCausalLM`), on its device and in its dtype. It is
             frozen and switched to evaluation in place.
-        tokenizer: Its tokenizer, or None where only token ids will be used.
-        origin: Where it came from.
+        tokenizer: None where only token ids will be used.
+        origin: For the record.
     """
 
     def __init__(self, network: nn.Module, tokenizer: Any = None, *, origin: Origin | None = None) -> None:
@@ -68,9 +70,10 @@ class HuggingFaceModel(Model):
             self.device = torch.device(places[0] if places else "cpu")
         self._family: Family | None = FAMILIES[self.model_type]() if self.model_type in FAMILIES else None
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
-        self.max_positions = _max_positions(self.config, self._family)
-        parameters = inspect.signature(network.forward).parameters
-        self._keeps_logits = "logits_to_keep" in parameters
+        lengths = (getattr(self.config, name, None) for name in LENGTHS)
+        known = next((length for length in lengths if isinstance(length, int)), None)
+        self.max_positions = known if self._family is None else self._family.max_positions(self.config)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
     def described(self) -> bool:
@@ -93,19 +96,14 @@ class HuggingFaceModel(Model):
         return self._family
 
     def described_by(self, family: Family, *, misfit: str | None = None) -> "HuggingFaceModel":
-        """The same network under another description, for one that is changed from outside; nothing is copied.
-
-        Args:
-            family: What theory and measurement will read in place of the registered description.
-            misfit: Why the network does not fit any description, if it does not.
-        """
+        """The same network, changed from outside, under another description, or none, for the reason `misfit`."""
         view = copy.copy(self)
         view._family, view._misfit = family, misfit
         return view
 
     @property
     def intervention(self) -> str | None:
-        """The spelling of what is replaced in the network at the moment, or None."""
+        """As the network itself is marked."""
         spelling: str | None = getattr(self.network, INTERVENTION_MARK, None)
         return spelling
 
@@ -117,13 +115,7 @@ class HuggingFaceModel(Model):
     def outputs(
         self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int], *, cache: Any = None
     ) -> Outputs:
-        """Hidden states and logits of some positions, differentiably; only these rows of the logits are formed.
-
-        Args:
-            embeddings: Of whole prompts, or of what follows the positions in the cache.
-            positions: Strictly ascending, counted from the first of `embeddings`.
-            cache: Keys and values of earlier positions, as transformers keeps them; filled further. None for none.
-        """
+        """As `Model.outputs`, or of what follows the positions in a cache of keys and values, which it extends."""
         caught: list[Tensor] = []
 
         def catch(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -259,16 +251,6 @@ def _rows(
     return values if values.shape[1] == len(positions) else values[:, list(positions)]
 
 
-def _max_positions(config: Any, family: Family | None) -> int | None:
-    if family is not None:
-        return family.max_positions(config)
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return None
-
-
 def _collapse(per_layer: list[Any]) -> Any:
     return per_layer[0] if all(item == per_layer[0] for item in per_layer) else per_layer
 
@@ -288,12 +270,9 @@ class Prefix:
 
     @torch.no_grad()
     def outputs(self, start: int, embeddings: Float[Tensor, "batch rest feature"], positions: Sequence[int]) -> Outputs:
-        """Outputs of prompts that begin with the prompt's first `start` positions.
+        """Outputs of prompts that begin with the prompt's first `start` positions and go on with `embeddings`.
 
-        Args:
-            start: How many positions are taken over.
-            embeddings: What follows them, one row per prompt.
-            positions: Strictly ascending, counted from the first of `embeddings`.
+        Positions are strictly ascending and counted from the first of `embeddings`.
         """
         from transformers import DynamicCache
 

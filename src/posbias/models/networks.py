@@ -52,11 +52,7 @@ class Wanted:
 
 
 def check_device(name: str) -> torch.device | None:
-    """The device of that name; None for "auto".
-
-    Raises:
-        UsageError: it cannot be used.
-    """
+    """The device of that name; None for "auto". Refused where it cannot be used."""
     if name == AUTO:
         return None
     try:
@@ -160,12 +156,7 @@ def _unquantised_network(config: Any) -> nn.Module:
 
 @checked
 def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
-    """The same configuration with all weights drawn anew by the model class's own initialiser; a new model.
-
-    Args:
-        model: Any loaded model; it is left as it is.
-        seed: As for `random_network`.
-    """
+    """A new model: the same configuration with all weights drawn anew, as `random_network` draws them."""
     with quiet(local=True):
         network = cast_weights(random_network(model.network.config, seed=seed), model.dtype).to(model.device)
     origin = Origin(model.origin.source, int(seed), model.origin.revision)
@@ -182,11 +173,7 @@ def attention_of(config: Any) -> str:
 
 @contextmanager
 def refused_configuration(name: str) -> Iterator[None]:
-    """Say in one line what transformers, torch or a family's description cannot make of a configuration.
-
-    Raises:
-        UsageError: whatever was raised, as a refusal of the configuration.
-    """
+    """Refuse in one line what transformers, torch or a family's description cannot make of a configuration."""
     try:
         yield
     except (UsageError, RunError):
@@ -262,11 +249,7 @@ class _Loading:
 
 
 def _spread(max_memory: int | None) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that spread a model over the accelerators, the CPU and a folder.
-
-    Raises:
-        UsageError: Python and libraries alone take more than is allowed.
-    """
+    """Arguments of `from_pretrained` that spread a model over the accelerators, the CPU and a folder."""
     if max_memory is None:
         return {"device_map": AUTO}
     base = beside_weights()
@@ -279,7 +262,6 @@ def _spread(max_memory: int | None) -> dict[str, Any]:
 
 
 def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module:
-    """What transformers loads from a directory whose files were checked."""
     from transformers import AutoModelForCausalLM
 
     source, dtype = wanted.source, wanted.dtype

@@ -39,9 +39,7 @@ def fetch_weights(source: Source) -> Source:
     """The source as a directory of this machine that holds the files to load; what the hub has of them is fetched."""
     if source.local:
         return source
-    first = source.file(WHOLE)
-    if first is None:
-        first = source.file(INDEX) or _converted(source)
+    first = source.file(WHOLE) or source.file(INDEX) or _converted(source)
     if first is None:
         raise UsageError(f"model {source.name!r} has no {WHOLE} and no {INDEX}; {ALLOWED}")
     revision = first.parent.name
@@ -101,7 +99,13 @@ def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
 
 def weight_bytes(tensors: Tensors, dtype: torch.dtype | None) -> int:
     """Bytes of all tensors in a dtype (None: as stored)."""
-    return sum(_bytes_of(stored, shape, dtype) for stored, shape in tensors.values())
+    total = 0
+    for stored, shape in tensors.values():
+        bits = int("".join(re.findall(r"\d+", stored)[:1]) or 8)
+        if dtype is not None and not stored.startswith(UNSCALED):
+            bits = 8 * dtype.itemsize
+        total += math.prod(shape) * bits // 8
+    return total
 
 
 def _converted(source: Source) -> Path | None:
@@ -118,7 +122,6 @@ def _converted(source: Source) -> Path | None:
 
 
 def _names(index: Path, name: str) -> list[str]:
-    """The files that an index names."""
     try:
         document = read_json(index, most_bytes=INDEX_BYTES)
     except (OSError, ValueError) as error:
@@ -136,7 +139,6 @@ def _names(index: Path, name: str) -> list[str]:
 
 
 def _damage(path: Path, name: str, error: Exception) -> Exception:
-    """What is wrong with a file that is not whole."""
     with open(path, "rb") as file:
         begin = file.read(len(POINTER))
     if begin.startswith(PICKLED):
@@ -144,10 +146,3 @@ def _damage(path: Path, name: str, error: Exception) -> Exception:
     if begin == POINTER:
         return RunError(f"model {name!r}: {path.name} is a pointer of Git LFS, not the file; fetch it (git lfs pull)")
     return RunError(f"model {name!r}: {path.name} is damaged: {one_line(error)}")
-
-
-def _bytes_of(stored: str, shape: Sequence[int], dtype: torch.dtype | None) -> int:
-    if dtype is None or stored.startswith(UNSCALED):
-        bits = int("".join(re.findall(r"\d+", stored)[:1]) or 8)
-        return math.prod(shape) * bits // 8
-    return math.prod(shape) * dtype.itemsize

@@ -79,7 +79,6 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
 
 
 def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
-    """The prompts as the source gives them."""
     source = request.source
     ready = isinstance(source, Prompts) or not isinstance(source, str | os.PathLike)
     if request.windows == "starts" and (ready or source == "synthetic"):
@@ -122,7 +121,6 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
 def _ready(
     token_ids: Int64[np.ndarray, "..."], model: TokenModel, *, n_positions: int, count: int
 ) -> Int64[np.ndarray, "count n_positions"]:
-    """The first `count` rows of token ids that fit the request exactly."""
     if token_ids.ndim != 2:
         raise UsageError(f"token ids need shape [count, n_positions], got {list(token_ids.shape)}")
     rows, length = token_ids.shape
@@ -158,7 +156,6 @@ def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, s
 
 
 def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
-    """What to call the source, and its documents."""
     text = os.fspath(request.source)
     if text == "default":
         return text, default_corpus()
@@ -223,10 +220,8 @@ class WindowDrawer:
     def draw(self) -> Iterator[Window]:
         """Windows until every distinct one has been drawn."""
         order = self._generator(0).permutation(len(self.groups)).tolist()
-        disjoint = take_turns(self._disjoint(group) for group in order)
-        others = take_turns(self._others(group) for group in order)
         seen: set[bytes] = set()
-        for window in chain(disjoint, others):
+        for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
             key = hashlib.blake2b(self.same(window), digest_size=16).digest()
             if key in seen:
                 self.duplicates += 1

@@ -37,11 +37,7 @@ class TokenModel(Protocol):
 
 
 def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int) -> None:
-    """Refuse lengths, counts and seeds that no source could serve.
-
-    Raises:
-        UsageError: n_positions < 2 or beyond the model's positions, count < 1, seed < 0.
-    """
+    """Refuse lengths, counts and seeds that no source could serve, or the model does not take."""
     check_whole("n_positions", n_positions, least=2, numpy=True)
     if model.max_positions is not None and n_positions > model.max_positions:
         raise UsageError(f"n_positions must be at most the model's {model.max_positions} positions, got {n_positions}")
@@ -133,16 +129,7 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
     Tokens are drawn from the whole vocabulary; where the tokenizer is known, without its special tokens and without
     embedding rows it has no token for; where the model can be asked, without tokens whose embedding is exactly zero
     (padding), which have no mixing. Within a prompt they are distinct where the vocabulary allows it, otherwise
-    independent. The first prompts are the same for every count.
-
-    Args:
-        model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
-        n_positions: Tokens in each prompt, 2 ... model.max_positions.
-        count: How many prompts, >= 1.
-        seed: >= 0.
-
-    Raises:
-        UsageError: an argument out of range.
+    independent. The first prompts are the same for every count. Arguments as `load_prompts`.
     """
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     candidates = np.arange(model.vocabulary_size, dtype=np.int64)
@@ -158,11 +145,7 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
 
 
 def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
-    """The same prompts with the tokens of each in random order; the special tokens that open them stay in place.
-
-    Raises:
-        UsageError: the seed is not a whole number >= 0.
-    """
+    """The same prompts with the tokens of each in random order; the special tokens that open them stay in place."""
     check_seed(seed)
     fixed = len(prompts.prefix)
     token_ids = prompts.token_ids.copy()
@@ -184,11 +167,7 @@ def embedded_tokens(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int
 
 
 def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, source: str) -> None:
-    """Refuse token ids the model has no embedding for.
-
-    Raises:
-        UsageError: an id below 0 or at least vocabulary_size; the message names the first one.
-    """
+    """Refuse token ids the model has no embedding for; the message names the first one."""
     wrong = np.argwhere((token_ids < 0) | (token_ids >= model.vocabulary_size))
     if len(wrong):
         found = token_ids[tuple(wrong[0])]
@@ -198,11 +177,7 @@ def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, sourc
 
 
 def as_token_ids(values: Any, source: str) -> Int64[np.ndarray, "..."]:
-    """An int64 array from nested lists, an array or a tensor of whole numbers.
-
-    Raises:
-        UsageError: ragged, not whole numbers, or too large for 64 bits.
-    """
+    """An int64 array from nested lists, an array or a tensor of whole numbers; others are refused, and ragged ones."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     try:
@@ -235,7 +210,6 @@ def tokenise(texts: Sequence[str], tokenizer: Any) -> list[Int64[np.ndarray, "_"
 
 
 def _row_lengths(values: Any) -> str:
-    """Where ragged rows first differ, for a message."""
     try:
         lengths = [len(row) for row in values]
     except TypeError:
