@@ -115,7 +115,6 @@ class _Path:
         return len(self._slopes)
 
     def missing(self, halves: list[tuple[float, float]]) -> set[float]:
-        """Places that the rules on these pieces need."""
         needed = {place for low, high in halves for place in (low, (low + high) / 2, high) if low > 0}
         needed |= {high / 2 for low, high in halves if low == 0}
         return needed - self._slopes.keys()

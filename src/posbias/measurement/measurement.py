@@ -4,7 +4,7 @@ Averaging `profiles` normalises every prompt and then averages, so that prompts 
 norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from posbias.checks import check_seed, checked
 from posbias.engines import Arrays, Engine, Local, collect
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
@@ -66,7 +66,7 @@ class UnitWork:
     kinds: tuple[Kind, ...]
     seed: int
     passes: PassOptions
-    beside: Callable[[Model, Int64[np.ndarray, "n_positions"], Unit, PromptMeasurement], Arrays] | None = None
+    beside: Callable[[Model, TokenIds, Unit, PromptMeasurement], Arrays] | None = None
     """What else is computed of a unit; a function of a module, for other processes."""
     description: str = "measuring prompts"
 
@@ -225,26 +225,22 @@ def measure(
         seed=seed,
         passes=options.passes,
     )
-    settings = {} if run.directory is None else _settings(described, prompts, work, threads=run.engine.pinned_threads)
+    settings: dict[str, Any] = {}
+    if run.directory is not None:
+        settings = {
+            "model": described,
+            "prompts": prompts.describe(),
+            "kinds": [str(kind) for kind in resolved],
+            "seed": seed,
+            "passes": vars(options.passes),
+            "threads": run.engine.pinned_threads,
+            "made_by": made_by(),
+        }
     store = PartStore(run.directory, settings, resume=run.resume)
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
     pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     return replace(combine(measured, kinds=resolved, seed=seed, options=options), model=described)
-
-
-def _settings(
-    described: Mapping[str, Any] | None, prompts: Prompts, work: UnitWork, *, threads: int | None
-) -> dict[str, Any]:
-    return {
-        "model": described,
-        "prompts": prompts.describe(),
-        "kinds": [str(kind) for kind in work.kinds],
-        "seed": work.seed,
-        "passes": vars(work.passes),
-        "threads": threads,
-        "made_by": made_by(),
-    }
 
 
 def combine(

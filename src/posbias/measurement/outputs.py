@@ -24,6 +24,10 @@ from posbias.registry import Registry
 
 OUTPUTS: Registry["Output"] = Registry("output")
 
+TokenIds = Int64[np.ndarray, "n_positions"]
+"""Of one prompt."""
+Key = tuple[int, int]
+"""(seed, index of the prompt): random draws depend on these and the kind's name, on nothing else."""
 SCORES = ("sum", "mean")
 """How the log-probabilities of a target's tokens are combined."""
 
@@ -52,7 +56,7 @@ class Output(ABC):
     """Whether tokens are given, so that only scores of tokens can be read."""
 
     @abstractmethod
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The rule applied to one prompt.
 
         Raises:
@@ -68,7 +72,7 @@ class Output(ABC):
 class Last(Output):
     """The last position's output."""
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """One position, N - 1."""
         return _reading(token_ids, [-1])
 
@@ -84,7 +88,7 @@ class At(Output):
     def __post_init__(self) -> None:
         check_whole("at: position", self.position)
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The one position."""
         return _reading(token_ids, [self.position])
 
@@ -116,7 +120,7 @@ class Mean(Output):
             check_whole("mean: positions", position)
         object.__setattr__(self, "positions", tuple(self.positions))
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The positions, each weighing 1/k."""
         if self.last is not None and self.last > len(token_ids):
             raise UsageError(f"output {self}: the prompt has only {len(token_ids)} positions")
@@ -158,7 +162,7 @@ class Target(Output):
             check_whole("target: tokens", token)
         object.__setattr__(self, "tokens", tuple(self.tokens))
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """Every position that predicts a token of the target."""
         targets = self._targets(model)
         size = len(token_ids)
@@ -200,7 +204,7 @@ def resolve_output(output: str | Output) -> Output:
     return OUTPUTS.parse(output)
 
 
-def _reading(token_ids: Int64[np.ndarray, "n_positions"], wanted: Sequence[int]) -> Reading:
+def _reading(token_ids: TokenIds, wanted: Sequence[int]) -> Reading:
     size = len(token_ids)
     for position in wanted:
         if not -size <= position < size:
@@ -273,8 +277,7 @@ class Question:
 
     model: Model
     reading: Reading
-    key: tuple[int, int]
-    """(seed, index of the prompt): random draws depend on these and the kind's name, on nothing else."""
+    key: Key
     rows: int = 1
     """Copies of the prompt in the batch of a pass that is differentiated, >= 1."""
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
 from posbias.measurement.influence import Pulled, from_squares, influence_of_positions, pull_back
 from posbias.measurement.kinds import Jacobian, Kind
-from posbias.measurement.outputs import ALL_LAYERS, PassOptions, Question
+from posbias.measurement.outputs import ALL_LAYERS, Key, PassOptions, Question, TokenIds
 from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
@@ -36,12 +36,7 @@ class DepthInfluence:
 
 
 def influence_by_depth(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    kind: Jacobian,
-    key: tuple[int, int],
-    options: PassOptions,
+    model: Model, token_ids: TokenIds, *, kind: Jacobian, key: Key, options: PassOptions
 ) -> DepthInfluence:
     """The Jacobian's profile for the output of every chosen layer.
 
@@ -113,12 +108,7 @@ class PrecisionLoss:
 
 
 def norms_in_full_precision(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    kinds: Sequence[Kind],
-    key: tuple[int, int],
-    options: PassOptions,
+    model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
 ) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
     """Raw norms by a float32 copy of the model with the same random draws, or why no copy can be made.
 
@@ -153,15 +143,13 @@ class Mixing:
     """|a| / (|x| + |a|) of every token."""
 
 
-def mixing_of_layers(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int) -> Mixing:
+def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> Mixing:
     """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
     return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
 
 
 @contextmanager
-def mixing_of_first_pass(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int
-) -> Iterator[Callable[[], Mixing | None]]:
+def mixing_of_first_pass(model: Model, token_ids: TokenIds, *, prompt: int) -> Iterator[Callable[[], Mixing | None]]:
     """Both mixings from the first forward pass within the context, so that they cost no pass of their own.
 
     A pass that reads more than the prompt (a target after it, copies in a batch) measures the prompt all the same if
@@ -261,12 +249,7 @@ class PromptMeasurement:
 
 
 def measure_prompt(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    kinds: Sequence[Kind],
-    key: tuple[int, int],
-    options: PassOptions | None = None,
+    model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions | None = None
 ) -> PromptMeasurement:
     """Measure one prompt: every kind of influence, and the mixing where the model's family is described.
 

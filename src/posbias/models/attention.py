@@ -24,6 +24,8 @@ BLOCK_ELEMENTS = 1 << 20
 """Attention weights held at once (4 MB in float32): a block of queries times all heads times all keys."""
 BLOCK_QUERIES = 128
 """Most queries in a block: shorter blocks skip more of the masked half, longer ones multiply faster."""
+Turn = Float[Tensor, "position rotary"] | None
+"""RoPE cosines or sines of a layer; None where it has no RoPE."""
 _block_elements = ContextVar("block_elements", default=BLOCK_ELEMENTS)
 
 
@@ -77,16 +79,15 @@ class AttentionInput:
 
     read: Float[Tensor, "position feature"]
     """After the norm before the branch, where the family has one."""
-    cosine: Float[Tensor, "position rotary"] | None
-    """RoPE cosines of this layer; None where it has no RoPE."""
-    sine: Float[Tensor, "position rotary"] | None
+    cosine: Turn
+    sine: Turn
 
 
 def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer]:
     """Every layer's attention, for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: the model's family is not described, its attention cannot be recomputed, its weights cannot be read
+        UsageError: the family is not described, its attention cannot be recomputed, its weights cannot be read
             (quantised or offloaded), or a layer is not causal.
     """
     if not isinstance(model, HuggingFaceModel):
@@ -161,11 +162,7 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
     )
 
 
-def rotated(
-    state: AttentionState,
-    cosine: Float[Tensor, "position rotary"] | None,
-    sine: Float[Tensor, "position rotary"] | None,
-) -> AttentionState:
+def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:
     """The same with queries and keys turned by position; as it is where the layer has no RoPE."""
     return replace(state, query=rotary_forward(state.query, cosine, sine), key=rotary_forward(state.key, cosine, sine))
 
@@ -251,9 +248,7 @@ def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> F
 
 
 def rotary_forward(
-    values: Float[Tensor, "*heads position feature"],
-    cosine: Float[Tensor, "position rotary"] | None,
-    sine: Float[Tensor, "position rotary"] | None,
+    values: Float[Tensor, "*heads position feature"], cosine: Turn, sine: Turn
 ) -> Float[Tensor, "*heads position feature"]:
     """Rotate the first `rotary` features by position, half against half."""
     if cosine is None or sine is None:

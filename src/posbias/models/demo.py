@@ -27,11 +27,8 @@ FOLDER = "smollm2-135m-instruct"
 
 def cache_directory() -> Path:
     """Where converted models are kept: $POSBIAS_CACHE, else posbias under $XDG_CACHE_HOME or ~/.cache."""
-    chosen = os.environ.get("POSBIAS_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "posbias"
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("POSBIAS_CACHE") or f"{shared}/posbias").expanduser()
 
 
 def fetch_demo() -> Path:

@@ -93,11 +93,7 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
 
 
 def drawn_network(config: Any, wanted: Wanted, seed: int) -> nn.Module:
-    """The network with random weights.
-
-    Raises:
-        UsageError: a bad seed, a network that does not fit, or a configuration that builds none.
-    """
+    """The network with random weights, refused where it does not fit or cannot be built."""
     if wanted.device is None:
         raise UsageError(f"device {AUTO!r} spreads the weights of a file; name a device for random ones, e.g. cpu")
     _check_size(config, wanted, None, packed=False)
@@ -109,11 +105,8 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     """A network of the configuration's class with all weights drawn by its own initialiser, in float32.
 
     Built anew from a copy of the configuration, so that norms and biases are reset too and no attention setting is
-    shared with another model. The weights are those of `torch.manual_seed(seed)` followed by
+    shared with another model. The weights are those of `torch.manual_seed(seed)` (within [0, 2^63)), followed by
     `AutoModelForCausalLM.from_config(config)`, but the global random state is left as it was.
-
-    Raises:
-        UsageError: the seed is not a whole number in [0, 2^63).
     """
     check_whole("init_seed", seed, least=0, below=2**63, numpy=True)
     # All initialisers draw on the CPU; only its generator is borrowed, and given back as it was.

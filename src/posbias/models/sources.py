@@ -81,11 +81,7 @@ class Source:
 
 
 def resolve_source(source: str | Path) -> Source:
-    """Decide what a source, other than "demo", is.
-
-    Raises:
-        UsageError: neither an existing path nor the form of a hub id.
-    """
+    """What a source, other than "demo", is: an existing path, or text of the form of a hub id; others are refused."""
     if not isinstance(source, str | Path):
         raise UsageError(f"a model is named by text or a path, got {type(source).__name__}; allowed: {ALLOWED}")
     text = str(source)

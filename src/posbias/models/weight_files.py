@@ -52,9 +52,7 @@ def fetch_weights(source: Source) -> Source:
 def loaded_files(source: Source) -> list[Path]:
     """The files of a directory that transformers will load weights from.
 
-    Raises:
-        UsageError: there are none, one could carry code, or one lies elsewhere.
-        RunError: one is missing or damaged.
+    Refused are directories with none, or with one that could carry code, lies elsewhere, is missing or damaged.
     """
     directory = Path(source.location)
     for path in directory.iterdir():
@@ -77,9 +75,7 @@ def loaded_files(source: Source) -> list[Path]:
 def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
     """What the headers of safetensors files say, checked by the format's own reader; no weight is read.
 
-    Raises:
-        UsageError: a file is a pickled one under this name.
-        RunError: one is missing or damaged.
+    Refused is a file that is pickled (UsageError), missing or damaged (RunError).
     """
     from safetensors import SafetensorError, safe_open
 

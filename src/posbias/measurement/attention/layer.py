@@ -52,10 +52,8 @@ class PrefixWatch:
     def add(self, mass: Float64[Tensor, "query key"], queries: slice, keys: slice) -> None:
         """Compare the rows of a block with each other, and its last row with the first of the block before.
 
-        Args:
-            mass: F of the block's queries at its keys; rows end at 1.
-            queries: Positions of the rows; the block given before starts where this one stops.
-            keys: Positions of the columns; to the left of them F is 0.
+        `mass` is F of the block's queries at its keys; rows end at 1, and are 0 to the left of the keys. The block
+        given before starts where this one stops.
         """
         below = mass[1:]
         if self._below is not None:
@@ -86,14 +84,12 @@ def prefix_monotonicity(kernels: Float[Tensor, "layers n_positions n_positions"]
     """
     n_positions = kernels.shape[-1]
     everything = slice(0, n_positions)
-    violated, gap = [], []
+    found = []
     for kernel in kernels:
         watch = PrefixWatch(n_positions, kernel.device)
         watch.add(prefix_mass(kernel), everything, everything)
-        share, rise = watch.result()
-        violated.append(share)
-        gap.append(rise)
-    return PrefixMonotonicity(np.array(violated), np.array(gap))
+        found.append(watch.result())
+    return PrefixMonotonicity(*np.array(found).T)
 
 
 def prefix_mass(rows: Float[Tensor, "*rows key"]) -> Float64[Tensor, "*rows key"]:
@@ -142,14 +138,10 @@ class LayerStatistics:
 def reduce_layer(
     layer: AttentionLayer, state: AttentionState, *, thresholds: Sequence[float], block: int, kernels: KernelSums
 ) -> LayerStatistics:
-    """Recompute one layer's attention on one prompt and keep its sums.
+    """Recompute one layer's attention on one prompt, keep its sums and add its kernels.
 
-    Args:
-        layer: Every query but the first must see at least 2 keys.
-        state: Queries and keys as the dot product sees them.
-        thresholds: Of the sink score.
-        block: Most queries at a time.
-        kernels: Where to add the layer's kernels.
+    Every query but the first must see at least 2 keys; `state` is as the dot product sees it, `thresholds` are those of
+    the sink score, `block` the most queries at a time.
     """
     n_positions, device = state.key.shape[1], state.key.device
     position = torch.arange(n_positions, dtype=torch.float64, device=device)
@@ -165,7 +157,11 @@ def reduce_layer(
     row_error = 0.0
     for part in query_blocks(layer.parts, state, reach=layer.reach, block=block):
         weights, among_keys = part.weights, part.among_keys()
-        distance += _distances(part, among_keys).sum(-1)
+        # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
+        start = part.queries.start
+        back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=device)
+        offset = torch.arange(part.queries.stop - start, dtype=torch.float64, device=device)
+        distance += ((among_keys @ back).double() + offset).sum(-1)
         # -sum_j A_ij log A_ij; zeros add nothing.
         logarithms = among_keys.clamp_min(torch.finfo(among_keys.dtype).tiny).log_()
         entropies = logarithms.mul_(among_keys).sum(-1).double().neg_()
@@ -194,17 +190,6 @@ def reduce_layer(
         gap=gap,
         row_error=row_error,
     )
-
-
-def _distances(
-    part: AttentionBlock, weights: Float[Tensor, "key_head group query key"]
-) -> Float64[Tensor, "key_head group query"]:
-    """sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise."""
-    start = part.queries.start
-    back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=weights.device)
-    offset = torch.arange(part.queries.stop - start, dtype=torch.float64, device=weights.device)
-    distances: Tensor = (weights @ back).double() + offset
-    return distances
 
 
 def _between(running: Float64[Tensor, "*rows key"], edges: Int64[Tensor, "edges"]) -> Float64[Tensor, "*rows cells"]:

@@ -201,7 +201,7 @@ class Falcon(Family):
         return tuple(said)
 
     def _alibi_times(self, config: Any) -> int:
-        """Eager attention adds the bias itself, and again with the mask."""
+        # Eager attention adds the bias itself, and again with the mask.
         return 1 if config._attn_implementation == "sdpa" else 2
 
     def _head_dim(self, config: Any) -> int:

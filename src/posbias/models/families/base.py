@@ -180,11 +180,7 @@ class Family:
         return int(head_dim * float(config.rope_parameters.get("partial_rotary_factor", 1.0)))
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
-        """The MLP's linear maps and activation.
-
-        Raises:
-            UsageError: the block has a mixture of experts instead; see `mixture_parts`.
-        """
+        """The MLP's linear maps and activation; refused for a mixture of experts, which `mixture_parts` reads."""
         if hasattr(block.mlp, "experts"):
             raise UsageError(
                 f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
@@ -220,10 +216,8 @@ class Family:
         """Radians per position of the feature pairs that turn; None where a layer turns nothing.
 
         Read off the network's own buffer. Where sorts of layers differ (Gemma 3, OLMo 3) each has one named after it;
-        without any (a rotary module replaced by one that leaves everything where it is) nothing turns.
-
-        Raises:
-            UsageError: the model does more than turn: it also scales what it turns (YaRN, LongRoPE).
+        without any (a rotary module replaced by one that leaves everything where it is) nothing turns. Refused are
+        models that also scale what they turn (YaRN, LongRoPE).
         """
         if not self.rotates(block.attention, config):
             return None
