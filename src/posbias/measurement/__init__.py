@@ -1,6 +1,7 @@
 """Influence, mixing and attention, measured on models."""
 
-from posbias.measurement.attention import AttentionOptions, AttentionStatistics, attention_statistics
+from posbias.measurement.attention.statistics import AttentionOptions, AttentionStatistics
+from posbias.measurement.attention.streaming import attention_statistics
 from posbias.measurement.cost import estimate_cost, preflight
 from posbias.measurement.integrated import IntegratedGradients
 from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds

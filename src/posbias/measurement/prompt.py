@@ -190,6 +190,8 @@ def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
 
 
 LEFT_OUT = "left_out/"
+BY_KIND = ("norms", "standard_errors", "full_precision")
+"""Fields that hold an array for every kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,13 +213,11 @@ class PromptMeasurement:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat arrays by slash-separated name, for storage."""
-        arrays = {f"norms/{kind}": values for kind, values in self.norms.items()}
-        arrays |= {f"standard_errors/{kind}": values for kind, values in self.standard_errors.items()}
+        arrays = {f"{sort}/{kind}": values for sort in BY_KIND for kind, values in getattr(self, sort).items()}
         if self.mixing is not None and self.mixing_frobenius is not None:
             arrays |= {"mixing": self.mixing, "mixing_frobenius": self.mixing_frobenius}
         for kind, found in self.details.items():
             arrays |= {f"details/{kind}/{name}": np.array([value]) for name, value in found.items()}
-        arrays |= {f"full_precision/{kind}": values for kind, values in self.full_precision.items()}
         arrays |= {LEFT_OUT + reason: np.zeros(0) for reason in self.left_out}
         if self.depth is not None:
             arrays |= {"depth/layers": np.array(self.depth.layers), "depth/norms": self.depth.norms}
@@ -237,13 +237,11 @@ class PromptMeasurement:
             layers = tuple(int(layer) for layer in arrays["depth/layers"])
             depth = DepthInfluence(layers, arrays["depth/norms"], arrays.get("depth/standard_errors"))
         return cls(
-            norms=below(arrays, "norms/"),
-            standard_errors=below(arrays, "standard_errors/"),
+            **{sort: below(arrays, f"{sort}/") for sort in BY_KIND},
             mixing=arrays.get("mixing"),
             mixing_frobenius=arrays.get("mixing_frobenius"),
             details=details,
             depth=depth,
-            full_precision=below(arrays, "full_precision/"),
             left_out=tuple(below(arrays, LEFT_OUT)),
         )
 

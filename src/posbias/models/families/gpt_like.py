@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,29 +26,23 @@ class GPT2(Family):
     attention_output = "attn.c_proj"
     attention_norm = "ln_1"
     mlp_norm = "ln_2"
-    query_key_value = ("c_attn",)
+    query_key_value: ClassVar[tuple[str, ...]] = ("c_attn",)
     up_and_down = ("c_fc", "c_proj")
     activation = "act"
-    refused = ("add_cross_attention",)  # it would be a branch of its own
+    refused: ClassVar[tuple[str, ...]] = ("add_cross_attention",)  # it would be a branch of its own
 
 
 @FAMILIES.register("gpt_neo")
-class GPTNeo(Family):
+class GPTNeo(GPT2):
     """GPT-Neo: learned positions, windows in every other layer, and logits q.k without 1 / sqrt(head_dim).
 
     Attention is computed in float32, whatever the dtype of the weights.
     """
 
-    layers = "transformer.h"
-    final_norm = "transformer.ln_f"
-    position_table = "transformer.wpe"
-    rotary = False
     attention = "attn.attention"
     attention_output = "attn.attention.out_proj"
-    attention_norm = "ln_1"
-    mlp_norm = "ln_2"
-    up_and_down = ("c_fc", "c_proj")
-    activation = "act"
+    query_key_value = Family.query_key_value
+    refused = ()
 
     def mask(self, config: Any, layer: int) -> Mask:
         """`window_size` keys, the query's own included, in local layers; causal in global ones."""
