@@ -107,10 +107,7 @@ class Engine(ABC):
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:
         """Every unit's outcome, as they come.
 
-        Args:
-            workload: What to do.
-            units: Their numbers, distinct.
-            prepared: What `workload.prepare` would make, where the caller has it; only this process can use it.
+        `prepared` is what `workload.prepare` would make, where the caller has it; only this process can use it.
 
         Raises:
             UsageError, RunError: as raised by a unit; the others are given up then.

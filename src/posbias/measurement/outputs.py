@@ -235,8 +235,6 @@ class PassOptions:
     """How many prompts of a model below float32 are measured again with its weights in float32, >= 0."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.checkpointing, bool):
-            raise UsageError(f"checkpointing must be True or False, got {self.checkpointing!r}")
         check_whole("rows", self.rows, least=1)
         check_whole("precision_prompts", self.precision_prompts, least=0)
         object.__setattr__(self, "output", str(resolve_output(self.output)))

@@ -255,7 +255,7 @@ def measure_prompt(
         model: Any causal language model.
         token_ids: One prompt.
         kinds: Distinct kinds, as `resolve_kinds` returns them.
-        key: (seed, index of the prompt), both >= 0; all that random probes depend on.
+        key: All that random probes depend on; both numbers >= 0.
         options: The output that is read, layers, precision check, and how the passes are run.
 
     Raises:

@@ -46,9 +46,8 @@ def fetch_demo() -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            gguf = _download_gguf(Path(scratch))
             converted = Path(scratch) / "converted"
-            _convert(gguf, converted)
+            _convert(_download_gguf(Path(scratch)), converted)
             try:
                 converted.rename(target)
             except OSError:
@@ -74,8 +73,7 @@ def copy_demo(target: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            shutil.copytree(source, Path(scratch) / "copy")
-            (Path(scratch) / "copy").rename(target)
+            shutil.copytree(source, Path(scratch) / "copy").rename(target)
     except shutil.Error:
         raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
     except OSError as error:

@@ -140,7 +140,7 @@ def _resolved(source: str | Path) -> Source:
 
 def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
     """A saved reference model, or None where the source is none."""
-    named = str(source).removeprefix("config:") if isinstance(source, str | Path) else ""
+    named = str(source).removeprefix("config:")
     if not named or named == "demo" or not is_reference(path := named_path(named)):
         return None
     if device == AUTO:

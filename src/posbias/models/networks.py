@@ -295,8 +295,7 @@ def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module
 def read_tokenizer(source: Source) -> Any:
     """The tokenizer, or None where there is none to be read: models are usable with token ids alone.
 
-    Raises:
-        UsageError: its files are larger than those of every tokenizer, or not the JSON they are called.
+    Refused are files larger than those of every tokenizer, or that are not the JSON they are called.
     """
     from transformers import AutoTokenizer
 

@@ -119,8 +119,6 @@ class PromptSource:
             raise UsageError("a PromptSource holds a source, not another PromptSource")
         if self.windows not in WINDOWS:
             raise UsageError(f"windows must be one of {', '.join(WINDOWS)}, got {self.windows!r}")
-        if not isinstance(self.shuffle, bool):
-            raise UsageError(f"shuffle must be True or False, got {self.shuffle!r}")
 
 
 def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:

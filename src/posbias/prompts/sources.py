@@ -94,11 +94,8 @@ def segment_bytes(n_positions: int) -> int:
 def byte_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
     """Cut a file into [start, stop) ranges: one for a small file, equal ones that hold several windows otherwise."""
     size = file_size(path)
-    if size <= WHOLE_BYTES:
-        return [(0, size)]
-    pieces = max(1, size // segment_bytes(n_positions))
-    borders = [size * piece // pieces for piece in range(pieces + 1)]
-    return list(itertools.pairwise(borders))
+    pieces = 1 if size <= WHOLE_BYTES else max(1, size // segment_bytes(n_positions))
+    return list(itertools.pairwise(size * piece // pieces for piece in range(pieces + 1)))
 
 
 def document_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:

@@ -274,10 +274,7 @@ class AttentionOptions:
     """Bytes that the kept matrices may take together, >= 0."""
 
     def __post_init__(self) -> None:
-        try:
-            thresholds = tuple(float(threshold) for threshold in self.sink_thresholds)
-        except (TypeError, ValueError):
-            thresholds = ()
+        thresholds = tuple(map(float, self.sink_thresholds))
         if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
             raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")
         object.__setattr__(self, "sink_thresholds", thresholds)
