@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from posbias.models import HuggingFaceModel, Origin
-from posbias.models.initialise import attention_of, random_network
+from posbias.models.networks import attention_of, random_network
 
 VOCABULARY = 50
 COMMON = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -8,7 +8,7 @@ import torch
 from families import Case
 
 from posbias.models import HuggingFaceModel, Origin
-from posbias.models.initialise import random_network
+from posbias.models.networks import random_network
 
 PROBES = 8
 

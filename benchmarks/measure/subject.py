@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posbias.models import HuggingFaceModel, Origin
-from posbias.models.initialise import random_network
+from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts
 
 SPECIAL = ("<pad>", "<s>", "</s>")

@@ -110,7 +110,7 @@ def test_kernels_are_drawn_in_cells_unless_asked_for(library):
 )
 def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
     from posbias.auditing.attention import _map
-    from posbias.measurement.attention import MeanKernels
+    from posbias.measurement.attention.statistics import MeanKernels
 
     n_positions = 300
     bounds = -(-np.arange(kept + 1) * n_positions // kept)

@@ -15,7 +15,7 @@ from posbias.models.attention import (
     rotated,
     watch_attention,
 )
-from posbias.models.initialise import random_network
+from posbias.models.networks import random_network
 from tiny_families import CONFIGS, MIXTURES, VOCABULARY, shaken_model
 
 POSITIONS = 23

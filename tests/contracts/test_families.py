@@ -19,7 +19,7 @@ from posbias.errors import UsageError
 from posbias.measurement.blocks import checkpointed
 from posbias.models import HuggingFaceModel
 from posbias.models.families import FAMILIES, AttentionParts, Block, MlpParts, Norm
-from posbias.models.initialise import random_network
+from posbias.models.networks import random_network
 from tiny_families import BLOOM, COMMON, CONFIGS, MIXTURES, VOCABULARY, shaken_model
 
 README = Path(__file__).parents[2] / "README.md"

@@ -17,8 +17,8 @@ from posbias.engines import ENGINES, Local, Ray, collect
 from posbias.engines.engine import STARTS_LOST, Starts
 from posbias.errors import RunError, UsageError
 from posbias.measurement import RunOptions
-from posbias.models.initialise import random_network
 from posbias.models.loading import load_same
+from posbias.models.networks import random_network
 from posbias.models.weights import network_sha256
 from posbias.parts import PARTS, PartStore
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from posbias.errors import RunError, UsageError
 from posbias.measurement import AttentionOptions, AttentionStatistics, attention_statistics
-from posbias.measurement.attention import prefix_monotonicity
-from posbias.measurement.mixing import mixing_of_layers
+from posbias.measurement.attention.layer import prefix_monotonicity
+from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention
 from posbias.models.attention import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
@@ -406,9 +406,9 @@ def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             largest = max(largest, block.weights.numel())
             yield block
 
-    from posbias.measurement.attention import content
+    from posbias.measurement.attention import layer
 
-    count_cells = content.count_cells
+    count_cells = layer.count_cells
 
     def counting(logits: Any, *args: Any) -> Any:
         nonlocal counted
@@ -416,7 +416,7 @@ def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         return count_cells(logits, *args)
 
     monkeypatch.setattr("posbias.measurement.attention.layer.query_blocks", watched)
-    monkeypatch.setattr(content, "count_cells", counting)
+    monkeypatch.setattr(layer, "count_cells", counting)
     lean = AttentionOptions(kernel_cells=7, mean_content=False, block=8)
     found = attention_statistics(model, prompts, options=lean)
     assert max(largest, counted) <= HEADS * 8 * 60

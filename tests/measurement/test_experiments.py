@@ -10,10 +10,9 @@ from posbias.errors import UsageError
 from posbias.measurement import IntegratedGradients, Kind, PassOptions, Perturbation, measure, measure_prompt
 from posbias.measurement.integrated import mean_embedding
 from posbias.measurement.outputs import Influence, Question
-from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.initialise import random_network
+from posbias.models.hugging_face import HuggingFaceModel, trusted_prefix
 from posbias.models.model import Model
-from posbias.models.prefix import trusted_prefix
+from posbias.models.networks import random_network
 from posbias.models.weights import cast_weights
 from posbias.prompts.prompts import Prompts
 from tiny_families import CONFIGS, shaken_model

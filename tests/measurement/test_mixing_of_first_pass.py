@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
-from posbias.measurement.mixing import mixing_of_layers
+from posbias.measurement.prompt import mixing_of_layers
 from posbias.models.hugging_face import HuggingFaceModel
 from tiny_families import shaken_model
 

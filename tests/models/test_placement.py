@@ -21,7 +21,7 @@ from posbias.prompts import Prompts
 @pytest.fixture(autouse=True)
 def weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of the tests holds hundreds of megabytes beside models of kilobytes."""
-    monkeypatch.setattr("posbias.models.placement.beside_weights", lambda: 0)
+    monkeypatch.setattr("posbias.models.networks.beside_weights", lambda: 0)
 
 
 PROMPTS = Prompts(np.arange(32, dtype=np.int64).reshape(2, 16))

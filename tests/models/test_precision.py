@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from posbias.models import load_model
-from posbias.models.initialise import attention_of, random_network, reinitialise
+from posbias.models.networks import attention_of, random_network, reinitialise
 from posbias.models.weights import converted
 from tiny_families import CONFIGS, VOCABULARY
 

@@ -10,7 +10,7 @@ from tests.tiny_families import CONFIGS
 
 from posbias.errors import UsageError
 from posbias.models import HuggingFaceModel
-from posbias.models.initialise import random_network
+from posbias.models.networks import random_network
 
 SINGLE = 1e-5
 DOUBLE = 1e-10

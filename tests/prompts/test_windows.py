@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posbias.prompts.loading import WindowDrawer, take_turns
 from posbias.prompts.sources import Group
-from posbias.prompts.windows import WindowDrawer, take_turns
 
 document_lengths = st.lists(
     st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=3), min_size=1, max_size=4

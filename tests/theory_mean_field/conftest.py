@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from posbias.models import HuggingFaceModel, Origin
-from posbias.models.initialise import random_network
 from posbias.models.model import Model
+from posbias.models.networks import random_network
 
 PROBES = 8
 SIZES = {

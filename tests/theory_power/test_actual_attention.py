@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias.errors import RunError, UsageError
-from posbias.measurement.mixing import mixing_of_layers
+from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts

@@ -23,8 +23,13 @@ from jaxtyping import Float64, Int64
 from posbias.checks import checked
 from posbias.comparison import Sample, compare_with_prompts, summarise
 from posbias.measurement import AttentionOptions, attention_statistics
-from posbias.measurement.attention import AttentionStatistics, HeadStatistic, MeanKernels, PromptMean
-from posbias.measurement.attention.statistics import KERNEL_CELLS
+from posbias.measurement.attention.statistics import (
+    KERNEL_CELLS,
+    AttentionStatistics,
+    HeadStatistic,
+    MeanKernels,
+    PromptMean,
+)
 from posbias.measurement.attention.streaming import working_precision
 from posbias.measurement.cost import SHORT_LENGTHS, calibrate, report_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy

@@ -19,7 +19,7 @@ from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention
 from posbias.measurement import AttentionOptions, Kind, PassOptions, attention_statistics, measure_prompt
-from posbias.measurement.mixing import mixing_of_layers
+from posbias.measurement.prompt import mixing_of_layers
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.parts import PartStore, fingerprint
 from posbias.prompts import Prompts

@@ -8,10 +8,10 @@ unit, which is tried again elsewhere. `collect` takes finished units from the di
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,13 +24,6 @@ from posbias.registry import Registry
 
 LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What tells the libraries below NumPy and PyTorch their number of threads, read when they start."""
-
-
-def usual_threads() -> int:
-    """What PyTorch uses in this process where nobody sets it."""
-    import torch
-
-    return torch.get_num_threads()
 
 
 @contextmanager
@@ -114,10 +107,7 @@ class Engine(ABC):
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:
         """Every unit's outcome, as they come.
 
-        Args:
-            workload: What to do.
-            units: Their numbers, distinct.
-            prepared: What `workload.prepare` would make, where the caller has it; only this process can use it.
+        `prepared` is what `workload.prepare` would make, where the caller has it; only this process can use it.
 
         Raises:
             UsageError, RunError: as raised by a unit; the others are given up then.
@@ -126,8 +116,12 @@ class Engine(ABC):
 
     @property
     def pinned_threads(self) -> int:
-        """The threads of every unit."""
-        return usual_threads() if self.threads is None else self.threads
+        """The threads of every unit; where nobody sets them, what PyTorch uses in this process."""
+        if self.threads is not None:
+            return self.threads
+        import torch
+
+        return torch.get_num_threads()
 
     @property
     def processes_here(self) -> int:
@@ -144,33 +138,18 @@ class Engine(ABC):
         return {"name": self.name, "threads": self.pinned_threads}
 
 
-@dataclass
-class Queue:
+class Queue(deque[int]):
     """Units that wait, are tried again after a loss, or are given up; shared by the engines with workers."""
 
-    units: Sequence[int]
-    retries: int
-    _waiting: deque[int] = field(init=False)
-    _lost: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._waiting = deque(self.units)
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def take(self) -> int:
-        """The next unit to do."""
-        return self._waiting.popleft()
+    def __init__(self, units: Sequence[int], retries: int) -> None:
+        super().__init__(units)
+        self._retries, self._lost = retries, Counter[int]()
 
     def lose(self, unit: int, reason: str) -> Outcome | None:
         """A worker died over this unit: it waits again, first in line, or it has failed."""
-        self._lost[unit] = self._lost.get(unit, 0) + 1
-        if self._lost[unit] <= self.retries:
-            self._waiting.appendleft(unit)
+        self._lost[unit] += 1
+        if self._lost[unit] <= self._retries:
+            self.appendleft(unit)
             return None
         return Outcome(unit, None, f"lost its worker {self._lost[unit]} times ({reason})")
 
@@ -211,10 +190,9 @@ class Starts:
 def collect(
     workload: Workload, names: Sequence[str], *, engine: Engine, store: PartStore, prepared: Any = None
 ) -> list[Arrays]:
-    """The results of all units, each kept in the store under its name as soon as it is there.
+    """The results of all units, each kept in the store under its name as soon as it is there; as `Engine.run`.
 
-    A unit whose workers died every time fails the run when all others are done and kept. `prepared` is what
-    `workload.prepare` would make, where the caller has it.
+    A unit whose workers died every time fails the run when all others are done and kept.
     """
     done = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
     store.report(len(names))

@@ -48,13 +48,22 @@ def serve(descriptor: int, run: int) -> None:
     with Connection(descriptor) as pipe:
         try:
             packed, threads = pipe.recv()
-            workload, prepared, complaint = _prepare(packed)
-            pipe.send(complaint)
+            workload, prepared, first = prepare_packed(packed)
+            pipe.send(first)
             with pinned(threads):
-                while complaint[0] == "done":
+                while first[0] == "done":
                     pipe.send(answer(workload, prepared, pipe.recv()))
         except (EOFError, OSError):
             return  # the run is over
+
+
+def prepare_packed(packed: bytes) -> tuple[Any, Any, tuple[str, Any]]:
+    """A pickled workload, what it prepares, and whether that worked, as `answer` says it."""
+    try:
+        workload = pickle.loads(packed)
+        return workload, workload.prepare(), ("done", None)
+    except Exception as error:
+        return None, None, _complaint(error)
 
 
 def answer(workload: Any, prepared: Any, unit: int) -> tuple[str, Any]:
@@ -62,16 +71,13 @@ def answer(workload: Any, prepared: Any, unit: int) -> tuple[str, Any]:
     try:
         return "done", workload.compute(prepared, unit)
     except Exception as error:
-        return complain(error)
+        return _complaint(error)
 
 
-def complain(error: Exception) -> tuple[str, str]:
-    """An error as plain values."""
+def _complaint(error: Exception) -> tuple[str, str]:
     message = " ".join(str(error).split())
-    if isinstance(error, UsageError):
-        return "usage", message
-    if isinstance(error, RunError):
-        return "failed", message
+    if isinstance(error, UsageError | RunError):
+        return "usage" if isinstance(error, UsageError) else "failed", message
     return "failed", f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
@@ -92,14 +98,6 @@ def _end_with(run: int) -> None:
     os._exit(1)
 
 
-def _prepare(packed: bytes) -> tuple[Any, Any, tuple[str, Any]]:
-    try:
-        workload = pickle.loads(packed)
-        return workload, workload.prepare(), ("done", os.getpid())
-    except Exception as error:
-        return None, None, complain(error)
-
-
 GRACE_SECONDS = 5.0
 """How long a process whose pipe is closed may take to end."""
 
@@ -118,11 +116,15 @@ class Local(Engine):
 
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:
         """See `Engine.run`."""
-        if self.workers == 1:
-            yield from self._here(workload, units, prepared)
-        elif units:
-            queue = Queue(units, self.retries)
-            yield from _Crew(workload, queue, Starts(self.workers), threads=self.pinned_threads).run()
+        if self.workers > 1 and units:
+            yield from _Crew(workload, units, self).run()
+            return
+        for unit in units:
+            # Pinned around each unit only: between units the caller's own code runs.
+            with pinned(self.pinned_threads):
+                prepared = workload.prepare() if prepared is None else prepared
+                arrays = workload.compute(prepared, unit)
+            yield Outcome(unit, arrays)
 
     @property
     def processes_here(self) -> int:
@@ -138,14 +140,6 @@ class Local(Engine):
         """Plain values for a record."""
         return {**super().describe(), "workers": self.workers}
 
-    def _here(self, workload: Workload, units: Sequence[int], prepared: Any) -> Iterator[Outcome]:
-        for unit in units:
-            # Pinned around each unit only: between units the caller's own code runs.
-            with pinned(self.pinned_threads):
-                prepared = workload.prepare() if prepared is None else prepared
-                arrays = workload.compute(prepared, unit)
-            yield Outcome(unit, arrays)
-
 
 @dataclass
 class _Worker:
@@ -159,11 +153,9 @@ class _Worker:
 class _Crew:
     """Worker processes at work on one queue."""
 
-    def __init__(self, workload: Workload, queue: Queue, starts: Starts, *, threads: int) -> None:
-        self._packed = pickle.dumps(workload)
-        self._queue = queue
-        self._starts = starts
-        self._threads = threads
+    def __init__(self, workload: Workload, units: Sequence[int], engine: Local) -> None:
+        self._packed, self._threads = pickle.dumps(workload), engine.pinned_threads
+        self._queue, self._starts = Queue(units, engine.retries), Starts(engine.workers)
         self._workers: list[_Worker] = []
         self._leaving: list[_Worker] = []
         """Told to go; each ends by itself, and so cleans up behind itself."""
@@ -196,19 +188,18 @@ class _Crew:
             content = unpack(worker.pipe.recv())
         except (EOFError, OSError):
             return self._lose(worker)
-        if worker.unit is None:
+        unit, worker.unit = worker.unit, None
+        if unit is None:
             self._starts.succeeded()
-        outcome = None if worker.unit is None else Outcome(worker.unit, content)
-        worker.unit = None
         if self._queue:
-            worker.unit = self._queue.take()
+            worker.unit = self._queue.popleft()
             with suppress(OSError):  # it died just now: the next message from it is its end
                 worker.pipe.send(worker.unit)
         else:
             self._workers.remove(worker)
             worker.pipe.close()
             self._leaving.append(worker)
-        return outcome
+        return None if unit is None else Outcome(unit, content)
 
     def _lose(self, worker: _Worker) -> Outcome | None:
         """A worker has died: over a unit, which is tried again, or while preparing."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from posbias.checks import check_whole
 from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload, library_environment, pinned
-from posbias.engines.local import answer, complain, unpack
+from posbias.engines.local import answer, prepare_packed, unpack
 from posbias.errors import RunError, UsageError
 
 REACH_SECONDS = 10.0
@@ -68,20 +68,13 @@ class _Served:
     """What runs in an actor."""
 
     def __init__(self, packed: bytes, threads: int) -> None:
-        self._packed = packed
-        self._threads = threads
+        self._packed, self._threads = packed, threads
 
     def prepare(self) -> tuple[str, Any]:
-        """Make what all units need."""
-        try:
-            self._workload = pickle.loads(self._packed)
-            self._prepared = self._workload.prepare()
-        except Exception as error:
-            return complain(error)
-        return "done", None
+        self._workload, self._prepared, reply = prepare_packed(self._packed)
+        return reply
 
     def compute(self, unit: int) -> tuple[str, Any]:
-        """One unit."""
         with pinned(self._threads):
             return answer(self._workload, self._prepared, unit)
 
@@ -142,7 +135,7 @@ class _Actors:
         if unit is None:
             self._starts.succeeded()
         if self._queue:
-            following = self._queue.take()
+            following = self._queue.popleft()
             self._calls[actor.compute.remote(following)] = (actor, following)
         else:
             self._ray.kill(actor)

@@ -1,13 +1,12 @@
 """Influence, mixing and attention, measured on models."""
 
-from posbias.measurement.attention import AttentionOptions, AttentionStatistics, attention_statistics
-from posbias.measurement.cost import calibrate, estimate_cost, preflight
-from posbias.measurement.cost_estimate import CostEstimate
+from posbias.measurement.attention.statistics import AttentionOptions, AttentionStatistics
+from posbias.measurement.attention.streaming import attention_statistics
+from posbias.measurement.cost import estimate_cost, preflight
 from posbias.measurement.integrated import IntegratedGradients
 from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
 from posbias.measurement.measurement import (
     DEFAULT_KINDS,
-    DepthProfiles,
     Measurement,
     MeasureOptions,
     RunOptions,
@@ -16,7 +15,7 @@ from posbias.measurement.measurement import (
     combine,
     measure,
 )
-from posbias.measurement.outputs import OUTPUTS, Output, PassOptions, resolve_output
+from posbias.measurement.outputs import OUTPUTS, PassOptions, resolve_output
 from posbias.measurement.perturbation import Perturbation
 from posbias.measurement.prompt import PromptMeasurement, check_prompts, measure_prompt
 
@@ -26,8 +25,6 @@ __all__ = [
     "OUTPUTS",
     "AttentionOptions",
     "AttentionStatistics",
-    "CostEstimate",
-    "DepthProfiles",
     "Fisher",
     "IntegratedGradients",
     "Jacobian",
@@ -36,7 +33,6 @@ __all__ = [
     "Logit",
     "MeasureOptions",
     "Measurement",
-    "Output",
     "PassOptions",
     "Perturbation",
     "Probability",
@@ -45,7 +41,6 @@ __all__ = [
     "Unit",
     "UnitWork",
     "attention_statistics",
-    "calibrate",
     "check_prompts",
     "combine",
     "estimate_cost",

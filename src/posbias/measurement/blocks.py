@@ -27,7 +27,7 @@ def network_blocks(network: nn.Module) -> list[nn.Module]:
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
     if not lists:
         return []
-    largest = max(lists, key=_parameters)
+    largest = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
     return list(largest)
 
 
@@ -53,10 +53,6 @@ def checkpointed(network: nn.Module, *, enabled: bool = True) -> Iterator[None]:
             vars(block).pop("forward", None)
             if forward is not None:
                 block.forward = forward
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def named_blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:

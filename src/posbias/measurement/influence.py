@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posbias.errors import RunError
 from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import Experiment, Kind, Pullback, Site
-from posbias.measurement.outputs import Influence, PassOptions, Question
+from posbias.measurement.outputs import Influence, Key, PassOptions, Question, TokenIds
 from posbias.models.model import Model
 
 Pulled = tuple[Site, Float64[Tensor, "outputs _"]]
@@ -22,12 +22,7 @@ Pulled = tuple[Site, Float64[Tensor, "outputs _"]]
 
 
 def influence_of_positions(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    kinds: Sequence[Kind],
-    key: tuple[int, int],
-    options: PassOptions,
+    model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
 ) -> dict[str, Influence]:
     """Every kind of influence of every position of one prompt, by name.
 

@@ -29,6 +29,7 @@ FINEST = 2.0**-20
 """Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
 experts are chosen, is narrowed down to this and stays in the gap."""
 
+Inputs = Float[Tensor, "one n_inputs feature"]
 Evaluate = Callable[[list[float]], tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n"]]]
 """Places in (0, 1] to the scores there and the slopes d score / d place, shared out among n inputs."""
 
@@ -114,7 +115,6 @@ class _Path:
         return len(self._slopes)
 
     def missing(self, halves: list[tuple[float, float]]) -> set[float]:
-        """Places that the rules on these pieces need."""
         needed = {place for low, high in halves for place in (low, (low + high) / 2, high) if low > 0}
         needed |= {high / 2 for low, high in halves if low == 0}
         return needed - self._slopes.keys()
@@ -218,22 +218,14 @@ class IntegratedGradients(Experiment):
             "baseline_score": left,
             "steps": float(path.steps),
         }
-        return Influence(np.abs(signed), None, details, self._missed(path.error, details["attributed"]))
-
-    def _missed(self, error: float, attributed: float) -> tuple[str, ...]:
-        """A sentence where the path did not converge."""
-        if self.tolerance == 0 or error <= self.tolerance * attributed:
-            return ()
-        return (
-            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_error is large",
+        missed = (
+            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_error is large"
         )
+        converged = self.tolerance == 0 or path.error <= self.tolerance * details["attributed"]
+        return Influence(np.abs(signed), None, details, () if converged else (missed,))
 
     def _integrate(
-        self,
-        question: Question,
-        start: Float[Tensor, "one n_inputs feature"],
-        tokens: Int64[Tensor, "outputs"],
-        ends: tuple[float, float],
+        self, question: Question, start: Inputs, tokens: Int64[Tensor, "outputs"], ends: tuple[float, float]
     ) -> PathIntegral:
         """Signed, by position; as many places per pass as the question has rows."""
         line = question.embeddings - start
@@ -258,7 +250,7 @@ class IntegratedGradients(Experiment):
             return (reading.share * own.sum(dim=1)).exp()
         return reading.share * own.exp().sum(dim=1)
 
-    def _baseline(self, question: Question) -> Float[Tensor, "one n_inputs feature"]:
+    def _baseline(self, question: Question) -> Inputs:
         start = question.embeddings.clone()
         prompt = start[:, : question.reading.n_positions]
         prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)

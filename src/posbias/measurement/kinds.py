@@ -28,6 +28,7 @@ PROBES = ("rademacher", "gaussian", "ones")
 """Probe vectors of the `jacobian` kind."""
 
 Site = Literal["hidden", "logits"]
+Covectors = Float64[Tensor, "passes outputs features"]
 
 
 class Kind(ABC):
@@ -63,9 +64,7 @@ class Pullback(Kind):
         return 1
 
     @abstractmethod
-    def covectors(
-        self, output: Outputs, reading: Reading, generator: torch.Generator
-    ) -> Float64[Tensor, "passes outputs features"]:
+    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """The covectors for one prompt, on the CPU, before the outputs' share.
 
         Args:
@@ -126,9 +125,7 @@ class Jacobian(Pullback):
             return width
         return self.probes if self.sampled else 1
 
-    def covectors(
-        self, output: Outputs, reading: Reading, generator: torch.Generator
-    ) -> Float64[Tensor, "passes outputs features"]:
+    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """Unit vectors, random probes, or the all-ones vector; the same at every output, so that it acts on the sum."""
         _, outputs, width = output.hidden.shape
         return self.vectors(width, generator)[:, None].expand(-1, outputs, -1)
@@ -155,9 +152,7 @@ class Probability(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def covectors(
-        self, output: Outputs, reading: Reading, generator: torch.Generator
-    ) -> Float64[Tensor, "passes outputs features"]:
+    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """p_t (e_t - p); for a target, exp(share sum_i log p(t_i)) (e_t - p)."""
         probabilities, tokens = _probabilities(output), scored_tokens(output, reading)
         own = probabilities.gather(1, tokens[:, None])
@@ -172,9 +167,7 @@ class LogProbability(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def covectors(
-        self, output: Outputs, reading: Reading, generator: torch.Generator
-    ) -> Float64[Tensor, "passes outputs features"]:
+    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """e_t - p."""
         return _surprise(_probabilities(output), scored_tokens(output, reading))[None]
 
@@ -186,9 +179,7 @@ class Logit(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def covectors(
-        self, output: Outputs, reading: Reading, generator: torch.Generator
-    ) -> Float64[Tensor, "passes outputs features"]:
+    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """e_t."""
         gradient = torch.zeros(output.logits.shape[1:], dtype=torch.float64)
         return gradient.scatter_(1, scored_tokens(output, reading)[:, None], 1)[None]
@@ -221,9 +212,7 @@ class Fisher(Pullback):
         """`probes`."""
         return self.probes
 
-    def covectors(
-        self, output: Outputs, reading: Reading, generator: torch.Generator
-    ) -> Float64[Tensor, "passes outputs features"]:
+    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """e_t - p for every drawn token, drawn at every output by itself."""
         probabilities = _probabilities(output)
         tokens = torch.multinomial(probabilities, self.probes, replacement=True, generator=generator)
@@ -251,7 +240,6 @@ def scored_tokens(output: Outputs, reading: Reading) -> Int64[Tensor, "outputs"]
 
 
 def _probabilities(output: Outputs) -> Float64[Tensor, "outputs vocabulary"]:
-    """Softmax of the first row's logits in float64, on the CPU."""
     return output.logits[0].detach().double().cpu().softmax(dim=-1)
 
 

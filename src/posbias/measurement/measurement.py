@@ -4,7 +4,7 @@ Averaging `profiles` normalises every prompt and then averages, so that prompts 
 norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from posbias.checks import check_seed, checked
 from posbias.engines import Arrays, Engine, Local, collect
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.initialise import reinitialise
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
+from posbias.models.networks import reinitialise
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore, made_by
 from posbias.profiles import Profile
@@ -66,7 +66,7 @@ class UnitWork:
     kinds: tuple[Kind, ...]
     seed: int
     passes: PassOptions
-    beside: Callable[[Model, Int64[np.ndarray, "n_positions"], Unit, PromptMeasurement], Arrays] | None = None
+    beside: Callable[[Model, TokenIds, Unit, PromptMeasurement], Arrays] | None = None
     """What else is computed of a unit; a function of a module, for other processes."""
     description: str = "measuring prompts"
 
@@ -225,27 +225,22 @@ def measure(
         seed=seed,
         passes=options.passes,
     )
-    settings = {} if run.directory is None else _settings(described, prompts, work, threads=run.engine.pinned_threads)
+    settings: dict[str, Any] = {}
+    if run.directory is not None:
+        settings = {
+            "model": described,
+            "prompts": prompts.describe(),
+            "kinds": [str(kind) for kind in resolved],
+            "seed": seed,
+            "passes": vars(options.passes),
+            "threads": run.engine.pinned_threads,
+            "made_by": made_by(),
+        }
     store = PartStore(run.directory, settings, resume=run.resume)
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
     pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     return replace(combine(measured, kinds=resolved, seed=seed, options=options), model=described)
-
-
-def _settings(
-    described: Mapping[str, Any] | None, prompts: Prompts, work: UnitWork, *, threads: int | None
-) -> dict[str, Any]:
-    """What finished prompts depend on, for the store that keeps them."""
-    return {
-        "model": described,
-        "prompts": prompts.describe(),
-        "kinds": [str(kind) for kind in work.kinds],
-        "seed": work.seed,
-        "passes": vars(work.passes),
-        "threads": threads,
-        "made_by": made_by(),
-    }
 
 
 def combine(
@@ -255,13 +250,9 @@ def combine(
     seed: int = 0,
     options: MeasureOptions | None = None,
 ) -> Measurement:
-    """The measurement that prompts measured one by one amount to; `measure` is `measure_prompt` and then this.
+    """The measurement that prompts measured one by one, with these kinds and seed, amount to.
 
-    Args:
-        measured: One per prompt, in the order of the prompts.
-        kinds: The kinds they were measured with.
-        seed: The seed they were measured with.
-        options: Averaging and intervals.
+    `measure` is `measure_prompt` and then this, with the prompts in their order.
 
     Raises:
         UsageError: no prompt, or one without a kind asked for.
@@ -283,6 +274,7 @@ def combine(
     }
     missing = () if measured[0].mixing is not None else ("mixing: the model's family has no description",)
     left_out = dict.fromkeys([*missing, *(reason for prompt in measured for reason in prompt.left_out)])
+    twice = [prompt for prompt in measured if prompt.full_precision]
     tokens = _mean_with_interval([prompt.mixing for prompt in measured], options)
     frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], options)
     return Measurement(
@@ -304,20 +296,14 @@ def combine(
             for kind, names in measured[0].details.items()
         },
         depth=_depth(measured, options),
-        precision=_precision(measured, resolved),
+        precision={
+            kind.name: PrecisionLoss.between(
+                np.stack([prompt.norms[kind.name] for prompt in twice]),
+                np.stack([prompt.full_precision[kind.name] for prompt in twice]),
+            )
+            for kind in (resolved if twice else ())
+        },
     )
-
-
-def _precision(measured: Sequence[PromptMeasurement], kinds: Sequence[Kind]) -> dict[str, PrecisionLoss]:
-    """By kind, over the prompts that were measured in full precision too; empty where none was."""
-    checked_prompts = [prompt for prompt in measured if prompt.full_precision]
-    return {
-        kind.name: PrecisionLoss.between(
-            np.stack([prompt.norms[kind.name] for prompt in checked_prompts]),
-            np.stack([prompt.full_precision[kind.name] for prompt in checked_prompts]),
-        )
-        for kind in (kinds if checked_prompts else ())
-    }
 
 
 def _profile(norms: Float64[np.ndarray, "count n_positions"], options: MeasureOptions) -> Profile:
@@ -355,7 +341,6 @@ def _depth(measured: Sequence[PromptMeasurement], options: MeasureOptions) -> De
 def _stack(
     rows: Sequence[Float64[np.ndarray, "n_positions"] | None], kind: Kind
 ) -> Float64[np.ndarray, "count n_positions"]:
-    """The prompts' arrays of one kind, one row each."""
     present = [row for row in rows if row is not None]
     if len(present) < len(rows):
         raise UsageError(f"{len(rows) - len(present)} of {len(rows)} prompts were measured without kind {kind}")

@@ -24,6 +24,10 @@ from posbias.registry import Registry
 
 OUTPUTS: Registry["Output"] = Registry("output")
 
+TokenIds = Int64[np.ndarray, "n_positions"]
+"""Of one prompt."""
+Key = tuple[int, int]
+"""(seed, index of the prompt): random draws depend on these and the kind's name, on nothing else."""
 SCORES = ("sum", "mean")
 """How the log-probabilities of a target's tokens are combined."""
 
@@ -52,7 +56,7 @@ class Output(ABC):
     """Whether tokens are given, so that only scores of tokens can be read."""
 
     @abstractmethod
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The rule applied to one prompt.
 
         Raises:
@@ -68,7 +72,7 @@ class Output(ABC):
 class Last(Output):
     """The last position's output."""
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """One position, N - 1."""
         return _reading(token_ids, [-1])
 
@@ -84,7 +88,7 @@ class At(Output):
     def __post_init__(self) -> None:
         check_whole("at: position", self.position)
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The one position."""
         return _reading(token_ids, [self.position])
 
@@ -116,7 +120,7 @@ class Mean(Output):
             check_whole("mean: positions", position)
         object.__setattr__(self, "positions", tuple(self.positions))
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """The positions, each weighing 1/k."""
         if self.last is not None and self.last > len(token_ids):
             raise UsageError(f"output {self}: the prompt has only {len(token_ids)} positions")
@@ -158,7 +162,7 @@ class Target(Output):
             check_whole("target: tokens", token)
         object.__setattr__(self, "tokens", tuple(self.tokens))
 
-    def read(self, model: Model, token_ids: Int64[np.ndarray, "n_positions"]) -> Reading:
+    def read(self, model: Model, token_ids: TokenIds) -> Reading:
         """Every position that predicts a token of the target."""
         targets = self._targets(model)
         size = len(token_ids)
@@ -200,7 +204,7 @@ def resolve_output(output: str | Output) -> Output:
     return OUTPUTS.parse(output)
 
 
-def _reading(token_ids: Int64[np.ndarray, "n_positions"], wanted: Sequence[int]) -> Reading:
+def _reading(token_ids: TokenIds, wanted: Sequence[int]) -> Reading:
     size = len(token_ids)
     for position in wanted:
         if not -size <= position < size:
@@ -231,29 +235,24 @@ class PassOptions:
     """How many prompts of a model below float32 are measured again with its weights in float32, >= 0."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.checkpointing, bool):
-            raise UsageError(f"checkpointing must be True or False, got {self.checkpointing!r}")
         check_whole("rows", self.rows, least=1)
         check_whole("precision_prompts", self.precision_prompts, least=0)
         object.__setattr__(self, "output", str(resolve_output(self.output)))
-        object.__setattr__(self, "layers", _checked_layers(self.layers))
+        layers = self.layers
+        if layers is None or layers == ALL_LAYERS:
+            return
+        if not isinstance(layers, list | tuple) or not layers:
+            raise UsageError(f'layers must be "all" or a list of layer indices, got {layers!r}')
+        for layer in layers:
+            check_whole("a layer", layer, least=0)
+        if len(set(layers)) < len(layers):
+            raise UsageError(f"layers {list(layers)} name a layer twice")
+        object.__setattr__(self, "layers", tuple(sorted(layers)))
 
     @property
     def read_output(self) -> Output:
         """The output as an object."""
         return resolve_output(self.output)
-
-
-def _checked_layers(layers: object) -> str | tuple[int, ...] | None:
-    if layers is None or layers == ALL_LAYERS:
-        return None if layers is None else ALL_LAYERS
-    if not isinstance(layers, list | tuple) or not layers:
-        raise UsageError(f'layers must be "all" or a list of layer indices, got {layers!r}')
-    for layer in layers:
-        check_whole("a layer", layer, least=0)
-    if len(set(layers)) < len(layers):
-        raise UsageError(f"layers {list(layers)} name a layer twice")
-    return tuple(sorted(layers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,8 +275,7 @@ class Question:
 
     model: Model
     reading: Reading
-    key: tuple[int, int]
-    """(seed, index of the prompt): random draws depend on these and the kind's name, on nothing else."""
+    key: Key
     rows: int = 1
     """Copies of the prompt in the batch of a pass that is differentiated, >= 1."""
 

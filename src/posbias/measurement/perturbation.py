@@ -18,7 +18,7 @@ from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
 from posbias.measurement.outputs import Influence, Question
-from posbias.models.prefix import Prefix, trusted_prefix
+from posbias.models.hugging_face import Prefix, trusted_prefix
 
 
 @KINDS.register("perturbation")
@@ -68,9 +68,10 @@ class Perturbation(Experiment):
         places, stretches = self._places(size, generator)
         tokens = self._other_tokens(question, places, generator)
         prefix = trusted_prefix(question.model, question.embeddings)
-        changed = _Changed(question, np.repeat(places, self.draws), tokens.ravel(), prefix)
-        chunks = [changed.divergence(start, start + self.batch) for start in range(0, tokens.size, self.batch)]
-        divergence = np.concatenate(chunks).reshape(tokens.shape)
+        copies = np.repeat(places, self.draws), tokens.ravel()
+        chunks = (slice(start, start + self.batch) for start in range(0, tokens.size, self.batch))
+        moved = [_moved(question, prefix, *(each[chunk] for each in copies)) for chunk in chunks]
+        divergence = np.concatenate(moved).reshape(tokens.shape)
         if not np.all(np.isfinite(divergence)):
             where = first_in_forward(question.model, question.embeddings)
             raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
@@ -106,37 +107,27 @@ class Perturbation(Experiment):
         return np.asarray(drawn + (drawn >= own))
 
 
-@dataclass(frozen=True, eq=False)
-class _Changed:
-    """Copies of one prompt, each with one token replaced, in ascending order of the place."""
-
-    question: Question
-    places: Int64[np.ndarray, "copies"]
-    tokens: Int64[np.ndarray, "copies"]
-    prefix: Prefix | None
-
-    def divergence(self, first: int, stop: int) -> Float64[np.ndarray, "chunk"]:
-        """KL of some copies' outputs from the prompt's own, in nats."""
-        places, tokens = self.places[first:stop], self.tokens[first:stop]
-        reading, model = self.question.reading, self.question.model
-        start = 0 if self.prefix is None else int(places[0])
-        read = np.array([position for position in reading.positions if position >= start])
-        if read.size == 0:
-            return np.zeros(len(places))
-        # The unchanged prompt runs in the same batch, so that rounding cancels.
-        token_ids = np.tile(reading.token_ids[start:], (len(places) + 1, 1))
-        token_ids[np.arange(1, len(token_ids)), places - start] = tokens
-        embeddings = model.embed(model.token_tensor(token_ids.tolist()))
-        rows = (read - start).tolist()
-        if self.prefix is None:
-            logits = model.outputs(embeddings, rows).logits
-        else:
-            logits = self.prefix.outputs(start, embeddings, rows).logits
-        moved = _divergence(logits)
-        if self.prefix is not None:
-            # The prefix is trusted with causal networks alone: what comes later cannot have moved the output.
-            moved[places[:, None] > read] = 0
-        return np.asarray(reading.share * moved.sum(axis=1))
+def _moved(
+    question: Question, prefix: Prefix | None, places: Int64[np.ndarray, "copies"], tokens: Int64[np.ndarray, "copies"]
+) -> Float64[np.ndarray, "copies"]:
+    """KL from the prompt's own outputs, in nats, of copies with one token replaced each, at ascending places."""
+    reading, model = question.reading, question.model
+    start = 0 if prefix is None else int(places[0])
+    read = np.array([position for position in reading.positions if position >= start])
+    if read.size == 0:
+        return np.zeros(len(places))
+    # The unchanged prompt runs in the same batch, so that rounding cancels.
+    token_ids = np.tile(reading.token_ids[start:], (len(places) + 1, 1))
+    token_ids[np.arange(1, len(token_ids)), places - start] = tokens
+    embeddings = model.embed(model.token_tensor(token_ids.tolist()))
+    rows = (read - start).tolist()
+    if prefix is None:
+        moved = _divergence(model.outputs(embeddings, rows).logits)
+    else:
+        moved = _divergence(prefix.outputs(start, embeddings, rows).logits)
+        # The prefix is trusted with causal networks alone: what comes later cannot have moved the output.
+        moved[places[:, None] > read] = 0
+    return np.asarray(reading.share * moved.sum(axis=1))
 
 
 def _divergence(logits: Float[Tensor, "copies outputs vocabulary"]) -> Float64[np.ndarray, "changed outputs"]:

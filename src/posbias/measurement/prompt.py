@@ -5,20 +5,21 @@ measured in any order, on any day, and combined afterwards. Beside the influence
 influence on the stream after each layer, and the same again in float32 for models below it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
 from posbias.measurement.influence import Pulled, from_squares, influence_of_positions, pull_back
 from posbias.measurement.kinds import Jacobian, Kind
-from posbias.measurement.mixing import mixing_of_first_pass
-from posbias.measurement.outputs import ALL_LAYERS, PassOptions, Question
-from posbias.models.model import Model
+from posbias.measurement.outputs import ALL_LAYERS, Key, PassOptions, Question, TokenIds
+from posbias.models.hugging_face import HuggingFaceModel, watch_branches
+from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.parts import below
 from posbias.prompts.prompts import Prompts
@@ -35,12 +36,7 @@ class DepthInfluence:
 
 
 def influence_by_depth(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    kind: Jacobian,
-    key: tuple[int, int],
-    options: PassOptions,
+    model: Model, token_ids: TokenIds, *, kind: Jacobian, key: Key, options: PassOptions
 ) -> DepthInfluence:
     """The Jacobian's profile for the output of every chosen layer.
 
@@ -112,12 +108,7 @@ class PrecisionLoss:
 
 
 def norms_in_full_precision(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    kinds: Sequence[Kind],
-    key: tuple[int, int],
-    options: PassOptions,
+    model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
 ) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
     """Raw norms by a float32 copy of the model with the same random draws, or why no copy can be made.
 
@@ -136,7 +127,71 @@ def norms_in_full_precision(
     return {kind: influence.norms for kind, influence in found.items()}, None
 
 
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """How large the attention branch a of every layer is beside the stream x it is added to, on one prompt; in [0, 1].
+
+    Two definitions are in use (arXiv 2602.16837), their code's and their paper's. a is what the branch really adds,
+    after any post-norm.
+    """
+
+    tokens: Float64[np.ndarray, "layers"]
+    """Mean over tokens of |a| / (|x| + |a|)."""
+    frobenius: Float64[np.ndarray, "layers"]
+    """||a||_F / (||x||_F + ||a||_F)."""
+    by_position: Float64[np.ndarray, "layers n_positions"]
+    """|a| / (|x| + |a|) of every token."""
+
+
+def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> Mixing:
+    """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
+    return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
+
+
+@contextmanager
+def mixing_of_first_pass(model: Model, token_ids: TokenIds, *, prompt: int) -> Iterator[Callable[[], Mixing | None]]:
+    """Both mixings from the first forward pass within the context, so that they cost no pass of their own.
+
+    A pass that reads more than the prompt (a target after it, copies in a batch) measures the prompt all the same if
+    every layer is causal; after one that reads less, or none at all, there is a pass for the mixing alone. What is
+    yielded gives the mixing when the context is over; None without a family description.
+    """
+    if not model.described:
+        yield lambda: None
+        return
+    if not isinstance(model, HuggingFaceModel):
+        yield lambda: mixing_of_layers(model, token_ids, prompt=prompt)
+        return
+    family = model.family
+    with watch_branches(family.blocks(model.network), once=model.network) as watch:
+
+        def mixing() -> Mixing:
+            length = watch.stream[0].shape[-1] if watch.stream else 0
+            masks = (family.mask(model.config, layer) for layer in range(family.depth(model.config)))
+            looks_ahead = length > len(token_ids) and any(mask.mutual_prefix(length) > 1 for mask in masks)
+            if length < len(token_ids) or looks_ahead:
+                return mixing_of_layers(model, token_ids, prompt=prompt)
+            norms = watch.norms()
+            own = slice(len(token_ids))
+            return mixing_from_norms(BranchNorms(norms.stream[:, :1, own], norms.branch[:, :1, own]), prompt=prompt)
+
+        yield mixing
+
+
+def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
+    """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
+    stream, branch = (values[:, 0].double().numpy(force=True) for values in (norms.stream, norms.branch))
+    for layer, total in enumerate((stream + branch).min(axis=1)):
+        if not np.isfinite(total) or total == 0:
+            raise RunError(f"mixing: |x| + |a| is {total} on prompt {prompt}, layer {layer}; it must be finite and > 0")
+    stream_norm, branch_norm = (np.linalg.norm(values, axis=1) for values in (stream, branch))
+    share = branch / (stream + branch)
+    return Mixing(share.mean(axis=1), branch_norm / (stream_norm + branch_norm), share)
+
+
 LEFT_OUT = "left_out/"
+BY_KIND = ("norms", "standard_errors", "full_precision")
+"""Fields that hold an array for every kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,13 +213,11 @@ class PromptMeasurement:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat arrays by slash-separated name, for storage."""
-        arrays = {f"norms/{kind}": values for kind, values in self.norms.items()}
-        arrays |= {f"standard_errors/{kind}": values for kind, values in self.standard_errors.items()}
+        arrays = {f"{sort}/{kind}": values for sort in BY_KIND for kind, values in getattr(self, sort).items()}
         if self.mixing is not None and self.mixing_frobenius is not None:
             arrays |= {"mixing": self.mixing, "mixing_frobenius": self.mixing_frobenius}
         for kind, found in self.details.items():
             arrays |= {f"details/{kind}/{name}": np.array([value]) for name, value in found.items()}
-        arrays |= {f"full_precision/{kind}": values for kind, values in self.full_precision.items()}
         arrays |= {LEFT_OUT + reason: np.zeros(0) for reason in self.left_out}
         if self.depth is not None:
             arrays |= {"depth/layers": np.array(self.depth.layers), "depth/norms": self.depth.norms}
@@ -184,24 +237,17 @@ class PromptMeasurement:
             layers = tuple(int(layer) for layer in arrays["depth/layers"])
             depth = DepthInfluence(layers, arrays["depth/norms"], arrays.get("depth/standard_errors"))
         return cls(
-            norms=below(arrays, "norms/"),
-            standard_errors=below(arrays, "standard_errors/"),
+            **{sort: below(arrays, f"{sort}/") for sort in BY_KIND},
             mixing=arrays.get("mixing"),
             mixing_frobenius=arrays.get("mixing_frobenius"),
             details=details,
             depth=depth,
-            full_precision=below(arrays, "full_precision/"),
             left_out=tuple(below(arrays, LEFT_OUT)),
         )
 
 
 def measure_prompt(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    kinds: Sequence[Kind],
-    key: tuple[int, int],
-    options: PassOptions | None = None,
+    model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions | None = None
 ) -> PromptMeasurement:
     """Measure one prompt: every kind of influence, and the mixing where the model's family is described.
 
@@ -209,7 +255,7 @@ def measure_prompt(
         model: Any causal language model.
         token_ids: One prompt.
         kinds: Distinct kinds, as `resolve_kinds` returns them.
-        key: (seed, index of the prompt), both >= 0; all that random probes depend on.
+        key: All that random probes depend on; both numbers >= 0.
         options: The output that is read, layers, precision check, and how the passes are run.
 
     Raises:
@@ -229,8 +275,7 @@ def measure_prompt(
     mixing = first_mixing()
     full, reason = norms_in_full_precision(model, token_ids, kinds=kinds, key=key, options=options)
     reasons = [text for result in influence.values() for text in result.left_out]
-    if reason is not None:
-        reasons.append(reason)
+    reasons += [] if reason is None else [reason]
     return PromptMeasurement(
         norms={kind: result.norms for kind, result in influence.items()},
         standard_errors={

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posbias.models.demo import copy_demo, fetch_demo
     from posbias.models.hugging_face import HuggingFaceModel, Origin
-    from posbias.models.initialise import reinitialise
     from posbias.models.loading import load_model, load_tokenizer
     from posbias.models.model import Model
+    from posbias.models.networks import reinitialise
     from posbias.models.reference import (
         ReferenceConfig,
         ReferenceTransformer,
@@ -16,21 +16,15 @@ if TYPE_CHECKING:
         save_reference,
     )
 
-# Where each name lives: torch and transformers are imported when a name is first used, not with the package.
 _HOMES = {
-    "HuggingFaceModel": "hugging_face",
-    "Model": "model",
-    "Origin": "hugging_face",
-    "ReferenceConfig": "reference",
-    "ReferenceTransformer": "reference",
-    "copy_demo": "demo",
-    "fetch_demo": "demo",
-    "load_model": "loading",
-    "load_reference": "reference",
-    "load_tokenizer": "loading",
-    "reinitialise": "initialise",
-    "save_reference": "reference",
+    "demo": ("copy_demo", "fetch_demo"),
+    "hugging_face": ("HuggingFaceModel", "Origin"),
+    "loading": ("load_model", "load_tokenizer"),
+    "model": ("Model",),
+    "networks": ("reinitialise",),
+    "reference": ("ReferenceConfig", "ReferenceTransformer", "load_reference", "save_reference"),
 }
+"""Where each name lives: torch and transformers are imported when a name is first used, not with the package."""
 
 __all__ = [
     "HuggingFaceModel",
@@ -49,6 +43,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

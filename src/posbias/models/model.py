@@ -85,10 +85,7 @@ class Model(ABC):
     def outputs(self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int]) -> Outputs:
         """Run the network from embeddings (no padding, no cache) to the outputs of some positions, differentiably.
 
-        Args:
-            embeddings: One prompt or several of one length N.
-            positions: Strictly ascending, within 0 ... N - 1; only these rows of the logits are formed where the model
-                allows it.
+        Positions are strictly ascending, within 0 ... N - 1; where the model allows it only their logits are formed.
         """
 
     def last(self, embeddings: Float[Tensor, "batch position feature"]) -> Outputs:
@@ -98,19 +95,11 @@ class Model(ABC):
 
     @abstractmethod
     def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
-        """Norms of block inputs and attention branches in one forward pass without gradients.
-
-        Raises:
-            UsageError: the model has no family description.
-        """
+        """Norms of block inputs and attention branches of a described family, in one forward pass without gradients."""
 
     @abstractmethod
     def architecture_traits(self) -> dict[str, Any]:
-        """`depth`, `heads`, `mask`, `encoding` for `Architecture`, from the configuration.
-
-        Raises:
-            UsageError: the model has no family description.
-        """
+        """`depth`, `heads`, `mask`, `encoding` for `Architecture`, from the configuration of a described family."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -55,19 +55,14 @@ class Source:
 
     @cached_property
     def revision(self) -> str | None:
-        """The commit on the hub that all files are taken from; None for what is local.
-
-        Raises:
-            OSError: the hub does not provide it.
-        """
+        """The commit on the hub that all files are taken from; None for what is local."""
         path = None if self.local else self._from_hub(CONFIG, None)
         return None if path is None else path.parent.name
 
     def file(self, name: str, revision: str | None = None) -> Path | None:
         """Where a file of the model lies on this machine, fetched if it comes from the hub; None if there is none.
 
-        Raises:
-            OSError: the hub does not provide it.
+        An OSError says that the hub does not provide it.
         """
         if self.local:
             path = Path(self.location)
@@ -86,16 +81,12 @@ class Source:
 
 
 def resolve_source(source: str | Path) -> Source:
-    """Decide what a source, other than "demo", is.
-
-    Raises:
-        UsageError: neither an existing path nor the form of a hub id.
-    """
+    """What a source, other than "demo", is: an existing path, or text of the form of a hub id; others are refused."""
     if not isinstance(source, str | Path):
         raise UsageError(f"a model is named by text or a path, got {type(source).__name__}; allowed: {ALLOWED}")
     text = str(source)
-    config_only = text.startswith("config:")
     wanted = text.removeprefix("config:")
+    config_only = wanted != text
     prefix = "config:" if config_only else ""
     path = named_path(wanted)
     if wanted and path.is_dir():
@@ -112,11 +103,7 @@ def resolve_source(source: str | Path) -> Source:
 
 
 def named_path(text: str) -> Path:
-    """The path that a text means; whether anything lies there is another question.
-
-    Raises:
-        UsageError: nothing can, by the rules of this machine.
-    """
+    """The path that a text means, whether or not anything lies there; refused where nothing can."""
     try:
         path = Path(text).expanduser()
         path.exists()
@@ -129,11 +116,10 @@ def named_path(text: str) -> Path:
 def absolute_source(source: str | Path) -> str:
     """The source as text that means the same in every working directory."""
     text = str(source)
-    prefix = "config:" if text.startswith("config:") else ""
-    wanted = text.removeprefix(prefix)
+    wanted = text.removeprefix("config:")
     path = Path(wanted).expanduser()
     # "demo" is a name, even where a file bears it, as for `load_model`.
-    return text if wanted == "demo" or not path.exists() else f"{prefix}{path.resolve()}"
+    return text if wanted == "demo" or not path.exists() else f"{text.removesuffix(wanted)}{path.resolve()}"
 
 
 def hub_in_sight() -> bool:
@@ -191,11 +177,7 @@ def read_config(source: Source) -> Any:
 
 
 def _check_file(path: Path, name: str, known: Any) -> None:
-    """Refuse what is no JSON object, numbers beyond every model, remote code, and model types unknown to transformers.
-
-    Raises:
-        UsageError, ValueError: one line.
-    """
+    """Refuse what is no JSON object, numbers beyond every model, remote code, model types unknown to transformers."""
     try:
         plain = read_json(path, most_bytes=CONFIG_BYTES)
     except ValueError as error:
@@ -216,7 +198,6 @@ def _check_file(path: Path, name: str, known: Any) -> None:
 
 
 def _check_decoder(config: Any, name: str) -> None:
-    """Refuse encoders and encoder-decoders."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
     kind = None

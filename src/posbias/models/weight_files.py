@@ -39,9 +39,7 @@ def fetch_weights(source: Source) -> Source:
     """The source as a directory of this machine that holds the files to load; what the hub has of them is fetched."""
     if source.local:
         return source
-    first = source.file(WHOLE)
-    if first is None:
-        first = source.file(INDEX) or _converted(source)
+    first = source.file(WHOLE) or source.file(INDEX) or _converted(source)
     if first is None:
         raise UsageError(f"model {source.name!r} has no {WHOLE} and no {INDEX}; {ALLOWED}")
     revision = first.parent.name
@@ -54,9 +52,7 @@ def fetch_weights(source: Source) -> Source:
 def loaded_files(source: Source) -> list[Path]:
     """The files of a directory that transformers will load weights from.
 
-    Raises:
-        UsageError: there are none, one could carry code, or one lies elsewhere.
-        RunError: one is missing or damaged.
+    Refused are directories with none, or with one that could carry code, lies elsewhere, is missing or damaged.
     """
     directory = Path(source.location)
     for path in directory.iterdir():
@@ -79,9 +75,7 @@ def loaded_files(source: Source) -> list[Path]:
 def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
     """What the headers of safetensors files say, checked by the format's own reader; no weight is read.
 
-    Raises:
-        UsageError: a file is a pickled one under this name.
-        RunError: one is missing or damaged.
+    Refused is a file that is pickled (UsageError), missing or damaged (RunError).
     """
     from safetensors import SafetensorError, safe_open
 
@@ -101,7 +95,13 @@ def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
 
 def weight_bytes(tensors: Tensors, dtype: torch.dtype | None) -> int:
     """Bytes of all tensors in a dtype (None: as stored)."""
-    return sum(_bytes_of(stored, shape, dtype) for stored, shape in tensors.values())
+    total = 0
+    for stored, shape in tensors.values():
+        bits = int("".join(re.findall(r"\d+", stored)[:1]) or 8)
+        if dtype is not None and not stored.startswith(UNSCALED):
+            bits = 8 * dtype.itemsize
+        total += math.prod(shape) * bits // 8
+    return total
 
 
 def _converted(source: Source) -> Path | None:
@@ -118,7 +118,6 @@ def _converted(source: Source) -> Path | None:
 
 
 def _names(index: Path, name: str) -> list[str]:
-    """The files that an index names."""
     try:
         document = read_json(index, most_bytes=INDEX_BYTES)
     except (OSError, ValueError) as error:
@@ -136,7 +135,6 @@ def _names(index: Path, name: str) -> list[str]:
 
 
 def _damage(path: Path, name: str, error: Exception) -> Exception:
-    """What is wrong with a file that is not whole."""
     with open(path, "rb") as file:
         begin = file.read(len(POINTER))
     if begin.startswith(PICKLED):
@@ -144,10 +142,3 @@ def _damage(path: Path, name: str, error: Exception) -> Exception:
     if begin == POINTER:
         return RunError(f"model {name!r}: {path.name} is a pointer of Git LFS, not the file; fetch it (git lfs pull)")
     return RunError(f"model {name!r}: {path.name} is damaged: {one_line(error)}")
-
-
-def _bytes_of(stored: str, shape: Sequence[int], dtype: torch.dtype | None) -> int:
-    if dtype is None or stored.startswith(UNSCALED):
-        bits = int("".join(re.findall(r"\d+", stored)[:1]) or 8)
-        return math.prod(shape) * bits // 8
-    return math.prod(shape) * dtype.itemsize

@@ -51,11 +51,11 @@ def iterate_weights(network: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, ".
         own = [(name, weight) for name, weight in module.named_parameters(recurse=False) if id(weight) not in seen]
         seen.update(id(weight) for _, weight in own)
         if not any(weight.is_meta for _, weight in own):
-            yield from ((_join(prefix, name), weight) for name, weight in own)
+            yield from ((f"{prefix}.{name}".removeprefix("."), weight) for name, weight in own)
             continue
         with align_module_device(module):
             for name, _ in own:
-                yield _join(prefix, name), module.get_parameter(name)
+                yield f"{prefix}.{name}".removeprefix("."), module.get_parameter(name)
 
 
 def first_not_finite(network: nn.Module) -> str | None:
@@ -101,7 +101,8 @@ def buffers_sha256(network: nn.Module) -> str:
         own_frequencies = any(word in str(getattr(module, "rope_type", "")) for word in CHANGING_ROPE)
         for name, buffer in module.named_buffers(recurse=False):
             if not buffer.is_meta and not (own_frequencies and "inv_freq" in name):
-                digest.update(f"{_join(prefix, name)} {tuple(buffer.shape)} {buffer.dtype} {_sums(buffer)}".encode())
+                path = f"{prefix}.{name}".removeprefix(".")
+                digest.update(f"{path} {tuple(buffer.shape)} {buffer.dtype} {_sums(buffer)}".encode())
     return digest.hexdigest()
 
 
@@ -168,7 +169,3 @@ def _unpacked(parameter: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """The numbers of a weight that some library packs into a tensor of its own kind, with few operations."""
     packed = type(parameter.data) is not Tensor and parameter.is_floating_point()
     return parameter.dequantize() if packed else parameter
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name

@@ -2,8 +2,7 @@
 
 from posbias.prompts.chat import ChatPrompts, chat_prompts
 from posbias.prompts.loading import load_prompts
-from posbias.prompts.prompts import Prompts, PromptSource, shuffled, synthetic_prompts
-from posbias.prompts.tokens import TokenModel
+from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, shuffled, synthetic_prompts
 
 __all__ = [
     "ChatPrompts",

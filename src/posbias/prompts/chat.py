@@ -24,9 +24,8 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import check_text, parsed_json, read_lines
 from posbias.limits import READ_BYTES, TEMPLATE_BYTES, TEMPLATE_SECONDS
-from posbias.prompts.prompts import Prompts, PromptSource
+from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, check_vocabulary, tokenise
 from posbias.prompts.sources import file_size
-from posbias.prompts.tokens import TokenModel, check_vocabulary, tokenise
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages in order, each with a `role` (text) and a `content` (text, or a list of parts)."""
@@ -44,7 +43,7 @@ class ChatPrompts(Prompts):
     """Which of the given conversations each prompt is."""
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
+        """With what the prompts were rendered from."""
         return {
             **super().describe(),
             "rendered_sha256": list(self.rendered_sha256[: self.count]),
@@ -60,10 +59,10 @@ def chat_prompts(
     n_positions: int | None = None,
     generation_prompt: bool = True,
 ) -> ChatPrompts:
-    """Conversations of one exact length as prompts, in the order given.
+    """Conversations of one exact length as prompts, in the order given, for a tokenizer with a chat template.
 
     Args:
-        model: Its tokenizer must have a chat template.
+        model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
         conversations: Each a list of messages such as `{"role": "user", "content": "..."}`.
         n_positions: Take those whose rendered text has exactly so many tokens; None: all must have the same number.
         generation_prompt: End with the opening of the assistant's answer, so that the last position predicts it.
@@ -141,11 +140,7 @@ def chat_file_prompts(request: PromptSource, model: TokenModel, *, n_positions: 
 
 
 def check_template(tokenizer: Any) -> None:
-    """Refuse a tokenizer that cannot render conversations.
-
-    Raises:
-        UsageError: there is no tokenizer, or it has no chat template.
-    """
+    """Refuse a tokenizer that cannot render conversations, and a model without any."""
     if tokenizer is None:
         raise UsageError("the model has no tokenizer, so it cannot render a conversation; give token ids")
     if not getattr(tokenizer, "chat_template", None):
@@ -156,15 +151,9 @@ def check_template(tokenizer: Any) -> None:
 
 
 def check_messages(messages: Sequence[object], place: str) -> None:
-    """Refuse what a template would write out as words that nobody said, such as None.
+    """Refuse what a template would write out as words that nobody said, such as None; `place` says where it stands.
 
-    Args:
-        messages: Of one conversation.
-        place: Where it stands, for the message of the error.
-
-    Raises:
-        UsageError: a message without role and content, a role that is no text, a content that is neither text nor a
-            list of parts.
+    A message has a role (text) and a content (text, or a list of parts).
     """
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
@@ -180,13 +169,7 @@ def check_messages(messages: Sequence[object], place: str) -> None:
 def render_conversation(
     tokenizer: Any, messages: Conversation, *, index: int = 0, generation_prompt: bool = True
 ) -> str:
-    """One conversation as the text that the model reads, special tokens included.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer with a chat template.
-        messages: Each with a `role` and a `content`, as `check_messages` wants them.
-        index: Number of the conversation, for messages of errors.
-        generation_prompt: End with the opening of the assistant's answer.
+    """One conversation (its number is for messages) as the text that the model reads, special tokens included.
 
     Raises:
         UsageError: no messages, one without a proper role and content, or the template refuses them.

@@ -43,11 +43,7 @@ class DatasetName:
 
 
 def parse_dataset(text: str) -> DatasetName:
-    """The parts of a literal; the split is "train" where none is named.
-
-    Raises:
-        UsageError: it is not one.
-    """
+    """The parts of a literal; the split is "train" where none is named."""
     match = LITERAL.fullmatch(text)
     if match is None:
         raise UsageError(f"prompts {text!r}: need hf:owner/name[config]:split#field (all but the id may be left out)")
@@ -106,7 +102,6 @@ class _Rows:
 
 
 def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
-    """The shuffled stream of a split."""
     try:
         import datasets
     except ImportError:

@@ -1,9 +1,17 @@
-"""`load_prompts`: equally long prompts from the default corpus, a file, or token ids that are ready."""
+"""`load_prompts`: equally long prompts from the default corpus, a file, or token ids that are ready.
 
+Windows are drawn one after another, so the first 8 of 16 are the 8. Groups, segments and documents take turns; while
+any document has room, windows do not overlap; after that, other starts follow.
+"""
+
+import hashlib
 import os
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -13,10 +21,27 @@ from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.prompts.chat import CHAT_SCHEME, chat_file_prompts
 from posbias.prompts.datasets_hub import SCHEME, dataset_group, parse_dataset
-from posbias.prompts.prompts import Prompts, PromptSource, shuffled, synthetic_prompts
+from posbias.prompts.prompts import (
+    Prompts,
+    PromptSource,
+    TokenModel,
+    as_token_ids,
+    check_request,
+    check_vocabulary,
+    opening,
+    shuffled,
+    synthetic_prompts,
+    tokenise,
+)
 from posbias.prompts.sources import Document, Group, default_corpus, jsonl_file, parquet_file, text_file
-from posbias.prompts.tokens import TokenModel, as_token_ids, check_request, check_vocabulary, opening, tokenise
-from posbias.prompts.windows import WindowDrawer
+
+Item = TypeVar("Item")
+Window = Int64[np.ndarray, "length"]
+Tokeniser = Callable[[list[Document], str], list[Int64[np.ndarray, "_"]]]
+"""Token ids of each document; the second argument names the source for messages."""
+
+OPEN_SEGMENTS = 32
+"""Segments of one group that take turns at a time."""
 
 
 @checked
@@ -54,7 +79,6 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
 
 
 def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:
-    """The prompts as the source gives them."""
     source = request.source
     ready = isinstance(source, Prompts) or not isinstance(source, str | os.PathLike)
     if request.windows == "starts" and (ready or source == "synthetic"):
@@ -97,7 +121,6 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
 def _ready(
     token_ids: Int64[np.ndarray, "..."], model: TokenModel, *, n_positions: int, count: int
 ) -> Int64[np.ndarray, "count n_positions"]:
-    """The first `count` rows of token ids that fit the request exactly."""
     if token_ids.ndim != 2:
         raise UsageError(f"token ids need shape [count, n_positions], got {list(token_ids.shape)}")
     rows, length = token_ids.shape
@@ -110,7 +133,7 @@ def _ready(
     return token_ids[:count]
 
 
-def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, starts_only: bool) -> WindowDrawer:
+def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, starts_only: bool) -> "WindowDrawer":
     """Draws windows of checked token ids, no two of which say the same.
 
     Two windows do whose text without case and white space is equal, or else whose token ids are.
@@ -133,7 +156,6 @@ def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, s
 
 
 def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
-    """What to call the source, and its documents."""
     text = os.fspath(request.source)
     if text == "default":
         return text, default_corpus()
@@ -165,3 +187,109 @@ def _prefix(groups: list[Group], model: TokenModel, name: str) -> tuple[int, ...
     prefix = opening(model.tokenizer)
     check_vocabulary(np.asarray(prefix, dtype=np.int64), model, "tokenizer")
     return prefix
+
+
+@dataclass(frozen=True)
+class _Long:
+    """A document at least one window long."""
+
+    token_ids: Int64[np.ndarray, "_"]
+    offset: int
+    """Where its non-overlapping windows begin."""
+
+
+@dataclass
+class WindowDrawer:
+    """Draws windows from groups of documents."""
+
+    groups: list[Group]
+    tokenise: Tokeniser
+    length: int
+    """Tokens per window, >= 1."""
+    seed: int
+    starts_only: bool = False
+    """Take the first window of each document and no other."""
+    same: Callable[[Window], bytes] = bytes
+    """What makes two windows the same: equal values of this."""
+    duplicates: int = 0
+    """Windows passed over so far because another one was the same."""
+    longest: int = 0
+    """Tokens of the longest document seen so far; all have been seen when the drawing ends."""
+    _kept: dict[int, list[_Long]] = field(default_factory=dict)
+
+    def draw(self) -> Iterator[Window]:
+        """Windows until every distinct one has been drawn."""
+        order = self._generator(0).permutation(len(self.groups)).tolist()
+        seen: set[bytes] = set()
+        for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
+            key = hashlib.blake2b(self.same(window), digest_size=16).digest()
+            if key in seen:
+                self.duplicates += 1
+                continue
+            seen.add(key)
+            yield window
+
+    def _generator(self, *path: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *path])
+
+    def _disjoint(self, group: int) -> Iterator[Window]:
+        """Non-overlapping windows of one group, its segments in random order."""
+        source = self.groups[group]
+        order = self._generator(1, group).permutation(len(source.segments)).tolist()
+        return take_turns((self._segment(group, segment) for segment in order if not source.ended()), OPEN_SEGMENTS)
+
+    def _segment(self, group: int, segment: int) -> Iterator[Window]:
+        """Non-overlapping windows of one segment, read when the first is asked for."""
+        generator = self._generator(2, group, segment)
+        source = self.groups[group]
+        documents = self.tokenise(source.segments[segment](), source.name)
+        self.longest = max([self.longest, *map(len, documents)])
+        long = [
+            _Long(token_ids, int(generator.integers(len(token_ids) % self.length + 1)))
+            for token_ids in documents
+            if len(token_ids) >= self.length
+        ]
+        self._kept.setdefault(group, []).extend(long)
+        order = generator.permutation(len(long)).tolist()
+        if self.starts_only:
+            yield from (long[k].token_ids[: self.length] for k in order)
+            return
+        blocks = {k: generator.permutation(len(long[k].token_ids) // self.length) for k in order}
+        yield from take_turns(self._cut(long[k], long[k].offset + self.length * blocks[k]) for k in order)
+
+    def _others(self, group: int) -> Iterator[Window]:
+        """The windows `_disjoint` left out, in random order within each document."""
+        if self.starts_only:
+            return iter(())
+        return take_turns(
+            self._cut(long, self._other_starts(long, self._generator(3, group, number)))
+            for number, long in enumerate(self._kept.get(group, []))
+        )
+
+    def _other_starts(self, long: _Long, generator: np.random.Generator) -> Int64[np.ndarray, "_"]:
+        starts = generator.permutation(len(long.token_ids) - self.length + 1)
+        steps, rest = np.divmod(starts - long.offset, self.length)
+        used = (rest == 0) & (steps >= 0) & (steps < len(long.token_ids) // self.length)
+        return np.asarray(starts[~used], dtype=np.int64)
+
+    def _cut(self, long: _Long, starts: Int64[np.ndarray, "_"]) -> Iterator[Window]:
+        for start in starts.tolist():
+            yield long.token_ids[start : start + self.length]
+
+
+def take_turns(sources: Iterable[Iterator[Item]], limit: int | None = None) -> Iterator[Item]:
+    """One item from each source in turn until all are exhausted; at most `limit` of them are open at a time."""
+    waiting = iter(sources)
+    active: deque[Iterator[Item]] = deque()
+    more = True
+    while more or active:
+        source = next(waiting, None) if more and (limit is None or len(active) < limit) else None
+        if source is None:
+            more = more and limit is not None and len(active) >= limit
+            if not active:
+                continue
+            source = active.popleft()
+        for item in source:
+            yield item
+            active.append(source)
+            break

@@ -1,22 +1,49 @@
 """`Prompts`: equally long sequences of token ids with their origin; what every measurement runs on.
 
-Two controls without language stand beside them: uniform random tokens, and prompts with their tokens shuffled.
+Two controls without language stand beside them: uniform random tokens, and prompts with their tokens shuffled. Between
+text and token ids: text is tokenised once, whole, without special tokens; the ones the tokenizer would put before it
+(BOS) are found separately, so that they open a prompt and never stand inside one.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 
-from posbias.checks import check_seed, checked
+from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
-from posbias.prompts.tokens import TokenModel, check_request
+from posbias.limits import CELLS
 
 WINDOWS = ("random", "starts")
+PROBE = "a"
+"""Any text: it shows which special tokens the tokenizer puts before one."""
 EMBEDDED = 1 << 24
 """Numbers of the embedding looked at in one go (64 MB in float32)."""
+
+
+@runtime_checkable
+class TokenModel(Protocol):
+    """What prompts need to know of a model; `posbias.models.Model` has it."""
+
+    tokenizer: Any
+    """A Hugging Face tokenizer, or None for a model that only takes token ids."""
+    vocabulary_size: int
+    """Valid token ids are 0 ... vocabulary_size - 1."""
+    max_positions: int | None
+    """Longest input in tokens; None where unbounded."""
+
+
+def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int) -> None:
+    """Refuse lengths, counts and seeds that no source could serve, or the model does not take."""
+    check_whole("n_positions", n_positions, least=2, numpy=True)
+    if model.max_positions is not None and n_positions > model.max_positions:
+        raise UsageError(f"n_positions must be at most the model's {model.max_positions} positions, got {n_positions}")
+    check_whole("count", count, least=1, numpy=True)
+    check_seed(seed)
+    CELLS.check(f"count x n_positions = {count} x {n_positions}", int(count) * int(n_positions))
 
 
 @checked
@@ -92,8 +119,6 @@ class PromptSource:
             raise UsageError("a PromptSource holds a source, not another PromptSource")
         if self.windows not in WINDOWS:
             raise UsageError(f"windows must be one of {', '.join(WINDOWS)}, got {self.windows!r}")
-        if not isinstance(self.shuffle, bool):
-            raise UsageError(f"shuffle must be True or False, got {self.shuffle!r}")
 
 
 def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
@@ -102,16 +127,7 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
     Tokens are drawn from the whole vocabulary; where the tokenizer is known, without its special tokens and without
     embedding rows it has no token for; where the model can be asked, without tokens whose embedding is exactly zero
     (padding), which have no mixing. Within a prompt they are distinct where the vocabulary allows it, otherwise
-    independent. The first prompts are the same for every count.
-
-    Args:
-        model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
-        n_positions: Tokens in each prompt, 2 ... model.max_positions.
-        count: How many prompts, >= 1.
-        seed: >= 0.
-
-    Raises:
-        UsageError: an argument out of range.
+    independent. The first prompts are the same for every count. Arguments as `load_prompts`.
     """
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     candidates = np.arange(model.vocabulary_size, dtype=np.int64)
@@ -127,11 +143,7 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
 
 
 def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
-    """The same prompts with the tokens of each in random order; the special tokens that open them stay in place.
-
-    Raises:
-        UsageError: the seed is not a whole number >= 0.
-    """
+    """The same prompts with the tokens of each in random order; the special tokens that open them stay in place."""
     check_seed(seed)
     fixed = len(prompts.prefix)
     token_ids = prompts.token_ids.copy()
@@ -150,3 +162,55 @@ def embedded_tokens(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int
     known = [whole.embed(whole.token_tensor([chunk.tolist()]))[0].any(-1).cpu().numpy() for chunk in chunks]
     embedded = token_ids[np.concatenate(known)]
     return embedded if len(embedded) else token_ids
+
+
+def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, source: str) -> None:
+    """Refuse token ids the model has no embedding for; the message names the first one."""
+    wrong = np.argwhere((token_ids < 0) | (token_ids >= model.vocabulary_size))
+    if len(wrong):
+        found = token_ids[tuple(wrong[0])]
+        raise UsageError(
+            f"{source}: token id {found} is outside the model's vocabulary 0 ... {model.vocabulary_size - 1}"
+        )
+
+
+def as_token_ids(values: Any, source: str) -> Int64[np.ndarray, "..."]:
+    """An int64 array from nested lists, an array or a tensor of whole numbers; others are refused, and ragged ones."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(f"{source}: token ids are ragged or not numbers{_row_lengths(values)}") from None
+    if array.dtype.kind not in "iu" or (
+        array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
+    ):
+        raise UsageError(f"{source}: token ids must be whole numbers below 2^63, got {array.dtype} values")
+    return array.astype(np.int64)
+
+
+def opening(tokenizer: Any) -> tuple[int, ...]:
+    """The special tokens the tokenizer puts before a text by default: usually BOS, or nothing."""
+    full = [int(token) for token in tokenizer(PROBE)["input_ids"]]
+    plain = [int(token) for token in tokenizer(PROBE, add_special_tokens=False)["input_ids"]]
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start])
+    return ()
+
+
+def tokenise(texts: Sequence[str], tokenizer: Any) -> list[Int64[np.ndarray, "_"]]:
+    """Token ids of each text, no special tokens added, no length limit."""
+    if not texts:
+        return []
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return [np.asarray(token_ids, dtype=np.int64) for token_ids in encoded["input_ids"]]
+
+
+def _row_lengths(values: Any) -> str:
+    try:
+        lengths = [len(row) for row in values]
+    except TypeError:
+        return ""
+    other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
+    return "" if other is None else f": row 0 has {lengths[0]} values, row {other} has {lengths[other]}"

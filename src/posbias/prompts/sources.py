@@ -24,7 +24,7 @@ from jaxtyping import Int64
 from posbias.errors import UsageError
 from posbias.files import check_text, file_exists, json_object, open_file, read_line
 from posbias.limits import BLANK_LINES, PARQUET_BYTES
-from posbias.prompts.tokens import as_token_ids
+from posbias.prompts.prompts import as_token_ids
 
 Document = str | Int64[np.ndarray, "_"]
 """A text, or token ids that are ready."""
@@ -67,7 +67,11 @@ def default_corpus() -> list[Group]:
     """The corpus inside the package, one group per file; see corpus/SOURCES.md."""
     folder = resources.files("posbias.prompts") / "corpus"
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".txt")), key=lambda entry: entry.name)
-    return [Group(entry.name, (partial(_read_entry, entry),)) for entry in files]
+
+    def read(entry: Traversable) -> list[Document]:
+        return documents_of(entry.read_text(encoding="utf-8"))
+
+    return [Group(entry.name, (partial(read, entry),)) for entry in files]
 
 
 def text_file(path: Path, n_positions: int, *, starts: bool = False) -> Group:
@@ -88,17 +92,10 @@ def segment_bytes(n_positions: int) -> int:
 
 
 def byte_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
-    """Cut a file into [start, stop) ranges: one for a small file, equal ones that hold several windows otherwise.
-
-    Raises:
-        UsageError: the file is missing, empty or not readable.
-    """
+    """Cut a file into [start, stop) ranges: one for a small file, equal ones that hold several windows otherwise."""
     size = file_size(path)
-    if size <= WHOLE_BYTES:
-        return [(0, size)]
-    pieces = max(1, size // segment_bytes(n_positions))
-    borders = [size * piece // pieces for piece in range(pieces + 1)]
-    return list(itertools.pairwise(borders))
+    pieces = 1 if size <= WHOLE_BYTES else max(1, size // segment_bytes(n_positions))
+    return list(itertools.pairwise(size * piece // pieces for piece in range(pieces + 1)))
 
 
 def document_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
@@ -124,11 +121,7 @@ def document_ranges(path: Path, n_positions: int) -> list[tuple[int, int]]:
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a file that is there, readable and not empty.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Bytes of a file that is there, readable and not empty; refused otherwise."""
     if not file_exists(path):
         raise UsageError(
             f"no such file: {str(path)!r}; prompts are 'default', a .txt, .jsonl or .parquet file or token ids"
@@ -138,11 +131,6 @@ def file_size(path: Path) -> int:
     if size == 0:
         raise UsageError(f"{str(path)!r} is empty; prompts need text")
     return size
-
-
-def _read_entry(entry: Traversable) -> list[Document]:
-    """The documents of one file of the package."""
-    return documents_of(entry.read_text(encoding="utf-8"))
 
 
 def _read_text(path: Path, start: int, stop: int, *, cut_anywhere: bool = True) -> list[Document]:
@@ -166,11 +154,7 @@ def _read_text(path: Path, start: int, stop: int, *, cut_anywhere: bool = True) 
 
 
 def choose_field(chosen: str | None, known: Sequence[str], source: str) -> str:
-    """The field to read.
-
-    Raises:
-        UsageError: it is not there; the message lists the known ones.
-    """
+    """The field to read; where it is not there, the message lists the known ones."""
     for field in (chosen,) if chosen else DEFAULT_FIELDS:
         if field in known:
             return field
@@ -179,11 +163,7 @@ def choose_field(chosen: str | None, known: Sequence[str], source: str) -> str:
 
 
 def as_documents(value: Any, is_text: bool, where: Callable[[], str]) -> list[Document]:
-    """A checked document; none where it is blank.
-
-    Raises:
-        UsageError: not text where text is expected, not token ids where they are; `where()` names the record.
-    """
+    """A document, checked to be text or token ids as expected; none where it is blank. `where()` names the record."""
     if value == [] or (isinstance(value, str) and not value.strip()):
         return []
     if is_text:
@@ -201,11 +181,7 @@ def as_documents(value: Any, is_text: bool, where: Callable[[], str]) -> list[Do
 
 
 def jsonl_file(path: Path, n_positions: int, field: str | None) -> Group:
-    """A JSON lines file, by byte ranges.
-
-    Raises:
-        UsageError: the file is missing, empty, or its first record is not an object with the field.
-    """
+    """A JSON lines file, by byte ranges; refused unless its first record is an object with the field."""
     ranges = byte_ranges(path, n_positions)
     first = next(_records(path, (0, file_size(path))), None)
     if first is None:
@@ -258,11 +234,7 @@ def _line_name(path: Path, offset: int) -> str:
 
 
 def parquet_file(path: Path, n_positions: int, column: str | None) -> Group:
-    """A Parquet file, by batches of rows within its row groups.
-
-    Raises:
-        UsageError: the file is missing, empty, not Parquet, or lacks the column.
-    """
+    """A Parquet file, by batches of rows within its row groups; refused without records or the column."""
     import pyarrow as pa
 
     file_size(path)
@@ -287,7 +259,7 @@ def _open_parquet(path: Path, dictionaries: list[str] | None = None) -> Any:
 
 
 def _holds_text(kind: Any, source: str) -> bool:
-    """Whether an Arrow type is text; False for lists of whole numbers."""
+    """Whether an Arrow type is text, not lists of whole numbers; others are refused."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -316,7 +288,6 @@ def _batches(metadata: Any, column: str, n_positions: int) -> list[list[Batch]]:
 
 
 def _read_batches(path: Path, column: str, is_text: bool, batches: list[Batch]) -> list[Document]:
-    """The documents of one segment."""
     import pyarrow as pa
 
     documents: list[Document] = []

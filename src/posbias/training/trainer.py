@@ -24,7 +24,7 @@ from posbias.engines import collect
 from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
-from posbias.models.placement import check_device
+from posbias.models.networks import check_device
 from posbias.parts import PartStore, below, made_by_sources
 from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
 from posbias.training.options import TrainingOptions, TrainingRun

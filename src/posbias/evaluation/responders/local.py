@@ -33,7 +33,7 @@ from posbias.evaluation.responders.running import (
 )
 from posbias.models.model import Model
 from posbias.progress import track
-from posbias.prompts.tokens import tokenise
+from posbias.prompts.prompts import tokenise
 from posbias.tasks.language import rendered
 
 NO_TOKENIZER = "the model has no tokenizer, so it cannot read a prompt; allowed: models with one"

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import Request, Response
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
-from posbias.models.prefix import looks_ahead
 
 TokenIds = Int64[np.ndarray, "_"]
 Layers = list[tuple[Tensor, Tensor]]

@@ -3,19 +3,38 @@
 Sums are kept in float64 whatever the weights' precision (docs/theory, section 6). Prefix-monotonicity, on the fly or of
 kernels that were kept: F_i(k) = sum_{j <= k} A_ij is compared with F_i+1(k) for k < i; at k = i the mass is 1, which
 nothing can exceed.
+
+Of content logits the means over pairs need no pair at all; histograms take one pass over blocks of queries: CELLS equal
+cells from -B to B with B = max |q| max |k| of the head, which no logit exceeds: the range needs no pass of its own.
+
+Similarity is how concentrated the entries of each head are within the range of the whole model: 1 - entropy / log(BINS)
+over equal bins between two quantiles of all entries of all heads (`Similarity`); a quantile is off by less than a fine
+cell, and a cell that straddles an edge is divided in proportion.
+
+Source: arXiv 2602.16837, appendix E, and its notebook attention_stats. There the quantiles are those of a random
+million of entries, among them those above the diagonal, which no query sees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from posbias.measurement.attention.statistics import PrefixMonotonicity
+from posbias.measurement.attention.statistics import MeanSimilarity, PrefixMonotonicity
 from posbias.models.attention import AttentionBlock, AttentionLayer, AttentionState, query_blocks
 
+CELLS = 8192
+"""Of the fine histograms: a head whose B is ten times the model's range of logits still has 2 cells for each bin."""
+
+SMALLEST_BOUND = 1e-30
+"""B of a head whose logits are all zero, so that its cells have a width."""
+BINS = 199
+TAILS = (0.005, 0.995)
+"""Quantiles at which the bins begin and end."""
+BISECTIONS = 60
 ROUND_OFF = 1e-6
 """Prefix masses are sums of softmaxes computed in float32; a rise below this is not a violation."""
 
@@ -33,10 +52,8 @@ class PrefixWatch:
     def add(self, mass: Float64[Tensor, "query key"], queries: slice, keys: slice) -> None:
         """Compare the rows of a block with each other, and its last row with the first of the block before.
 
-        Args:
-            mass: F of the block's queries at its keys; rows end at 1.
-            queries: Positions of the rows; the block given before starts where this one stops.
-            keys: Positions of the columns; to the left of them F is 0.
+        `mass` is F of the block's queries at its keys; rows end at 1, and are 0 to the left of the keys. The block
+        given before starts where this one stops.
         """
         below = mass[1:]
         if self._below is not None:
@@ -67,14 +84,12 @@ def prefix_monotonicity(kernels: Float[Tensor, "layers n_positions n_positions"]
     """
     n_positions = kernels.shape[-1]
     everything = slice(0, n_positions)
-    violated, gap = [], []
+    found = []
     for kernel in kernels:
         watch = PrefixWatch(n_positions, kernel.device)
         watch.add(prefix_mass(kernel), everything, everything)
-        share, rise = watch.result()
-        violated.append(share)
-        gap.append(rise)
-    return PrefixMonotonicity(np.array(violated), np.array(gap))
+        found.append(watch.result())
+    return PrefixMonotonicity(*np.array(found).T)
 
 
 def prefix_mass(rows: Float[Tensor, "*rows key"]) -> Float64[Tensor, "*rows key"]:
@@ -95,8 +110,9 @@ class KernelSums:
 
     def add(self, part: AttentionBlock, mass: Float64[Tensor, "query key"]) -> None:
         """Add a block of queries, `mass` the prefix sums of its mean over heads."""
-        cell_of_query = torch.searchsorted(self.bounds, torch.arange(*_ends(part.queries)).to(self.bounds), right=True)
-        edges = self.bounds.clamp(*_ends(part.keys)) - part.keys.start
+        queries = torch.arange(part.queries.start, part.queries.stop).to(self.bounds)
+        cell_of_query = torch.searchsorted(self.bounds, queries, right=True)
+        edges = self.bounds.clamp(part.keys.start, part.keys.stop) - part.keys.start
         squares = part.weights.square().mean((0, 1)).double().cumsum(-1)
         self.mean.index_add_(0, cell_of_query - 1, _between(mass, edges).to(self.mean))
         self.squared.index_add_(0, cell_of_query - 1, _between(squares, edges).to(self.squared))
@@ -122,14 +138,10 @@ class LayerStatistics:
 def reduce_layer(
     layer: AttentionLayer, state: AttentionState, *, thresholds: Sequence[float], block: int, kernels: KernelSums
 ) -> LayerStatistics:
-    """Recompute one layer's attention on one prompt and keep its sums.
+    """Recompute one layer's attention on one prompt, keep its sums and add its kernels.
 
-    Args:
-        layer: Every query but the first must see at least 2 keys.
-        state: Queries and keys as the dot product sees them.
-        thresholds: Of the sink score.
-        block: Most queries at a time.
-        kernels: Where to add the layer's kernels.
+    Every query but the first must see at least 2 keys; `state` is as the dot product sees it, `thresholds` are those of
+    the sink score, `block` the most queries at a time.
     """
     n_positions, device = state.key.shape[1], state.key.device
     position = torch.arange(n_positions, dtype=torch.float64, device=device)
@@ -145,8 +157,15 @@ def reduce_layer(
     row_error = 0.0
     for part in query_blocks(layer.parts, state, reach=layer.reach, block=block):
         weights, among_keys = part.weights, part.among_keys()
-        distance += _distances(part, among_keys).sum(-1)
-        entropy += (_entropies(among_keys) * entropy_weights[part.queries]).sum(-1)
+        # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
+        start = part.queries.start
+        back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=device)
+        offset = torch.arange(part.queries.stop - start, dtype=torch.float64, device=device)
+        distance += ((among_keys @ back).double() + offset).sum(-1)
+        # -sum_j A_ij log A_ij; zeros add nothing.
+        logarithms = among_keys.clamp_min(torch.finfo(among_keys.dtype).tiny).log_()
+        entropies = logarithms.mul_(among_keys).sum(-1).double().neg_()
+        entropy += (entropies * entropy_weights[part.queries]).sum(-1)
         for row, threshold in zip(counts, thresholds, strict=True):
             row[part.keys] += (weights > threshold).to(weights.dtype).sum((0, 1, 2))
         rows = weights.sum(-1) - 1
@@ -163,32 +182,14 @@ def reduce_layer(
     queries_of_key = (n_positions - position).clamp(max=reach)
     violated, gap = prefix.result()
     return LayerStatistics(
-        distance=_by_head(distance / n_positions),
-        entropy=_by_head(entropy / (visible > 1).sum()),
-        sinks=np.asarray((counts / (layer.parts.heads * queries_of_key)).cpu().numpy()),
-        learned_sink=None if taken is None else _by_head(taken / n_positions),
+        distance=(distance / n_positions).flatten().numpy(force=True),
+        entropy=(entropy / (visible > 1).sum()).flatten().numpy(force=True),
+        sinks=(counts / (layer.parts.heads * queries_of_key)).numpy(force=True),
+        learned_sink=None if taken is None else (taken / n_positions).flatten().numpy(force=True),
         violated=violated,
         gap=gap,
         row_error=row_error,
     )
-
-
-def _entropies(weights: Float[Tensor, "key_head group query key"]) -> Float64[Tensor, "key_head group query"]:
-    """-sum_j A_ij log A_ij; zeros add nothing."""
-    logarithms = weights.clamp_min(torch.finfo(weights.dtype).tiny).log_()
-    rows: Tensor = logarithms.mul_(weights).sum(-1).double().neg_()
-    return rows
-
-
-def _distances(
-    part: AttentionBlock, weights: Float[Tensor, "key_head group query key"]
-) -> Float64[Tensor, "key_head group query"]:
-    """sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise."""
-    start = part.queries.start
-    back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=weights.device)
-    offset = torch.arange(part.queries.stop - start, dtype=torch.float64, device=weights.device)
-    distances: Tensor = (weights @ back).double() + offset
-    return distances
 
 
 def _between(running: Float64[Tensor, "*rows key"], edges: Int64[Tensor, "edges"]) -> Float64[Tensor, "*rows cells"]:
@@ -196,9 +197,166 @@ def _between(running: Float64[Tensor, "*rows key"], edges: Int64[Tensor, "edges"
     return torch.nn.functional.pad(running, (1, 0))[..., edges].diff(dim=-1)
 
 
-def _ends(part: slice) -> tuple[int, int]:
-    return part.start, part.stop
+@dataclass(frozen=True, eq=False)
+class LayerContent:
+    """One layer's content logits on one prompt."""
+
+    diagonal: Float64[np.ndarray, "heads n_positions"]
+    """Every entry j = i."""
+    off_diagonal: Float64[np.ndarray, "heads"]
+    """Mean over visible j < i."""
+    counts: Int64[np.ndarray, "heads cells"]
+    """Of the visible entries j < i."""
+    bound: Float64[np.ndarray, "heads"]
 
 
-def _by_head(values: Float64[Tensor, "key_head group"]) -> Float64[np.ndarray, "heads"]:
-    return np.asarray(values.flatten().cpu().numpy())
+@dataclass(frozen=True)
+class Pairs:
+    """Which pairs of a layer count, and how many queries are looked at together."""
+
+    reach: int
+    """Keys a query sees, its own included, >= 2."""
+    rows: int
+
+
+def reduce_content(
+    state: AttentionState, *, scale: float, pairs: Pairs, into: Float[Tensor, "heads query key"] | None
+) -> LayerContent:
+    """Diagonal, mean and histogram of scale * q_i.k_j, without positions; the logits are added `into` where given."""
+    key_length = state.key.norm(dim=-1).amax(-1)
+    bound = (state.query.norm(dim=-1).amax(-1) * key_length[:, None] * abs(scale)).flatten().clamp_min(SMALLEST_BOUND)
+    counts = torch.zeros(len(bound), CELLS, dtype=torch.long, device=bound.device)
+    for queries, keys, logits in _content_blocks(state, scale=scale, pairs=pairs):
+        counts += count_cells(logits, bound, _hidden(queries, keys, pairs.reach, logits.device))
+        if into is not None:
+            into[:, queries, keys] += logits
+    diagonal = (state.query.double() * state.key.double()[:, None]).sum(-1).flatten(0, 1) * scale
+    return LayerContent(
+        diagonal=diagonal.numpy(force=True),
+        off_diagonal=off_diagonal_mean(state, scale=scale, reach=pairs.reach).numpy(force=True),
+        counts=counts.numpy(force=True),
+        bound=bound.double().numpy(force=True),
+    )
+
+
+def reduce_mean_content(
+    mean: Float[Tensor, "heads n_positions n_positions"], *, pairs: Pairs, diagonal: Float64[np.ndarray, "heads n"]
+) -> LayerContent:
+    """The same of content logits averaged over prompts; entries no query sees do not matter, `diagonal` is precise."""
+    n_positions = mean.shape[-1]
+    everything = slice(0, n_positions)
+    visible = ~_hidden(everything, everything, pairs.reach, mean.device)
+    below = torch.where(visible, mean, 0)
+    bound = torch.maximum(below.amax((1, 2)), -below.amin((1, 2)))
+    bound = torch.maximum(bound, torch.as_tensor(np.abs(diagonal).max(1)).to(below))
+    bound = bound.clamp_min(SMALLEST_BOUND)
+    counts = torch.zeros(len(mean), CELLS, dtype=torch.long, device=mean.device)
+    for start in range(0, n_positions, pairs.rows):
+        rows = slice(start, min(start + pairs.rows, n_positions))
+        counts += count_cells(mean[:, rows], bound, ~visible[rows])
+    off_diagonal = below.sum((1, 2), dtype=torch.float64) / visible.sum()
+    numbers = (values.numpy(force=True) for values in (off_diagonal, counts, bound.double()))
+    return LayerContent(diagonal, *numbers)
+
+
+def count_cells(
+    logits: Float[Tensor, "heads query key"], bound: Float[Tensor, "heads"], hidden: Bool[Tensor, "query key"]
+) -> Int64[Tensor, "heads cells"]:
+    """How many of the entries that are not hidden fall into each cell."""
+    width = 2 * bound / CELLS
+    cell = ((logits + bound[:, None, None]) / width[:, None, None]).to(torch.int32).clamp_(0, CELLS - 1)
+    cell.masked_fill_(hidden, CELLS)
+    return torch.stack([torch.bincount(head.flatten(), minlength=CELLS + 1)[:CELLS] for head in cell])
+
+
+def off_diagonal_mean(state: AttentionState, *, scale: float, reach: int) -> Float64[Tensor, "heads"]:
+    """Mean of scale * q_i.k_j over visible j < i, from running sums of keys; `reach` >= 2 counts a query's own key.
+
+    sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{i-reach}), K the cumulative sum: order N d, no pair is formed.
+    """
+    query, key = state.query.double(), state.key.double()
+    before = torch.nn.functional.pad(key.cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
+    index = torch.arange(key.shape[1], device=key.device)
+    first = (index - reach + 1).clamp(min=0)
+    earlier = before[:, index] - before[:, first]
+    pairs = int((index - first).sum())
+    total = (query * earlier[:, None]).sum((-1, -2))
+    mean: Tensor = total.flatten() * scale / pairs
+    return mean
+
+
+def _content_blocks(
+    state: AttentionState, *, scale: float, pairs: Pairs
+) -> Iterator[tuple[slice, slice, Float[Tensor, "heads query key"]]]:
+    """Queries, keys and their logits; keys outside a block's range are seen by none of its queries."""
+    n_positions = state.key.shape[1]
+    for start in range(0, n_positions, pairs.rows):
+        stop = min(start + pairs.rows, n_positions)
+        first = max(0, start - pairs.reach + 1)
+        query = (state.query[:, :, start:stop] * scale).flatten(1, 2)
+        logits = query @ state.key[:, first:stop].transpose(1, 2)
+        yield slice(start, stop), slice(first, stop), logits.reshape(-1, stop - start, stop - first)
+
+
+def _hidden(queries: slice, keys: slice, reach: int, device: torch.device) -> Bool[Tensor, "query key"]:
+    """Pairs other than visible j < i."""
+    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device)
+    return (key >= query) | (key <= query - reach)
+
+
+def similarity_of(layers: Sequence[LayerContent]) -> tuple[MeanSimilarity, Float64[np.ndarray, "2"]]:
+    """Similarity of all layers and heads over bins that they share, and the outer edges of these.
+
+    Where the bins together are narrower than a fine cell, all entries count as equal: similarity 1, none outside.
+    """
+    bound = np.stack([layer.bound for layer in layers])
+    counts = np.stack([layer.counts for layer in layers])
+    cumulative = np.concatenate([np.zeros((*counts.shape[:2], 1)), counts.cumsum(axis=2)], axis=2)
+    diagonal = np.stack([layer.diagonal for layer in layers])
+    ordered = np.sort(diagonal, axis=None)
+
+    def below(value: float) -> float:
+        return float(_counted(cumulative, bound, np.array([value])).sum() + np.searchsorted(ordered, value, "right"))
+
+    total = counts.sum() + ordered.size
+    limit = float(bound.max())
+    low, high = (_solve(below, share * total, limit=limit) for share in TAILS)
+    if high - low <= 2 * limit / CELLS:
+        ones = np.ones((2, *bound.shape))
+        return MeanSimilarity(*ones, *(0 * ones)), np.array([low, high])
+    edges = np.linspace(low, high, BINS + 1)
+    off = np.diff(_counted(cumulative, bound, edges), axis=-1)
+    place = np.searchsorted(edges, diagonal, "right") - 1
+    own = np.stack([(place == index).sum(axis=-1) for index in range(BINS)], axis=-1).astype(np.float64)
+    binned, sizes = np.stack([own, off]), np.stack([np.full(bound.shape, diagonal.shape[-1]), counts.sum(-1)])
+    inside = binned.sum(-1)
+    # 1 - entropy / log(BINS); 0 where nothing is inside, as in the published code.
+    share = binned / np.maximum(inside, 1e-300)[..., None]
+    entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(axis=-1)
+    similarity = np.where(inside > 0, 1 - entropy / np.log(BINS), 0.0)
+    return MeanSimilarity(*similarity, *(1 - inside / sizes)), np.array([low, high])
+
+
+def _counted(
+    cumulative: Float64[np.ndarray, "layers heads edges"],
+    bound: Float64[np.ndarray, "layers heads"],
+    values: Float64[np.ndarray, "values"],
+) -> Float64[np.ndarray, "layers heads values"]:
+    """How many entries lie below each value, linear within a fine cell."""
+    place = np.clip((values / bound[..., None] + 1) * (CELLS / 2), 0, CELLS)
+    cell = np.minimum(place.astype(np.int64), CELLS - 1)
+    start, stop = (np.take_along_axis(cumulative, index, axis=-1) for index in (cell, cell + 1))
+    return np.asarray(start + (stop - start) * (place - cell))
+
+
+def _solve(below: Callable[[float], float], wanted: float, *, limit: float) -> float:
+    """The value below which `wanted` entries lie, by bisection from -limit to limit."""
+    low, high = -limit, limit
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if below(middle) < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -191,7 +191,7 @@ class MeanKernels:
 
 @dataclass(frozen=True, eq=False)
 class MixingStatistics:
-    """How large the attention branch a is beside the stream x it is added to (`posbias.measurement.mixing`)."""
+    """How large the attention branch a is beside the stream x it is added to (`posbias.measurement.prompt`)."""
 
     tokens: PromptMean
     """Per prompt and layer: mean over tokens of |a| / (|x| + |a|)."""
@@ -276,10 +276,7 @@ class AttentionOptions:
     """Bytes that the kept matrices may take together, >= 0."""
 
     def __post_init__(self) -> None:
-        try:
-            thresholds = tuple(float(threshold) for threshold in self.sink_thresholds)
-        except (TypeError, ValueError):
-            thresholds = ()
+        thresholds = tuple(map(float, self.sink_thresholds))
         if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
             raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")
         object.__setattr__(self, "sink_thresholds", thresholds)
@@ -310,25 +307,19 @@ class AttentionOptions:
         return numbers * number_bytes
 
     def check_memory(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
-        """Bytes of all kept matrices."""
+        """Bytes of all kept matrices; refused beyond the limit, with what would take less and is in use."""
         size = self.kept_bytes(layers=layers, heads=heads, n_positions=n_positions, number_bytes=number_bytes)
         if size > self.memory_limit:
             cells = self.cells(n_positions)
             content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
+            fewer = ", no kernels of heads (--heads, by_head)" if self.by_head else ""
+            fewer += ", in Python no mean content logits (mean_content=False)" if content else ""
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
-                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: {self._remedies(content)}"
+                f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: take shorter prompts (--length),"
+                f" fewer kernel cells (--kernel-cells, kernel_cells){fewer}, or allow more (--max-memory, memory_limit)"
             )
         return size
-
-    def _remedies(self, content: bool) -> str:
-        """What would take less and is in use, by flag and by parameter."""
-        heads = ", no kernels of heads (--heads, by_head)" if self.by_head else ""
-        logits = ", in Python no mean content logits (mean_content=False)" if content else ""
-        return (
-            f"take shorter prompts (--length), fewer kernel cells (--kernel-cells, kernel_cells){heads}{logits}, or"
-            " allow more (--max-memory, memory_limit)"
-        )
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -4,24 +4,29 @@ Kept are sums over prompts of what is large, a row per prompt of what is small, 
 array of layers x heads x positions x positions unless it is asked for or small (`AttentionOptions`).
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.measurement.attention.content import (
+from posbias.measurement.attention.layer import (
+    KernelSums,
     LayerContent,
+    LayerStatistics,
     Pairs,
+    prefix_monotonicity,
     reduce_content,
+    reduce_layer,
     reduce_mean_content,
     similarity_of,
 )
-from posbias.measurement.attention.layer import KernelSums, LayerStatistics, prefix_monotonicity, reduce_layer
 from posbias.measurement.attention.statistics import (
     FEWEST_POSITIONS,
     AttentionOptions,
@@ -36,8 +41,7 @@ from posbias.measurement.attention.statistics import (
     PromptMean,
     Similarity,
 )
-from posbias.measurement.mixing import Mixing, mixing_from_norms
-from posbias.measurement.prompt import check_prompts
+from posbias.measurement.prompt import Mixing, check_prompts, mixing_from_norms
 from posbias.models.attention import (
     AttentionInput,
     AttentionLayer,
@@ -52,53 +56,35 @@ from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 
+PER_LAYER = ("distance", "entropy", "violated", "gap")
+"""What is one number, or one of each head, of every layer."""
 
-@dataclass(eq=False)
+
 class Accumulators:
-    """All that is kept while prompts stream by."""
+    """All that is kept while prompts stream by: sums over prompts of what is large, a row per prompt of what is small.
 
-    layers: Sequence[AttentionLayer]
-    options: AttentionOptions
-    bounds: Int64[Tensor, "edges"]
-    mean: Float[Tensor, "layers cells cells"]
-    squared: Float[Tensor, "layers cells cells"]
-    by_head: Float[Tensor, "layers heads cells cells"] | None
-    content_sum: Float[Tensor, "layers heads n_positions n_positions"] | None
-    sinks_by_layer: Float64[np.ndarray, "thresholds layers n_positions"]
-    """Summed over prompts, as the three below."""
-    diagonal: Float64[np.ndarray, "layers heads n_positions"]
-    mixing_by_position: Float64[np.ndarray, "layers n_positions"]
-    rows: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    row_error: float = 0.0
+    Kernels and content logits lie in the working precision where the model is, the rest in float64 on the CPU.
+    """
 
-    @classmethod
-    def empty(
-        cls, model: Model, prompts: Prompts, layers: Sequence[AttentionLayer], options: AttentionOptions
-    ) -> "Accumulators":
-        """Nothing yet; refused where it would not fit."""
-        depth, heads, n_positions = len(layers), layers[0].parts.heads, prompts.n_positions
-        dtype = working_precision(model)
+    def __init__(
+        self, model: Model, layers: Sequence[AttentionLayer], options: AttentionOptions, *, n_positions: int
+    ) -> None:
+        depth, heads, dtype = len(layers), layers[0].parts.heads, working_precision(model)
         size = dtype.itemsize
         options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=size)
         cells = options.cells(n_positions)
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=model.device)
-
-        return cls(
-            layers=layers,
-            options=options,
-            bounds=-(-torch.arange(cells + 1, device=model.device) * n_positions // cells),
-            mean=zeros(depth, cells, cells),
-            squared=zeros(depth, cells, cells),
-            by_head=zeros(depth, heads, cells, cells) if options.by_head else None,
-            content_sum=zeros(depth, heads, n_positions, n_positions)
-            if options.keeps_content(depth * heads, n_positions, number_bytes=size)
-            else None,
-            sinks_by_layer=np.zeros((len(options.sink_thresholds), depth, n_positions)),
-            diagonal=np.zeros((depth, heads, n_positions)),
-            mixing_by_position=np.zeros((depth, n_positions)),
-        )
+        zeros = partial(torch.zeros, dtype=dtype, device=model.device)
+        self.layers, self.options = layers, options
+        self.bounds = -(-torch.arange(cells + 1, device=model.device) * n_positions // cells)
+        self.mean, self.squared = zeros(depth, cells, cells), zeros(depth, cells, cells)
+        self.by_head = zeros(depth, heads, cells, cells) if options.by_head else None
+        keeps_content = options.keeps_content(depth * heads, n_positions, number_bytes=size)
+        self.content_sum = zeros(depth, heads, n_positions, n_positions) if keeps_content else None
+        self.sinks_by_layer = np.zeros((len(options.sink_thresholds), depth, n_positions))
+        self.diagonal = np.zeros((depth, heads, n_positions))
+        self.mixing_by_position = np.zeros((depth, n_positions))
+        self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
+        self.row_error = 0.0
 
     def kernels(self, layer: int) -> KernelSums:
         """Where a layer adds its kernels."""
@@ -112,44 +98,31 @@ class Accumulators:
 
     def add(self, layers: Sequence[LayerStatistics], content: Sequence[LayerContent], mixing: Mixing) -> None:
         """Put a prompt's numbers beside the others'."""
-        similarity = similarity_of(content)
+        similarity, edges = similarity_of(content)
         sinks = np.stack([layer.sinks for layer in layers], axis=1)
         diagonal = np.stack([layer.diagonal for layer in content])
         self.sinks_by_layer += sinks
         self.diagonal += diagonal
         self.mixing_by_position += mixing.by_position
         self.row_error = max(self.row_error, *(layer.row_error for layer in layers))
-        new = {
-            "distance": np.stack([layer.distance for layer in layers]),
-            "entropy": np.stack([layer.entropy for layer in layers]),
-            "violated": np.array([layer.violated for layer in layers]),
-            "gap": np.array([layer.gap for layer in layers]),
-            "sinks": sinks.mean(axis=1),
-            "diagonal": diagonal.mean(axis=2),
-            "off_diagonal": np.stack([layer.off_diagonal for layer in content]),
-            "similarity": similarity.similarity,
-            "outside": similarity.outside,
-            "edges": similarity.edges,
-            "tokens": mixing.tokens,
-            "frobenius": mixing.frobenius,
-        }
+        new = {name: np.stack([getattr(layer, name) for layer in layers]) for name in PER_LAYER}
+        new |= {f"similarity/{name}": values for name, values in vars(similarity).items()}
+        new |= {"sinks": sinks.mean(axis=1), "diagonal": diagonal.mean(axis=2), "edges": edges}
+        new |= {"off_diagonal": np.stack([layer.off_diagonal for layer in content])}
+        new |= {"tokens": mixing.tokens, "frobenius": mixing.frobenius}
         taken = [layer.learned_sink for layer in layers if layer.learned_sink is not None]
         if taken:
             new["learned_sink"] = np.stack(taken)
         for name, row in new.items():
-            self.rows.setdefault(name, []).append(row)
-
-    def stacked(self, name: str) -> Float64[np.ndarray, "count *axes"]:
-        """One kind of small array, all prompts."""
-        return np.stack(self.rows[name])
+            self.rows[name].append(row)
 
     def average(self, name: str) -> PromptMean:
-        """The same with its interval."""
-        return PromptMean.of(self.stacked(name))
+        """Of one sort of rows, with its interval."""
+        return PromptMean.of(np.stack(self.rows[name]))
 
     def by_heads(self, name: str) -> HeadStatistic:
         """The same for numbers of every head."""
-        return HeadStatistic.of(self.stacked(name))
+        return HeadStatistic.of(np.stack(self.rows[name]))
 
 
 def working_precision(model: Model) -> torch.dtype:
@@ -192,7 +165,8 @@ def attention_statistics(
     layers = describe_attention(model, n_positions=prompts.n_positions)
     if any(layer.reach == 1 for layer in layers):
         raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
-    kept = Accumulators.empty(model, prompts, layers, options)
+    assert isinstance(model, HuggingFaceModel)  # or it would not have been described
+    kept = Accumulators(model, layers, options, n_positions=prompts.n_positions)
     for index, token_ids in enumerate(track(prompts.token_ids, "attention statistics")):
         _reduce_prompt(kept, model, token_ids, prompt=index)
     return _finish(kept, model)
@@ -200,7 +174,7 @@ def attention_statistics(
 
 @torch.no_grad()
 def _reduce_prompt(
-    kept: Accumulators, model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int
+    kept: Accumulators, model: HuggingFaceModel, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int
 ) -> None:
     """One forward pass; every layer is reduced where the pass reaches it."""
     options = kept.options
@@ -221,14 +195,13 @@ def _reduce_prompt(
         layers.append(result)
         content.append(own)
 
-    blocks = _hugging_face(model).family.blocks(model.network)
+    blocks = model.family.blocks(model.network)
     with watch_branches(blocks) as branches, watch_attention(kept.layers, receive, dtype=working_precision(model)):
         model.last(model.embed(model.token_tensor([token_ids.tolist()])))
     kept.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
 
 
-def _finish(kept: Accumulators, model: Model) -> AttentionStatistics:
-    """Means over prompts, with intervals."""
+def _finish(kept: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
     count, n_positions = len(kept.rows["distance"]), kept.diagonal.shape[-1]
     complete = kept.mean.shape[-1] == n_positions
     monotonicity = prefix_monotonicity(kept.mean) if complete and count > 1 else None
@@ -240,7 +213,6 @@ def _finish(kept: Accumulators, model: Model) -> AttentionStatistics:
     if kept.content_sum is None:
         left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
     visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in kept.layers]
-    family = _hugging_face(model).family
     return AttentionStatistics(
         distance=kept.by_heads("distance"),
         even_distance=np.array([float((keys - 1).mean()) / 2 for keys in visible]),
@@ -260,28 +232,20 @@ def _finish(kept: Accumulators, model: Model) -> AttentionStatistics:
         mixing=MixingStatistics(kept.average("tokens"), kept.average("frobenius"), kept.mixing_by_position / count),
         row_error=kept.row_error,
         left_out=tuple(left_out),
-        caveats=family.caveats(_hugging_face(model).config, model.dtype),
+        caveats=model.family.caveats(model.config, model.dtype),
     )
 
 
 def _similarity(kept: Accumulators, count: int) -> Similarity:
-    similarity, outside = kept.stacked("similarity"), kept.stacked("outside")
     of_mean = None
     if kept.content_sum is not None:
         mean = [
             reduce_mean_content(total / count, pairs=kept.pairs(layer, total.shape[-1]), diagonal=diagonal / count)
             for layer, total, diagonal in zip(kept.layers, kept.content_sum, kept.diagonal, strict=True)
         ]
-        found = similarity_of(mean)
-        of_mean = MeanSimilarity(*found.similarity, *found.outside)
-    return Similarity(
-        diagonal=HeadStatistic.of(similarity[:, 0]),
-        off_diagonal=HeadStatistic.of(similarity[:, 1]),
-        diagonal_outside=HeadStatistic.of(outside[:, 0]),
-        off_diagonal_outside=HeadStatistic.of(outside[:, 1]),
-        edges=kept.stacked("edges"),
-        of_mean=of_mean,
-    )
+        of_mean, _ = similarity_of(mean)
+    parts = {each.name: kept.by_heads(f"similarity/{each.name}") for each in fields(MeanSimilarity)}
+    return Similarity(**parts, edges=np.stack(kept.rows["edges"]), of_mean=of_mean)
 
 
 def _kernels(kept: Accumulators, count: int) -> MeanKernels:
@@ -297,10 +261,3 @@ def _kernels(kept: Accumulators, count: int) -> MeanKernels:
         by_head=None if kept.by_head is None else averaged(kept.by_head),
         bounds=np.asarray(kept.bounds.cpu().numpy()),
     )
-
-
-def _hugging_face(model: Model) -> HuggingFaceModel:
-    """The model as `describe_attention` has found it to be."""
-    if not isinstance(model, HuggingFaceModel):
-        raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
-    return model

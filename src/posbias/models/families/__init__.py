@@ -2,7 +2,7 @@
 
 from posbias.models.families import alibi, experts, gpt_like, llama_like
 from posbias.models.families.base import FAMILIES, Block, Family
-from posbias.models.families.parts import AttentionParts, MixtureParts, MlpParts, Norm, weight_of
+from posbias.models.families.parts import AttentionParts, MixtureParts, MlpParts, Norm
 
 __all__ = [
     "FAMILIES",
@@ -16,5 +16,4 @@ __all__ = [
     "experts",
     "gpt_like",
     "llama_like",
-    "weight_of",
 ]

@@ -42,6 +42,8 @@ class Bloom(Family):
     fusion = "interleaved"
     up_and_down = ("dense_h_to_4h", "dense_4h_to_h")
     activation = "gelu_impl"
+    scale = "inv_norm_factor"
+    refused = ("apply_residual_connection_post_layernorm",)  # the stream itself would be replaced by its norm
 
     def max_positions(self, config: Any) -> int | None:
         """Unbounded: ALiBi needs no table."""
@@ -50,10 +52,6 @@ class Bloom(Family):
     def encoding(self, config: Any, layer: int) -> Encoding:
         """The published slopes, in the published order of heads."""
         return Alibi()
-
-    def logit_scale(self, attention: nn.Module) -> float:
-        """1 / sqrt(head_dim)."""
-        return float(attention.inv_norm_factor)  # type: ignore[arg-type]
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """With ALiBi in the weights' type."""
@@ -71,12 +69,6 @@ class Bloom(Family):
             f"BLOOM adds ALiBi in {name}: past position {exact} biases, and the logits they are added to, are rounded "
             "to whole steps; recomputed attention follows the rounding of the biases alone",
         )
-
-    def unsupported(self, config: Any) -> str | None:
-        """With this switch the stream itself is replaced by its norm in every block."""
-        if config.apply_residual_connection_post_layernorm:
-            return "apply_residual_connection_post_layernorm is set"
-        return None
 
 
 @FAMILIES.register("mpt")
@@ -97,6 +89,7 @@ class MPT(Family):
     mlp_norm = "norm_2"
     query_key_value = ("Wqkv",)
     activation = "act"
+    scale = "softmax_scale"
 
     def max_positions(self, config: Any) -> int | None:
         """`max_seq_len`: transformers builds the bias at this length and fails beyond it."""
@@ -108,10 +101,6 @@ class MPT(Family):
         if np.allclose(slopes, published_alibi_slopes(len(slopes)), rtol=1e-12, atol=0):
             return Alibi()  # the short spelling
         return Alibi(slopes=tuple(slopes.tolist()))
-
-    def logit_scale(self, attention: nn.Module) -> float:
-        """As configured, or 1 / sqrt(head_dim)."""
-        return float(attention.softmax_scale)  # type: ignore[arg-type]
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Clamped where the configuration says so; ALiBi in float32."""
@@ -155,6 +144,7 @@ class Falcon(Family):
     fusion = "interleaved"
     up_and_down = ("dense_h_to_4h", "dense_4h_to_h")
     activation = "act"
+    scale = "inv_norm_factor"
 
     def key_heads(self, config: Any) -> int:
         """One for all queries unless configured otherwise."""
@@ -187,10 +177,6 @@ class Falcon(Family):
         second = getattr(module, "ln_mlp", None) or getattr(module, "post_attention_layernorm", None) or first
         return replace(super().block(module), attention_norm=first, mlp_norm=second)
 
-    def logit_scale(self, attention: nn.Module) -> float:
-        """1 / sqrt(head_dim)."""
-        return float(attention.inv_norm_factor)  # type: ignore[arg-type]
-
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Where there is ALiBi, its product rounds to bfloat16; dividing it rounds to the weights' type."""
         parts = super().attention_parts(block, config)
@@ -215,7 +201,7 @@ class Falcon(Family):
         return tuple(said)
 
     def _alibi_times(self, config: Any) -> int:
-        """Eager attention adds the bias itself, and again with the mask."""
+        # Eager attention adds the bias itself, and again with the mask.
         return 1 if config._attn_implementation == "sdpa" else 2
 
     def _head_dim(self, config: Any) -> int:

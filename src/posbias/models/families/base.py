@@ -30,6 +30,8 @@ from posbias.registry import Registry
 
 FAMILIES: Registry["Family"] = Registry("model family")
 
+Angles = tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]
+"""Cosines and sines of a layer for a single prompt."""
 Windows = Literal["none", "all layers", "layer_types"]
 KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa")
 """transformers' own attention implementations; one registered by someone else may compute anything."""
@@ -87,6 +89,10 @@ class Family:
     """Row of the position table that belongs to position 0 (OPT: 2)."""
     parallel: ClassVar[bool] = False
     """Attention and MLP read the same block input and are added together (GPT-NeoX, Phi); ask `is_parallel`."""
+    parallel_switch: ClassVar[str | None] = None
+    """Entry of the configuration that says whether they do, where it is not always so."""
+    refused: ClassVar[tuple[str, ...]] = ()
+    """Entries of the configuration that do not fit the description where they are set."""
     windows: ClassVar[Windows] = "none"
     """The layers that see `config.sliding_window` keys: all, or those that `config.layer_types` names."""
     rotary: ClassVar[bool] = True
@@ -116,14 +122,16 @@ class Family:
     gate_in_up: ClassVar[bool] = False
     """The first half of the up projection is the gate."""
     activation: ClassVar[str] = "act_fn"
+    scale: ClassVar[str] = "scaling"
+    """What the attention multiplies q.k by; ask `logit_scale`."""
 
     def heads(self, config: Any) -> int:
         """Query heads per layer."""
         return int(config.num_attention_heads)
 
     def key_heads(self, config: Any) -> int:
-        """Key/value heads per layer."""
-        return self.heads(config)
+        """Key/value heads per layer: as many as query heads unless configured."""
+        return int(getattr(config, "num_key_value_heads", None) or self.heads(config))
 
     def depth(self, config: Any) -> int:
         """Decoder blocks."""
@@ -150,7 +158,7 @@ class Family:
 
     def logit_scale(self, attention: nn.Module) -> float:
         """What the attention multiplies q.k by."""
-        return float(attention.scaling)  # type: ignore[arg-type]
+        return float(getattr(attention, self.scale))
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """The attention layer's linear maps and norms."""
@@ -172,11 +180,7 @@ class Family:
         return int(head_dim * float(config.rope_parameters.get("partial_rotary_factor", 1.0)))
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
-        """The MLP's linear maps and activation.
-
-        Raises:
-            UsageError: the block has a mixture of experts instead; see `mixture_parts`.
-        """
+        """The MLP's linear maps and activation; refused for a mixture of experts, which `mixture_parts` reads."""
         if hasattr(block.mlp, "experts"):
             raise UsageError(
                 f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
@@ -201,15 +205,8 @@ class Family:
         """Whether this layer's attention module turns queries and keys by position."""
         return self.rotary
 
-    def angles(
-        self, attention: nn.Module, arguments: Mapping[str, Any]
-    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
-        """Cosines and sines of a layer that rotates, for a single prompt.
-
-        Args:
-            attention: The layer's attention module.
-            arguments: The named arguments it was called with.
-        """
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
+        """Of a layer that rotates, from its attention module and the named arguments that this was called with."""
         cosine, sine = arguments["position_embeddings"]
         return cosine[0], sine[0]
 
@@ -219,10 +216,8 @@ class Family:
         """Radians per position of the feature pairs that turn; None where a layer turns nothing.
 
         Read off the network's own buffer. Where sorts of layers differ (Gemma 3, OLMo 3) each has one named after it;
-        without any (a rotary module replaced by one that leaves everything where it is) nothing turns.
-
-        Raises:
-            UsageError: the model does more than turn: it also scales what it turns (YaRN, LongRoPE).
+        without any (a rotary module replaced by one that leaves everything where it is) nothing turns. Refused are
+        models that also scale what they turn (YaRN, LongRoPE).
         """
         if not self.rotates(block.attention, config):
             return None
@@ -244,21 +239,17 @@ class Family:
         return f"it runs the attention implementation {implementation!r}; known are {', '.join(KNOWN_ATTENTION)}"
 
     def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-        """Where what runs is not what the model's name promises, one sentence each.
-
-        Args:
-            config: The configuration, the attention implementation it runs included.
-            dtype: Of the weights.
-        """
+        """Where what runs is not what the model's name promises, one sentence each."""
         return ()
 
     def is_parallel(self, config: Any) -> bool:
         """Whether this configuration's attention and MLP read the same block input."""
-        return self.parallel
+        return self.parallel if self.parallel_switch is None else bool(getattr(config, self.parallel_switch))
 
     def unsupported(self, config: Any) -> str | None:
         """Why this configuration does not fit the description of its family, or None where it does."""
-        return None
+        values = ((name, getattr(config, name, None)) for name in self.refused)
+        return next((f"{name} is set" for name, value in values if value is not None and value is not False), None)
 
     def final_norm_module(self, network: nn.Module) -> nn.Module | None:
         """The norm between the last block and the unembedding, or None where there is none."""

@@ -8,64 +8,52 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.models.families.base import FAMILIES, Block
+from posbias.models.families.base import FAMILIES, Angles, Block
 from posbias.models.families.llama_like import Q_AND_K, LlamaLike
 from posbias.models.families.parts import AttentionParts, MixtureParts, MlpParts, bias_of, readable, weight_of
 
 
-def gated_mixture(mlp: nn.Module, *, renormalised: bool) -> MixtureParts:
-    """The parts of a module with a router `gate` and gated `experts` held together as [expert, out, in]."""
-    experts, router = mlp.get_submodule("experts"), mlp.get_submodule("gate")
-    gates_and_ups, downs = readable(experts, "gate_up_proj"), readable(experts, "down_proj")
-    return MixtureParts(
-        experts=tuple(
-            MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)
-            for (gate, up), down in zip((both.chunk(2) for both in gates_and_ups), downs, strict=True)
-        ),
-        router=weight_of(router),
-        router_module=router,
-        renormalised=renormalised,
-    )
+class GatedExperts(LlamaLike):
+    """Blocks, all or some, with a router `gate` and gated `experts` held together as [expert, out, in]."""
+
+    def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
+        """The weights of the chosen experts sum to 1 unless `norm_topk_prob` is there and says otherwise."""
+        if not hasattr(block.mlp, "experts"):
+            return None
+        experts, router = block.mlp.get_submodule("experts"), block.mlp.get_submodule("gate")
+        gates_and_ups, downs = readable(experts, "gate_up_proj"), readable(experts, "down_proj")
+        return MixtureParts(
+            experts=tuple(
+                MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)
+                for (gate, up), down in zip((both.chunk(2) for both in gates_and_ups), downs, strict=True)
+            ),
+            router=weight_of(router),
+            router_module=router,
+            renormalised=bool(getattr(config, "norm_topk_prob", True)),
+        )
 
 
 @FAMILIES.register("mixtral")
-class Mixtral(LlamaLike):
+class Mixtral(GatedExperts):
     """Mixtral: Mistral with a mixture of experts for each MLP."""
 
     windows = "all layers"
 
-    def mixture_parts(self, block: Block, config: Any) -> MixtureParts:
-        """In every block; the weights of the chosen experts sum to 1."""
-        return gated_mixture(block.mlp, renormalised=True)
-
 
 @FAMILIES.register("olmoe")
-class Olmoe(LlamaLike):
+class Olmoe(GatedExperts):
     """OLMoE: Llama with queries and keys normalised over all their features and mixtures of experts for MLPs."""
 
     query_key_norms = Q_AND_K
-
-    def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
-        """In every block; `norm_topk_prob` says whether the chosen weights sum to 1."""
-        return gated_mixture(block.mlp, renormalised=bool(config.norm_topk_prob))
-
-    def unsupported(self, config: Any) -> str | None:
-        """Clamped queries and keys: the clamp comes after their norm, and is in no published checkpoint."""
-        return super().unsupported(config) or ("clip_qkv is set" if config.clip_qkv is not None else None)
+    refused = (*LlamaLike.refused, "clip_qkv")  # the clamp comes after the norm, and is in no published checkpoint
 
 
 @FAMILIES.register("qwen3_moe")
-class Qwen3Moe(LlamaLike):
+class Qwen3Moe(GatedExperts):
     """Qwen 3 MoE: Qwen 3 with mixtures of experts for MLPs and one window, if any, for all layers."""
 
     windows = "all layers"
     query_key_norms = Q_AND_K
-
-    def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
-        """In the blocks that are not plain; `norm_topk_prob` says whether the chosen weights sum to 1."""
-        if not hasattr(block.mlp, "experts"):
-            return None
-        return gated_mixture(block.mlp, renormalised=bool(config.norm_topk_prob))
 
 
 @FAMILIES.register("gpt_oss")
@@ -110,9 +98,7 @@ class GptOss(LlamaLike):
             router_bias=bias_of(router),
         )
 
-    def angles(
-        self, attention: nn.Module, arguments: Mapping[str, Any]
-    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
         """Given for half of the features: the other half turns by the same."""
         cosine, sine = super().angles(attention, arguments)
         return torch.cat([cosine, cosine], -1), torch.cat([sine, sine], -1)

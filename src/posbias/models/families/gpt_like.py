@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from jaxtyping import Float64
+from torch import nn
 
 from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.models.families.base import FAMILIES, Block, Family
+from posbias.models.families.base import FAMILIES, Angles, Block, Family
 from posbias.models.families.parts import MlpParts
 
 
@@ -26,32 +26,23 @@ class GPT2(Family):
     attention_output = "attn.c_proj"
     attention_norm = "ln_1"
     mlp_norm = "ln_2"
-    query_key_value = ("c_attn",)
+    query_key_value: ClassVar[tuple[str, ...]] = ("c_attn",)
     up_and_down = ("c_fc", "c_proj")
     activation = "act"
-
-    def unsupported(self, config: Any) -> str | None:
-        """Cross-attention would be a branch of its own."""
-        return "add_cross_attention is set" if config.add_cross_attention else None
+    refused: ClassVar[tuple[str, ...]] = ("add_cross_attention",)  # it would be a branch of its own
 
 
 @FAMILIES.register("gpt_neo")
-class GPTNeo(Family):
+class GPTNeo(GPT2):
     """GPT-Neo: learned positions, windows in every other layer, and logits q.k without 1 / sqrt(head_dim).
 
     Attention is computed in float32, whatever the dtype of the weights.
     """
 
-    layers = "transformer.h"
-    final_norm = "transformer.ln_f"
-    position_table = "transformer.wpe"
-    rotary = False
     attention = "attn.attention"
     attention_output = "attn.attention.out_proj"
-    attention_norm = "ln_1"
-    mlp_norm = "ln_2"
-    up_and_down = ("c_fc", "c_proj")
-    activation = "act"
+    query_key_value = Family.query_key_value
+    refused = ()
 
     def mask(self, config: Any, layer: int) -> Mask:
         """`window_size` keys, the query's own included, in local layers; causal in global ones."""
@@ -75,10 +66,7 @@ class GPTNeoX(Family):
     fusion = "interleaved"
     up_and_down = ("dense_h_to_4h", "dense_4h_to_h")
     activation = "act"
-
-    def is_parallel(self, config: Any) -> bool:
-        """Sequential where `use_parallel_residual` is false."""
-        return bool(config.use_parallel_residual)
+    parallel_switch = "use_parallel_residual"
 
 
 @FAMILIES.register("gptj")
@@ -99,9 +87,7 @@ class GPTJ(Family):
     up_and_down = ("fc_in", "fc_out")
     activation = "act"
 
-    def angles(
-        self, attention: nn.Module, arguments: Mapping[str, Any]
-    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
         """Each layer keeps its own table, sines then cosines, one angle per pair of features."""
         table: Any = attention.embed_positions
         sine, cosine = table[arguments["position_ids"][0].to(table.device)].chunk(2, -1)
@@ -144,10 +130,6 @@ class Phi(Family):
     query_key_norm_switch = "qk_layernorm"
     up_and_down = ("fc1", "fc2")
     activation = "activation_fn"
-
-    def key_heads(self, config: Any) -> int:
-        """Of grouped attention."""
-        return int(config.num_key_value_heads)
 
 
 @FAMILIES.register("opt")

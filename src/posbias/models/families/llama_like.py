@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from posbias.models.families.base import FAMILIES, Block, Family, Windows
+from posbias.models.families.base import FAMILIES, Angles, Block, Family, Windows
 from posbias.models.families.parts import AttentionParts
 
 Q_AND_K = ("q_norm", "k_norm")
@@ -21,14 +20,7 @@ class LlamaLike(Family):
     """A pre-norm decoder with rotary positions, fewer key heads where they are grouped, and windows by layer."""
 
     windows: ClassVar[Windows] = "layer_types"
-
-    def key_heads(self, config: Any) -> int:
-        """Of grouped attention."""
-        return int(config.num_key_value_heads)
-
-    def unsupported(self, config: Any) -> str | None:
-        """Bidirectional variants (embedding models) are not decoders."""
-        return "use_bidirectional_attention is set" if getattr(config, "use_bidirectional_attention", False) else None
+    refused: ClassVar[tuple[str, ...]] = ("use_bidirectional_attention",)  # of embedding models, which are no decoders
 
 
 @FAMILIES.register("llama")
@@ -110,15 +102,20 @@ class Granite(LlamaLike):
         return float(config.embedding_multiplier)
 
 
+class FusedMlp(LlamaLike):
+    """Gate and up projection in one map."""
+
+    up_and_down = ("gate_up_proj", "down_proj")
+    gate_in_up = True
+    activation = "activation_fn"
+
+
 @FAMILIES.register("phi3")
-class Phi3(LlamaLike):
+class Phi3(FusedMlp):
     """Phi 3 and 4: Llama with fused projections in attention and MLP, one window for all layers, partial rotation."""
 
     windows = "all layers"
     query_key_value = ("qkv_proj",)
-    up_and_down = ("gate_up_proj", "down_proj")
-    gate_in_up = True
-    activation = "activation_fn"
 
 
 @FAMILIES.register("stablelm")
@@ -128,10 +125,7 @@ class StableLM(LlamaLike):
     mlp_norm = "input_layernorm"
     query_key_norms = ("q_layernorm", "k_layernorm")
     query_key_norm_switch = "qk_layernorm"
-
-    def is_parallel(self, config: Any) -> bool:
-        """Sequential unless `use_parallel_residual` is set."""
-        return bool(config.use_parallel_residual)
+    parallel_switch = "use_parallel_residual"
 
     def block(self, module: nn.Module) -> Block:
         """With a norm before the MLP where it is not side by side with the attention."""
@@ -200,23 +194,6 @@ class Gemma(LlamaLike):
     """Gemma 1: Llama with gain 1 + weight in its norms and embeddings multiplied by sqrt(width)."""
 
 
-@FAMILIES.register("gemma2")
-class Gemma2(LlamaLike):
-    """Gemma 2: norms before and after each branch, local and global layers, soft-capped logits.
-
-    The logit scale is `query_pre_attn_scalar ** -0.5`. transformers' sdpa cannot cap and refuses to run it; eager,
-    which is the default, does.
-    """
-
-    attention_post_norm = "post_attention_layernorm"
-    mlp_norm = "pre_feedforward_layernorm"
-    mlp_post_norm = "post_feedforward_layernorm"
-
-    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Llama's, and the cap on the logits."""
-        return replace(super().attention_parts(block, config), softcap=config.attn_logit_softcapping)
-
-
 @FAMILIES.register("gemma3_text")
 class Gemma3(LlamaLike):
     """Gemma 3 (text): norms before and after each branch, local and global layers, norms on queries and keys.
@@ -227,7 +204,21 @@ class Gemma3(LlamaLike):
     attention_post_norm = "post_attention_layernorm"
     mlp_norm = "pre_feedforward_layernorm"
     mlp_post_norm = "post_feedforward_layernorm"
-    query_key_norms = Q_AND_K
+    query_key_norms: ClassVar[tuple[str, str] | None] = Q_AND_K
+
+
+@FAMILIES.register("gemma2")
+class Gemma2(Gemma3):
+    """Gemma 2: norms before and after each branch, local and global layers, soft-capped logits.
+
+    transformers' sdpa cannot cap and refuses to run it; eager, which is the default, does.
+    """
+
+    query_key_norms = None
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Llama's, and the cap on the logits."""
+        return replace(super().attention_parts(block, config), softcap=config.attn_logit_softcapping)
 
 
 # With neighbouring features turned instead of halves.
@@ -248,13 +239,10 @@ class Ernie45(LlamaLike):
 
 
 @FAMILIES.register("glm")
-class Glm(LlamaLike):
+class Glm(FusedMlp):
     """GLM-4 of 2024 (`model_type: glm`): Llama with a fused gated MLP and half of each head's neighbours turned."""
 
     turns_neighbours = True
-    up_and_down = ("gate_up_proj", "down_proj")
-    gate_in_up = True
-    activation = "activation_fn"
 
 
 @FAMILIES.register("glm4")
@@ -279,9 +267,7 @@ class Cohere(LlamaLike):
         """Whole heads."""
         return head_dim
 
-    def angles(
-        self, attention: nn.Module, arguments: Mapping[str, Any]
-    ) -> tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]:
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
         """Every angle comes twice, side by side; we want the two halves to have them."""
         cosine, sine = super().angles(attention, arguments)
         return torch.cat([cosine[:, ::2]] * 2, -1), torch.cat([sine[:, ::2]] * 2, -1)

@@ -107,11 +107,7 @@ class MixtureParts:
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
-    """The matrix W of y = W x + b.
-
-    Raises:
-        UsageError: the weights are quantised or offloaded.
-    """
+    """The matrix W of y = W x + b; refused where it is quantised or offloaded."""
     weight = readable(linear, "weight")
     return weight.T if type(linear).__name__ == "Conv1D" else weight
 
@@ -123,11 +119,7 @@ def bias_of(linear: nn.Module) -> Float[Tensor, "out"] | None:
 
 
 def readable(module: nn.Module, name: str) -> Tensor:
-    """A parameter as numbers in memory.
-
-    Raises:
-        UsageError: it is quantised or offloaded.
-    """
+    """A parameter as numbers in memory; refused where it is quantised or offloaded."""
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         held = f"{type(module).__name__} holds them as {weight.dtype if isinstance(weight, Tensor) else 'packed bits'}"
@@ -143,10 +135,10 @@ def read_attention(
     """The maps of an attention layer.
 
     Args:
-        projections: Of queries, of keys and of values; or one of all three.
+        projections: Of queries, of keys and of values; or one of all three, which `fusion` describes.
         output: Of the heads' outputs to the stream.
         heads: Query heads, key heads.
-        fusion: How one projection holds all three.
+        fusion: See `Fusion`.
         scale: What q.k is multiplied by.
     """
 
@@ -232,12 +224,9 @@ def read_mlp(up: nn.Module, down: nn.Module, gate: nn.Module | None, *, activati
 
 
 def read_norm(module: nn.Module) -> Norm:
-    """A LayerNorm or RMS norm, or StableLM's list of one for each head.
+    """A LayerNorm or RMS norm, or StableLM's list of one for each head; others are refused.
 
     Gemma and Nemotron store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
-
-    Raises:
-        UsageError: the module is neither.
     """
     kind = type(module).__name__
     if kind == "StableLmLayerNormPerHead":
@@ -254,9 +243,7 @@ def read_norm(module: nn.Module) -> Norm:
     if not kind.endswith("RMSNorm") and kind not in COHERE_NORMS:
         raise UsageError(f"{kind} is not a norm posbias can read; known: LayerNorm and RMS norms")
     weight: Tensor = module.get_parameter("weight")
-    epsilon: Any = getattr(module, "variance_epsilon", None)
-    if epsilon is None:
-        epsilon = module.eps
+    epsilon: Any = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     # Gemma 1, 2 and 3 multiply by 1 + weight, so that a weight of zero is the identity.
     gain = 1 + weight if kind.startswith("Gemma") else weight
     return Norm(kind="rms" if kind.endswith("RMSNorm") else "layer", gain=gain, bias=None, epsilon=float(epsilon))

@@ -5,8 +5,8 @@ With the default configuration a layer is x <- (1 - m) x + m mean_h A_h x in flo
 position are the rollout; content attention, norms, values and MLPs are switched on one by one.
 """
 
-from posbias.models.reference.config import CHOICES, ReferenceConfig, ReferenceShape, shape_of
-from posbias.models.reference.forward import attention_maps, forward, hidden_states
+from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
+from posbias.models.reference.forward import attention_maps, forward
 from posbias.models.reference.network import (
     ITEMS,
     ReferenceBlock,
@@ -21,7 +21,6 @@ from posbias.models.reference.network import (
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 
 __all__ = [
-    "CHOICES",
     "ITEMS",
     "ReferenceBlock",
     "ReferenceConfig",
@@ -33,7 +32,6 @@ __all__ = [
     "constants_of",
     "draw_parameters",
     "forward",
-    "hidden_states",
     "is_reference",
     "load_parameters",
     "load_reference",

@@ -163,16 +163,11 @@ def mix(
 
 
 def attention(
-    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None
+    shape: ReferenceShape, weights: Weights, constants: Weights, inputs: Stream, *, rows: tuple[int, ...] | None = None
 ) -> Maps:
-    """Row-stochastic matrices A_h; one for the whole batch where content plays no part.
+    """Row-stochastic matrices A_h of a layer, from what the branch reads; one for the whole batch without content.
 
-    Args:
-        shape: Of the models.
-        weights: Of the layer.
-        constants: Of the layer.
-        inputs: What the branch reads.
-        rows: Query positions wanted; None: all.
+    `rows` are the query positions wanted; None: all.
     """
     bias = constants["bias"][:, None]
     if rows is not None:

@@ -237,15 +237,7 @@ class ReferenceShape:
 
 
 def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
-    """The shape of a configuration at a context length.
-
-    Args:
-        config: The model.
-        n_positions: Context length N (>= 1).
-
-    Raises:
-        UsageError: n_positions below 1, or beyond the table of learned positions.
-    """
+    """The shape of a configuration at a context length (>= 1, within the table of learned positions)."""
     check_whole("reference n_positions", n_positions, least=1)
     if config.learned_positions is not None and n_positions > config.learned_positions:
         raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} asked")

@@ -33,6 +33,8 @@ from posbias.models.reference.config import ReferenceShape
 
 Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch position feature"]
 Rows = Float[Tensor, "member batch row feature"]
+Chosen = tuple[int, ...] | None
+"""Rows that are wanted; None: all."""
 Square = Float[Tensor, "member feature feature"]
 Layer = tuple[Weights, Weights]
 """Weights and constants of one layer."""
@@ -90,7 +92,7 @@ def attention_maps(
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
     maps = []
     for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
-        found = attention(shape, weights, fixed, entered(shape, weights, "attention", below), rows=None)
+        found = attention(shape, weights, fixed, entered(shape, weights, "attention", below))
         maps.append(found.expand(-1, inputs.shape[1], -1, -1, -1))
     return torch.stack(maps)
 
@@ -102,7 +104,7 @@ def layer_inputs(
     for layer in range(shape.depth):
         weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
         yield weights, fixed, stream
-        stream = layer_output(shape, weights, fixed, stream, rows=None)
+        stream = layer_output(shape, weights, fixed, stream)
 
 
 def embedded(shape: ReferenceShape, parameters: Weights, inputs: Inputs) -> Stream:
@@ -125,12 +127,7 @@ def entrance(shape: ReferenceShape, parameters: Weights, constants: Weights, vec
 
 
 def layer_output(
-    shape: ReferenceShape,
-    weights: Weights,
-    constants: Weights,
-    stream: Stream,
-    *,
-    rows: tuple[int, ...] | None,
+    shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> Rows:
     """One layer, of its wanted rows only (None: all)."""
     kept, added = split(shape, weights, constants, stream, rows=rows)
@@ -143,12 +140,7 @@ def layer_output(
 
 
 def split(
-    shape: ReferenceShape,
-    weights: Weights,
-    constants: Weights,
-    stream: Stream,
-    *,
-    rows: tuple[int, ...] | None,
+    shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> tuple[Rows | None, Rows]:
     """What the residual keeps of the stream (None: nothing), and what attention adds to it."""
     seen = entered(shape, weights, "attention", stream)
@@ -192,10 +184,8 @@ def with_mlp(shape: ReferenceShape, weights: Weights, constants: Weights, stream
     inner = entered(shape, weights, "mlp", stream)
     activation = ACTIVATIONS[shape.activation]
     up = linear(inner, weights["up"], weights.get("up_bias"))
-    if shape.gated_mlp:
-        hidden = activation(linear(inner, weights["gate"], weights.get("gate_bias"))) * up
-    else:
-        hidden = activation(up)
+    gate = linear(inner, weights["gate"], weights.get("gate_bias")) if shape.gated_mlp else None
+    hidden = activation(up) if gate is None else activation(gate) * up
     update = linear(hidden, weights["down"], weights.get("down_bias"))
     if shape.residual == "scaled":
         stream = scaled(constants["mlp_kept"], stream) + update
@@ -213,12 +203,10 @@ def read_out(shape: ReferenceShape, parameters: Weights, hidden: Rows) -> Float[
     """Logits of the outputs."""
     if shape.readout == "linear":
         return linear(hidden, parameters["unembedding"].transpose(1, 2))
-    for layer in range(shape.readout_layers):
-        hidden = functional.relu(
-            linear(hidden, parameters[f"readout.{layer}.weight"], parameters[f"readout.{layer}.bias"])
-        )
-    last = shape.readout_layers
-    return linear(hidden, parameters[f"readout.{last}.weight"], parameters[f"readout.{last}.bias"])
+    for layer in range(shape.readout_layers + 1):
+        hidden = functional.relu(hidden) if layer else hidden
+        hidden = linear(hidden, parameters[f"readout.{layer}.weight"], parameters[f"readout.{layer}.bias"])
+    return hidden
 
 
 def folds(shape: ReferenceShape) -> bool:
@@ -228,18 +216,11 @@ def folds(shape: ReferenceShape) -> bool:
 
 
 def folded_rows(shape: ReferenceShape, layers: Sequence[Layer], inputs: Stream, *, rows: tuple[int, ...]) -> Rows:
-    """Rows of the stream after the last layer.
-
-    Args:
-        shape: One that `folds`.
-        layers: Weights and constants of every layer, from below.
-        inputs: The stream before the first layer.
-        rows: Positions wanted, at least one.
-    """
+    """Rows of the stream after the last layer, from the stream before the first, for a shape that `folds`."""
     stream, mixing, waiting = inputs, None, None
     for weights, constants in layers[:-1]:
         stream = stream if mixing is None else mix(shape, mixing, stream)
-        mixing = attention(shape, _after(waiting, weights), constants, stream, rows=None)[:, :, 0]
+        mixing = attention(shape, _after(waiting, weights), constants, stream)[:, :, 0]
         waiting = _carried_on(shape, waiting, weights)
     weights, constants = layers[-1]
     last = _after(waiting, weights)

@@ -62,7 +62,7 @@ class ReferenceBlock(nn.Module):
         self, stream: Float[Tensor, "batch position feature"], shape: ReferenceShape, weights: Tensors, fixed: Tensors
     ) -> Float[Tensor, "batch position feature"]:
         """The layer's output, from the weights and constants of this layer in a stack of one member."""
-        return layer_output(shape, weights, fixed, stream[None], rows=None)[0]
+        return layer_output(shape, weights, fixed, stream[None])[0]
 
 
 class ReferenceNetwork(nn.Module):
@@ -76,13 +76,16 @@ class ReferenceNetwork(nn.Module):
         layers = range(config.architecture.depth)
         self.blocks = nn.ModuleList([ReferenceBlock(config, layer) for layer in layers])
         for name, value in parameters.items():
-            _place(self, name, nn.Parameter(value.detach().to(config.torch_dtype, copy=True)))
+            *path, last = name.split(".")
+            module: nn.Module = self
+            for part in path:
+                if not hasattr(module, part):
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_parameter(last, nn.Parameter(value.detach().to(config.torch_dtype, copy=True)))
 
     def stack(self, embeddings: Float[Tensor, "batch position feature"]) -> tuple[ReferenceShape, Tensors, Tensors]:
-        """Shape, weights and constants of a stack of this one member, at the length of the embeddings.
-
-        Its inputs are vectors.
-        """
+        """Shape, weights and constants of a stack of this one member, whose inputs are vectors, at their length."""
         n_positions = embeddings.shape[1]
         shape = replace(shape_of(self.config, n_positions), vocabulary_size=None, merges=False)
         weights = {name: value[None] for name, value in self.named_parameters()}
@@ -99,16 +102,6 @@ class ReferenceNetwork(nn.Module):
             stream = block(stream, shape, of_layer(weights, layer), of_constants(constants, layer))
         hidden = normalise(shape, weights, "final", stream[None]) if shape.norm == "pre" else stream[None]
         return hidden[0], read_out(shape, weights, hidden)[0]
-
-
-def _place(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Register a parameter under its dotted name."""
-    *path, last = name.split(".")
-    for part in path:
-        if not hasattr(module, part):
-            module.add_module(part, nn.Module())
-        module = module.get_submodule(part)
-    module.register_parameter(last, parameter)
 
 
 class ReferenceTransformer(Model):
@@ -178,7 +171,7 @@ class ReferenceTransformer(Model):
         stream = entrance(shape, parameters, constants, vectors[None])
         kept, added = [], []
         for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
-            keep, branch = split(shape, weights, fixed, below, rows=None)
+            keep, branch = split(shape, weights, fixed, below)
             added.append(branch[0].norm(dim=-1))
             kept.append(torch.zeros_like(added[-1]) if keep is None else keep[0].norm(dim=-1))
         return BranchNorms(stream=torch.stack(kept), branch=torch.stack(added))
@@ -217,18 +210,15 @@ def save_reference(
     provenance: Mapping[str, Any] | None = None,
     items: Float[Tensor, "item feature"] | None = None,
 ) -> Path:
-    """Write a model so that `load_model(directory)` gives it back.
+    """Write a model so that `load_model(directory)` gives it back; files of an earlier model there are replaced.
 
     Args:
-        directory: Made if it is not there; files of an earlier model in it are replaced.
+        directory: Made if it is not there; it is what is returned.
         config: The model.
         parameters: Its weights, named as `draw_parameters` names them.
         provenance: Plain values for the record: study, member, task, steps, seeds.
         items: For a model of vector inputs, the vectors that token ids shall name; None: 256 Gaussian ones of variance
             1 / width, which is how in-context retrieval draws its classes.
-
-    Returns:
-        The directory.
 
     Raises:
         UsageError: weights that are not the configuration's, or items for a model with a vocabulary.
@@ -264,13 +254,7 @@ def is_reference(directory: str | Path) -> bool:
 def load_reference(
     directory: str | Path, *, dtype: str | None = None, init_seed: int | None = None, device: str = "cpu"
 ) -> ReferenceTransformer:
-    """A saved model, frozen.
-
-    Args:
-        directory: What `save_reference` wrote.
-        dtype: `float32` or `float64`; None: as saved.
-        init_seed: Draw the weights anew with this seed; items are kept.
-        device: Where to compute.
+    """A saved model, frozen, in its own `dtype` or another; `init_seed` draws its weights anew, but not its items.
 
     Raises:
         UsageError: no such model, an unknown format, a configuration or dtype that is not allowed.
@@ -291,11 +275,7 @@ def load_reference(
 
 
 def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
-    """The configuration that `ReferenceConfig.to_dict` described.
-
-    Raises:
-        UsageError: a field that is unknown or missing, or a value out of range.
-    """
+    """The configuration that `to_dict` described, refused where a field is unknown, missing or out of range."""
     known = {field.name for field in fields(ReferenceConfig)}
     unknown = sorted(set(values) - known)
     if unknown or "architecture" not in values:
@@ -331,11 +311,7 @@ def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tenso
 
 
 def check_shapes(config: ReferenceConfig, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse weights that are not the configuration's.
-
-    Raises:
-        UsageError: the first one that is missing, unknown, or of another shape.
-    """
+    """Refuse weights that are not the configuration's: the first missing, unknown, or of another shape."""
     expected = {name: list(value.shape) for name, value in draw_parameters(config, None).items()}
     for name in sorted(set(expected) ^ set(shapes)):
         raise UsageError(f"weight {name[:80]!r} is {'missing' if name in expected else 'not part of this model'}")
@@ -345,11 +321,7 @@ def check_shapes(config: ReferenceConfig, shapes: Mapping[str, Sequence[int]]) -
 
 
 def check_finite(parameters: Mapping[str, Tensor]) -> None:
-    """Refuse NaN and infinite values, and what are no such numbers at all.
-
-    Raises:
-        UsageError: the first weight that holds any.
-    """
+    """Refuse weights that hold NaN or infinite values, or are no such numbers at all."""
     for name, value in parameters.items():
         if not value.is_floating_point() or not bool(value.isfinite().all()):
             raise UsageError(f"weight {name[:80]!r} holds NaN or infinite values; allowed: finite")

@@ -79,14 +79,8 @@ def _draws(config: ReferenceConfig) -> Iterator[Draw]:
 
 
 def _block(config: ReferenceConfig) -> Iterator[Draw]:
-    """The weights of one layer."""
-    heads, shared, width, head_dim = (
-        config.architecture.heads,
-        config.n_key_value_heads,
-        config.width,
-        config.head_dim,
-    )
-    biases, hidden = config.biases, config.hidden_width
+    heads, shared, biases = config.architecture.heads, config.n_key_value_heads, config.biases
+    width, head_dim, hidden = config.width, config.head_dim, config.hidden_width
     if config.attention == "content":
         yield "query", "weight", (heads, width, head_dim), width
         yield "key", "weight", (shared, width, head_dim), width
@@ -119,7 +113,6 @@ def _block(config: ReferenceConfig) -> Iterator[Draw]:
 
 
 def _norm(config: ReferenceConfig, name: str) -> Iterator[Draw]:
-    """Gain 1, and shift 0 where there is one."""
     yield f"{name}_gain", "gain", (config.width,), 1
     if config.normalisation != "rms":
         yield f"{name}_shift", "shift", (config.width,), 1
@@ -154,8 +147,12 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
     mixed = config.residual == "mixed"
     mixing = torch.from_numpy(np.asarray(config.architecture.layer_mixing, dtype=np.float64))
     scale = config.residual_scale if config.residual == "added" else float(mixed)
+    bias = np.empty((depth, shape.heads, n_positions, n_positions))
+    for layer, groups in enumerate(config.architecture.head_groups):
+        for group in groups:
+            bias[layer, group.heads] = shown(config, group).masked_logits(n_positions)
     constants = {
-        "bias": torch.stack([logit_bias(config, layer, n_positions) for layer in range(depth)]),
+        "bias": torch.from_numpy(bias),
         "kept": 1 - mixing if mixed else torch.full((depth,), scale, dtype=torch.float64),
         "added": mixing if mixed else torch.ones(depth, dtype=torch.float64),
         "mlp_kept": torch.full((depth,), scale, dtype=torch.float64),
@@ -166,14 +163,6 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
     if config.input_encoding is not None:
         constants["positions"] = torch.from_numpy(config.input_encoding.vectors_at(np.arange(n_positions)))
     return {name: value.to(dtype) for name, value in constants.items()}
-
-
-def logit_bias(config: ReferenceConfig, layer: int, n_positions: int) -> Float[Tensor, "head query key"]:
-    """What one layer adds to its logits in float64, -inf where the mask hides the key."""
-    bias = np.empty((config.architecture.heads, n_positions, n_positions))
-    for group in config.architecture.head_groups[layer]:
-        bias[group.heads] = shown(config, group).masked_logits(n_positions)
-    return torch.from_numpy(bias)
 
 
 def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:

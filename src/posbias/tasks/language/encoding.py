@@ -12,7 +12,7 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.prompts.chat import check_template, render_conversation
-from posbias.prompts.tokens import opening
+from posbias.prompts.prompts import opening
 
 
 @dataclass(frozen=True)

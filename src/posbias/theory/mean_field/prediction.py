@@ -12,8 +12,8 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.models import HuggingFaceModel, Origin, load_model
-from posbias.models.initialise import random_network
 from posbias.models.model import Model
+from posbias.models.networks import random_network
 from posbias.models.reference import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts

@@ -1,6 +1,9 @@
 """Networks of transformers where they will run, with the weights of checked files or drawn from a seed; tokenizers.
 
-What a configuration describes is counted, and held against the files and the memory, before anything is allocated.
+What a configuration describes is counted, and held against the files and the memory, before anything is allocated. The
+weights lie on one device, or accelerate spreads them over all devices, the CPU and the disk: then they are fetched when
+their module runs, and with checkpointing when it runs again for its gradient, so that no more than a block's worth is
+in place at a time.
 """
 
 import copy
@@ -10,17 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from posbias.checks import check_whole, checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
-from posbias.memory import available_bytes, show_bytes
-from posbias.models.initialise import NetworkSize, attention_of, network_size, random_network
-from posbias.models.placement import AUTO, Sizes, check_room, spread
-from posbias.models.sources import Source
+from posbias.memory import available_bytes, beside_weights, resident_bytes, show_bytes
+from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.sources import Source, quiet
 from posbias.models.weight_files import Tensors, fetch_weights, loaded_files, stored_tensors, weight_bytes
 from posbias.models.weights import cast_weights
 
@@ -31,6 +34,9 @@ TOKENIZER_BYTES = 100_000_000
 """The largest file of a tokenizer read; those of 262,144 tokens have 40 MB."""
 TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
 """What the files of tokenizers are called."""
+AUTO = "auto"
+WEIGHTS_SHARE = 0.5
+"""Share of `max_memory` that weights in place may take on each device; the passes need the rest."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,18 @@ class Wanted:
     """None: spread over what is there."""
     max_memory: int | None = None
     """Bytes on one device; None: what is free."""
+
+
+def check_device(name: str) -> torch.device | None:
+    """The device of that name; None for "auto". Refused where it cannot be used."""
+    if name == AUTO:
+        return None
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).sum().item()
+    except Exception as error:
+        raise UsageError(f"device {name!r} cannot be used ({one_line(error)}); cpu always can, as can auto") from None
+    return device
 
 
 def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
@@ -67,7 +85,7 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
         network = _loaded(config, wanted, {"device_map": wanted.device} if packed else {})
         return network if packed else network.to(wanted.device)
-    arguments = spread(wanted.max_memory)
+    arguments = _spread(wanted.max_memory)
     folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
     network = _loaded(config, wanted, {**arguments, "offload_folder": folder.name})
     weakref.finalize(network, folder.cleanup)
@@ -75,11 +93,7 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
 
 
 def drawn_network(config: Any, wanted: Wanted, seed: int) -> nn.Module:
-    """The network with random weights.
-
-    Raises:
-        UsageError: a bad seed, a network that does not fit, or a configuration that builds none.
-    """
+    """The network with random weights, refused where it does not fit or cannot be built."""
     if wanted.device is None:
         raise UsageError(f"device {AUTO!r} spreads the weights of a file; name a device for random ones, e.g. cpu")
     _check_size(config, wanted, None, packed=False)
@@ -87,13 +101,72 @@ def drawn_network(config: Any, wanted: Wanted, seed: int) -> nn.Module:
         return cast_weights(random_network(config, seed=seed), wanted.dtype).to(wanted.device)
 
 
+def random_network(config: Any, *, seed: int) -> nn.Module:
+    """A network of the configuration's class with all weights drawn by its own initialiser, in float32.
+
+    Built anew from a copy of the configuration, so that norms and biases are reset too and no attention setting is
+    shared with another model. The weights are those of `torch.manual_seed(seed)` (within [0, 2^63)), followed by
+    `AutoModelForCausalLM.from_config(config)`, but the global random state is left as it was.
+    """
+    check_whole("init_seed", seed, least=0, below=2**63, numpy=True)
+    # All initialisers draw on the CPU; only its generator is borrowed, and given back as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(seed))
+        return _unquantised_network(config)
+
+
+class NetworkSize(NamedTuple):
+    """What a configuration describes."""
+
+    numbers: int
+    """In all weights."""
+    largest: int
+    """Numbers in the largest of them."""
+    tables: int
+    """Bytes of the tables beside them."""
+
+
+def network_size(config: Any) -> NetworkSize:
+    """The size of a network of this configuration; none of it is allocated."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        network = _unquantised_network(config)
+    tables = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    counts = [parameter.numel() for parameter in network.parameters()]
+    return NetworkSize(sum(counts), max(counts, default=0), tables)
+
+
+def _unquantised_network(config: Any) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    fresh = copy.deepcopy(config)
+    if hasattr(fresh, "quantization_config"):
+        del fresh.quantization_config
+    network: nn.Module = AutoModelForCausalLM.from_config(
+        fresh, dtype=torch.float32, attn_implementation=attention_of(fresh), trust_remote_code=False
+    )
+    return network
+
+
+@checked
+def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
+    """A new model: the same configuration with all weights drawn anew, as `random_network` draws them."""
+    with quiet(local=True):
+        network = cast_weights(random_network(model.network.config, seed=seed), model.dtype).to(model.device)
+    origin = Origin(model.origin.source, int(seed), model.origin.revision)
+    return HuggingFaceModel(network, model.tokenizer, origin=origin)
+
+
+def attention_of(config: Any) -> str:
+    """The attention implementation we ask for: `sdpa` where the model class has it, else `eager` (BLOOM, MPT)."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return "sdpa" if getattr(network_class, "_supports_sdpa", False) else "eager"
+
+
 @contextmanager
 def refused_configuration(name: str) -> Iterator[None]:
-    """Say in one line what transformers, torch or a family's description cannot make of a configuration.
-
-    Raises:
-        UsageError: whatever was raised, as a refusal of the configuration.
-    """
+    """Refuse in one line what transformers, torch or a family's description cannot make of a configuration."""
     try:
         yield
     except (UsageError, RunError):
@@ -106,7 +179,7 @@ def refused_configuration(name: str) -> Iterator[None]:
 
 def _check_size(config: Any, wanted: Wanted, tensors: Tensors | None, *, packed: bool) -> None:
     """Hold what the configuration describes against its files and against the memory, before it is allocated."""
-    source, dtype, limit = wanted.source, wanted.dtype, wanted.max_memory
+    source = wanted.source
     with refused_configuration(source.name):
         size = network_size(config)
     if tensors is not None and not packed:
@@ -122,30 +195,66 @@ def _check_size(config: Any, wanted: Wanted, tensors: Tensors | None, *, packed:
             f"weights; {show_bytes(free)} are free"
         )
     if wanted.device is not None:
-        sizes = _sizes(size, source, tensors, packed=packed)
-        check_room(source.name, sizes, dtype=dtype, spreadable=tensors is not None, max_memory=limit)
+        _Loading(size, source, tensors, packed).check(wanted.dtype, wanted.max_memory)
 
 
-def _sizes(size: NetworkSize, source: Source, tensors: Tensors | None, *, packed: bool) -> Sizes:
-    """What loading takes: weights in files are mapped into memory, and count beside those that are made of them.
+@dataclass(frozen=True)
+class _Loading:
+    """What loading a network takes: weights in files are mapped into memory, and count beside those made of them.
 
     A GGUF file is expanded beside itself; random weights are drawn in float32 before they are cast.
     """
-    file = 0 if source.gguf is None else (Path(source.location) / source.gguf).stat().st_size
-    at_least = torch.float32.itemsize if source.gguf is None else 1
-    stored = None if tensors is None else weight_bytes(tensors, None)
 
-    def sizes(dtype: torch.dtype) -> tuple[int, int]:
-        if tensors is None or stored is None:
+    size: NetworkSize
+    source: Source
+    tensors: Tensors | None
+    packed: bool
+
+    def bytes_in(self, dtype: torch.dtype) -> tuple[int, int]:
+        """Of the weights in a dtype, and of what lies beside them meanwhile."""
+        source, size = self.source, self.size
+        if self.tensors is None:
+            at_least = torch.float32.itemsize if source.gguf is None else 1
+            file = 0 if source.gguf is None else (Path(source.location) / source.gguf).stat().st_size
             return size.numbers * max(dtype.itemsize, at_least), file + size.largest * torch.float32.itemsize
-        weights = stored if packed else max(weight_bytes(tensors, dtype), size.numbers * dtype.itemsize)
+        stored = weight_bytes(self.tensors, None)
+        weights = stored if self.packed else max(weight_bytes(self.tensors, dtype), size.numbers * dtype.itemsize)
         return weights, 0 if weights == stored else stored
 
-    return sizes
+    def check(self, dtype: torch.dtype, max_memory: int | None) -> None:
+        """Refuse what would take the process past what it may hold, naming what would not."""
+        base, free = beside_weights(), available_bytes()
+        limits = [] if free is None else [(free + (resident_bytes() or 0), "free")]
+        size, word = min([*limits, *([] if max_memory is None else [(max_memory, "allowed")])], default=(0, ""))
+        weights, meanwhile = self.bytes_in(dtype)
+        needed = base + weights + meanwhile
+        if not word or needed <= size:
+            return
+        half = dtype.itemsize > torch.bfloat16.itemsize and base + sum(self.bytes_in(torch.bfloat16)) <= size
+        spreadable = self.tensors is not None and base < size
+        ways = [*(["--dtype bfloat16"] if half else []), *(["--device auto"] if spreadable else [])]
+        beside = f", beside them meanwhile {show_bytes(meanwhile)}" if meanwhile else ""
+        raise UsageError(
+            f"model {self.source.name!r} needs up to {show_bytes(needed)} to load in "
+            f"{str(dtype).removeprefix('torch.')} (weights {show_bytes(weights)}{beside}, Python and libraries "
+            f"{show_bytes(base)}); {show_bytes(size)} are {word}; try {' or '.join(ways) or 'a smaller model'}"
+        )
+
+
+def _spread(max_memory: int | None) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that spread a model over the accelerators, the CPU and a folder."""
+    if max_memory is None:
+        return {"device_map": AUTO}
+    base = beside_weights()
+    if base >= max_memory:
+        raise UsageError(f"Python and libraries take {show_bytes(base)}; {show_bytes(max_memory)} are allowed")
+    shares: dict[int | str, int] = {**dict.fromkeys(range(torch.cuda.device_count()), max_memory)}
+    shares["cpu"] = max_memory - base
+    limits = {device: int(share * WEIGHTS_SHARE) for device, share in shares.items()}
+    return {"device_map": AUTO, "max_memory": limits}
 
 
 def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module:
-    """What transformers loads from a directory whose files were checked."""
     from transformers import AutoModelForCausalLM
 
     source, dtype = wanted.source, wanted.dtype
@@ -186,8 +295,7 @@ def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module
 def read_tokenizer(source: Source) -> Any:
     """The tokenizer, or None where there is none to be read: models are usable with token ids alone.
 
-    Raises:
-        UsageError: its files are larger than those of every tokenizer, or not the JSON they are called.
+    Refused are files larger than those of every tokenizer, or that are not the JSON they are called.
     """
     from transformers import AutoTokenizer
 
