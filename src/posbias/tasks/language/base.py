@@ -170,9 +170,3 @@ class LanguageTask(ABC):
 
     def __str__(self) -> str:
         return LANGUAGE_TASKS.spell(self)
-
-
-def check_choice(owner: str, parameter: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a variant's parameter that is not one of the allowed words, which the message lists."""
-    if value not in allowed:
-        raise UsageError(f"{owner}: {parameter} must be one of {', '.join(allowed)}, got {value!r}")

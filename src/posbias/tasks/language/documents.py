@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from posbias.checks import check_size
+from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
 from posbias.tasks.language.answers import normalise_answer
-from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice, listed
+from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, listed
 from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
 from posbias.tasks.language.words import CATEGORIES, CITIES
 
@@ -80,9 +80,9 @@ class Documents(LanguageTask):
         super().__post_init__()
         check_path(self.name, "file", self.file)
         check_size(f"{self.name}: documents", self.documents, ITEMS)
-        check_choice(self.name, "setting", self.setting, CONDITIONS)
-        check_choice(self.name, "order", self.order, ORDERS)
-        check_choice(self.name, "query", self.query, QUERIES)
+        check_choice(f"{self.name}: setting", self.setting, CONDITIONS)
+        check_choice(f"{self.name}: order", self.order, ORDERS)
+        check_choice(f"{self.name}: query", self.query, QUERIES)
         if not isinstance(self.mention_order, bool):
             raise UsageError(f"{self.name}: mention_order must be True or False, got {self.mention_order!r}")
         if self.file is None and self.documents > MOST_DOCUMENTS:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posbias.checks import check_size
+from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice, listed
+from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, listed
 from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
 
 INSTRUCTION = "Extract the value corresponding to the specified key in the JSON object below."
@@ -42,7 +42,7 @@ class KeyValue(LanguageTask):
         super().__post_init__()
         check_path(self.name, "file", self.file)
         check_size(f"{self.name}: pairs", self.pairs, ITEMS, least=2)
-        check_choice(self.name, "query", self.query, QUERIES)
+        check_choice(f"{self.name}: query", self.query, QUERIES)
 
     @property
     def n_items(self) -> int:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posbias.checks import check_size, check_whole
+from posbias.checks import check_choice, check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_choice, listed
+from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, listed
 from posbias.tasks.language.words import CATEGORIES, COMMON, LABELS
 
 ASKED = ("category", "same")
@@ -43,7 +43,7 @@ class ExampleOrder(LanguageTask):
         super().__post_init__()
         check_size(f"{self.name}: shots", self.shots, ITEMS, least=2)
         check_size(f"{self.name}: classes", self.classes, ITEMS, least=2)
-        check_choice(self.name, "ask", self.ask, ASKED)
+        check_choice(f"{self.name}: ask", self.ask, ASKED)
         most = min(self.shots, len(LABELS))
         if self.classes > most:
             raise UsageError(f"{self.name}: classes must be 2 ... {most} for {self.shots} shots, got {self.classes}")
@@ -100,7 +100,7 @@ class TokenCopy(LanguageTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole(f"{self.name}: length", self.length, least=2)
-        check_choice(self.name, "cue", self.cue, CUES)
+        check_choice(f"{self.name}: cue", self.cue, CUES)
         if self.length > len(COMMON):
             raise UsageError(f"{self.name}: length must be 2 ... {len(COMMON)} words, got {self.length}")
 

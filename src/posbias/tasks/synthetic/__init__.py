@@ -13,7 +13,7 @@ from posbias.tasks.synthetic.base import (
     cross_entropy,
     stack_tasks,
 )
-from posbias.tasks.synthetic.copying import PositionCopy, partial_information_losses
+from posbias.tasks.synthetic.copying import PositionCopy
 from posbias.tasks.synthetic.recall import FreeRecall, RecallAndSpan, RunningSpan
 from posbias.tasks.synthetic.retrieval import CONTRASTS, PAIRS, InContextRetrieval
 
@@ -31,6 +31,5 @@ __all__ = [
     "SyntheticTask",
     "TaskStack",
     "cross_entropy",
-    "partial_information_losses",
     "stack_tasks",
 ]

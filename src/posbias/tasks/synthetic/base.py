@@ -5,7 +5,7 @@ its seed, the step and the size: the same bits alone or among others.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from posbias.architecture.masks import Mask
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.registry import Registry
+from posbias.tasks.synthetic.draws import Purpose
 
 SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task")
 IGNORED = -100
@@ -103,10 +104,19 @@ class TaskStack(ABC):
     """The data of several members that do tasks of one key."""
 
     @abstractmethod
-    def batch(self, step: int, size: int) -> Batch:
-        """The `size` sequences that every member sees at `step` (>= 0)."""
+    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
+        """The sequences of one stream (see `Draws`) for every member."""
 
     @abstractmethod
+    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
+        """Sums over one batch of every score, per member (axis 0)."""
+
+    def batch(self, step: int, size: int) -> Batch:
+        """The `size` (>= 1) sequences that every member sees at `step` (>= 0)."""
+        if step < 0 or size < 1:
+            raise UsageError(f"a batch needs a step >= 0 and a size >= 1, got step {step} and size {size}")
+        return self.drawn(Purpose.TRAINING, step, size)
+
     def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
         """Scores per member (axis 0) on seeded data of their own, disjoint from every training step.
 
@@ -117,6 +127,12 @@ class TaskStack(ABC):
         Returns:
             Named scores; NaN for a member whose logits are not finite.
         """
+        check_whole("examples of an evaluation", examples, least=1)
+        tally: dict[str, Tensor] = {}
+        for index, start in enumerate(range(0, examples, EVALUATION_BATCH)):
+            for name, total in self.scores(predict, index, min(EVALUATION_BATCH, examples - start)):
+                tally[name] = tally[name] + total if name in tally else total
+        return {name: (total / examples).cpu().numpy() for name, total in tally.items()}
 
     def item_vectors(self) -> Float[Tensor, "member item feature"] | None:
         """What an input may hold at a position, noise aside, where inputs are vectors; None where they are tokens."""
@@ -153,24 +169,3 @@ def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) ->
     )
     per_member = losses.view(len(targets), -1).sum(-1)
     return per_member / (targets != IGNORED).view(len(targets), -1).sum(-1)
-
-
-def evaluation_sizes(examples: int) -> list[int]:
-    """Sizes of the batches of an evaluation.
-
-    Raises:
-        UsageError: not a whole number of at least 1.
-    """
-    check_whole("examples of an evaluation", examples, least=1)
-    full, rest = divmod(examples, EVALUATION_BATCH)
-    return [EVALUATION_BATCH] * full + ([rest] if rest else [])
-
-
-def check_step(step: int, size: int) -> None:
-    """Refuse a step below 0 or a batch below 1.
-
-    Raises:
-        UsageError: it is.
-    """
-    if step < 0 or size < 1:
-        raise UsageError(f"a batch needs a step >= 0 and a size >= 1, got step {step} and size {size}")
