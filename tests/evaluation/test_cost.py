@@ -45,12 +45,12 @@ def test_the_estimate_is_near_what_requests_take(long_model, samples, batch):
 @pytest.mark.parametrize("max_tokens", [1, 40])
 def test_the_answer_counts_once(long_model, samples, monkeypatch, max_tokens):
     lengths, passed = [], []
-    calibrate, run = cost_module.calibrate, cost_module.LiveCache.run
+    calibrate, run = cost_module.calibrate, cost_module.Runner.run
 
     def calibrating(model, n_positions, work, **rest):
-        monkeypatch.setattr(cost_module.LiveCache, "run", running)
+        monkeypatch.setattr(cost_module.Runner, "run", running)
         work(np.zeros(n_positions, dtype=np.int64))
-        monkeypatch.setattr(cost_module.LiveCache, "run", run)
+        monkeypatch.setattr(cost_module.Runner, "run", run)
         lengths.append(n_positions)
         return calibrate(model, n_positions, work, **rest)
 
