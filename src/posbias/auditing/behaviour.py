@@ -41,8 +41,8 @@ from posbias.evaluation import (
 )
 from posbias.evaluation.correlation import correct_for_number
 from posbias.evaluation.cost import SHORTER
+from posbias.evaluation.evaluation import BEHAVIOUR
 from posbias.evaluation.pooling import array_name
-from posbias.evaluation.record import BEHAVIOUR
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import encode_requests

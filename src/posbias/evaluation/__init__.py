@@ -1,10 +1,16 @@
 """Accuracy by position: does a model use what stands at each position of its context?"""
 
 from posbias.evaluation.correlation import Correlations, Pair, correlate
-from posbias.evaluation.evaluation import Evaluation, evaluate
+from posbias.evaluation.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluation_record,
+    finished_evaluation,
+    measured_use,
+    write_outputs,
+)
 from posbias.evaluation.placement import MeasuredUse, Placement, place
 from posbias.evaluation.pooling import correlate_runs
-from posbias.evaluation.record import evaluation_record, finished_evaluation, measured_use, write_outputs
 from posbias.evaluation.samples import EvaluateOptions
 
 __all__ = [

@@ -17,7 +17,14 @@ from typing import Any
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.client import Client, RefusedError, StoppedError
+from posbias.evaluation.responders.client import (
+    KINDS,
+    Client,
+    RefusedError,
+    ServerOptions,
+    StoppedError,
+    check_address,
+)
 from posbias.evaluation.responders.server_answers import (
     AnswerCache,
     Echo,
@@ -27,7 +34,6 @@ from posbias.evaluation.responders.server_answers import (
     answer_key,
     score_of,
 )
-from posbias.evaluation.responders.server_options import KINDS, ServerOptions, check_address
 
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
