@@ -61,13 +61,10 @@ def test_a_server_that_is_killed_and_begun_again_loses_nothing(server: Transform
     chatting = ServerResponder(server.address, server.model, replace(OPTIONS, kind="chat"))
     spoken = [response.text for response in chatting.generate(talk)]
     assert spoken == [response.text for response in LocalResponder(load_model("demo")).generate(talk)]
-    chatting.close()
 
     server.kill()  # what is finished needs no server; what is not ends in one line
     gone = ServerResponder(server.address, server.model, replace(OPTIONS, cache=tmp_path, retries=1))
     assert [response.text for response in gone.generate(text)] == served
     with pytest.raises(RunError, match="cannot be reached"):
         gone.generate([Request("Something new")])
-    gone.close()
-    responder.close()
     assert server.model not in str(gone.describe())

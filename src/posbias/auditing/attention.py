@@ -47,12 +47,12 @@ def attention_record(
     arguments: Mapping[str, Any],
     resolved: Mapping[str, Any],
 ) -> Record:
-    """Everything that was measured, with intervals and every prompt's own numbers.
+    """Everything that was measured of the model on the prompts, with intervals and every prompt's own numbers.
 
     Args:
         statistics: Of the model on the prompts.
-        rollouts: Of the same model and prompts.
-        described: The model and the prompts, for their descriptions.
+        rollouts: Of the same.
+        described: The model and the prompts.
         arguments: As the user passed them; where `kernels` is true, the mean kernels are saved as they were kept,
             otherwise in at most MAP_CELLS cells.
         resolved: What is known beside model and prompts: the command, the options.

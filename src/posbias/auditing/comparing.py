@@ -4,7 +4,7 @@ A run may hold several subjects (an audit: the model as trained and re-initialis
 subject of each run is compared, and `Chosen` says which, and which of its profiles.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -58,11 +58,16 @@ def comparison_record(
     chosen = chosen or Chosen()
     views = view_of(predicted), view_of(measured)
     first, second = _subjects(views, chosen.subject)
-    kinds = _measurements(second, chosen.kind)
+    kinds = dict(second.measured) or {name: MeasuredKind(entry.profile) for name, entry in second.theories.items()}
+    if chosen.kind is not None:
+        kinds = _only(kinds, chosen.kind, run="second")
     theories = _predictions(first, chosen.theory, shared=_shared_units(predicted, measured, kinds))
     subject = Subject(name="comparison", measured=kinds, theories=theories)
     compared = compare_subject(subject, generator=np.random.default_rng(seed))
-    titles = [_title(view, part) for view, part in zip(views, (first, second), strict=True)]
+    titles = [
+        f"{view.title} {label(SUBJECTS, part.name)}" if part.name in SUBJECTS else view.title
+        for view, part in zip(views, (first, second), strict=True)
+    ]
     record = Record(
         verb="compare",
         arguments={**vars(chosen), "seed": seed},
@@ -80,49 +85,43 @@ def comparison_record(
 
 def _subjects(views: tuple[RunView, RunView], asked: str | None) -> tuple[Subject, Subject]:
     """The subject of either run that is compared: its only one, the one asked for, the other run's, or as trained."""
-    held = [[subject.name for subject in view.subjects] for view in views]
-    known = list(dict.fromkeys(name for names in held if len(names) > 1 for name in names))
+    held = [{subject.name: subject for subject in view.subjects} for view in views]
+    known = list(dict.fromkeys(name for subjects in held if len(subjects) > 1 for name in subjects))
     if asked is not None and asked not in known:
         allowed = f"of {', '.join(known)}" if known else "where a run holds several subjects; each of these holds one"
         raise UsageError(f"subject {asked!r}: allowed is one {allowed}")
-    alone = [names[0] for names in held if len(names) == 1]
-    first, second = (_subject(view, [asked] if asked else [*alone, PREFERRED]) for view in views)
+    alone = [name for subjects in held if len(subjects) == 1 for name in subjects]
+    wanted = [asked] if asked else [*alone, PREFERRED]
+    first, second = (
+        next((subjects[name] for name in wanted if name in subjects), view.subjects[0])
+        for view, subjects in zip(views, held, strict=True)
+    )
     return first, second
-
-
-def _subject(view: RunView, wanted: Iterable[str]) -> Subject:
-    subjects = {subject.name: subject for subject in view.subjects}
-    return next((subjects[name] for name in wanted if name in subjects), view.subjects[0])
-
-
-def _title(view: RunView, subject: Subject) -> str:
-    return f"{view.title} {label(SUBJECTS, subject.name)}" if subject.name in SUBJECTS else view.title
 
 
 def _predictions(subject: Subject, wanted: str | None, *, shared: int) -> dict[str, TheoryProfile]:
     """The subject's theories, or what was measured, taken as predictions; only the wanted one, where there is one.
 
-    It read `shared` of the measurement's prompts; where 0, its own are resampled on their own.
+    Units are paired with the measurement's where these are the same `shared` prompts, else resampled on their own. A
+    measurement of which only the mean was kept is one unit: no interval, no claim.
     """
+
+    def prediction(profile: Profile, sample: Sample | None) -> TheoryProfile:
+        if sample is not None and 1 < shared == len(sample.units) and sample.scales is None:
+            return TheoryProfile(profile, sample.units)
+        return TheoryProfile(profile, sample=sample)
+
     theories = {
-        name: _prediction(
-            entry.profile, None if entry.per_prompt is None else Sample.of(entry.per_prompt), shared=shared
-        )
+        name: prediction(entry.profile, None if entry.per_prompt is None else Sample.of(entry.per_prompt))
         for name, entry in subject.theories.items()
     }
     measured = {
-        name: _prediction(entry.profile, entry.sample or Sample(entry.profile.influence[None]), shared=shared)
+        name: prediction(entry.profile, entry.sample or Sample(entry.profile.influence[None]))
         for name, entry in subject.measured.items()
     }
     if wanted is None:
         return theories or measured
     return _only({**measured, **theories}, wanted, run="first")
-
-
-def _measurements(subject: Subject, wanted: str | None) -> dict[str, MeasuredKind]:
-    """What was measured, or the theories, taken as given."""
-    kinds = dict(subject.measured) or {name: MeasuredKind(entry.profile) for name, entry in subject.theories.items()}
-    return kinds if wanted is None else _only(kinds, wanted, run="second")
 
 
 def _only(profiles: Mapping[str, Entry], wanted: str, *, run: str) -> dict[str, Entry]:
@@ -137,15 +136,3 @@ def _shared_units(predicted: Record, measured: Record, kinds: Mapping[str, Measu
     units = {len(entry.per_prompt) for entry in kinds.values() if entry.per_prompt is not None}
     same = first.get("sha256") is not None and first["sha256"] == second.get("sha256")
     return int(first["count"]) if same and units == {first["count"]} else 0
-
-
-def _prediction(profile: Profile, sample: Sample | None, *, shared: int) -> TheoryProfile:
-    """With its units paired with the measurement's where these are the same prompts, else resampled on their own.
-
-    A measurement of which only the mean was kept is one unit: no interval, no claim.
-    """
-    if sample is None:
-        return TheoryProfile(profile)
-    if 1 < shared == len(sample.units) and sample.scales is None:
-        return TheoryProfile(profile, sample.units)
-    return TheoryProfile(profile, sample=sample)

@@ -29,33 +29,37 @@ def ingredient_record(
 ) -> Record:
     """Measure a model, predict it with and without each ingredient, and report what leaving each out costs.
 
-    Args:
-        source: As `load_model` takes it.
-        plan: What is measured, on which prompts.
-        theory: `power_rollout`, with the target that it predicts.
-        arguments: What the user passed, for the record.
-        command: What repeats it in a shell.
+    The record holds the measured kinds beside all predictions, and in the scalar `ingredients`, by kind and by what was
+    left out, `distance` (W1 to the measurement) and `cost` (how much larger than with nothing left out), with intervals
+    over prompts.
 
-    Returns:
-        The measured kinds beside all predictions, and in the scalar `ingredients`, by kind and by what was left out,
-        `distance` (W1 to the measurement) and `cost` (how much larger than with nothing left out), with intervals over
-        prompts.
+    Raises:
+        UsageError: the theory is not the diagonal `power_rollout` with its key path, for any target.
     """
-    target = taken_apart(theory).target
+    _, given = parse_theory(theory)
+    if not isinstance(given, PowerRollout) or given != PowerRollout(target=given.target):
+        raise UsageError(
+            f"ingredients are those of power_rollout, in its diagonal form with the key path, got theory {theory!r}; "
+            "allowed: power_rollout or power_rollout(target=...)"
+        )
     model = plan.load(source)
     prompts = plan.prompts(model)
     kinds = resolve_kinds(list(plan.kinds))
     cost = preflight(model, prompts, kinds=kinds, options=plan.options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=plan.options)
-    table = ingredients(model, prompts, target=target)
+    table = ingredients(model, prompts, target=given.target)
     described = measurement.model or model.describe()
     state = "trained" if described.get("init_seed") is None else "initialised"
-    subject = measured_subject(state, measurement, _theories(table))
+    subject = measured_subject(
+        state,
+        measurement,
+        {_theory_name(name): TheoryProfile(each, table.per_prompt[name]) for name, each in table.profiles.items()},
+    )
     compared = compare_subject(subject, generator=np.random.default_rng(plan.seed))
     resolved = {
         "title": described.get("source", "a model"),
         "theory": WHOLE_THEORY,
-        "parameters": {"target": target},
+        "parameters": {"target": given.target},
         "n_positions": prompts.n_positions,
         "model": described,
         "prompts": prompts.describe(),
@@ -66,21 +70,6 @@ def ingredient_record(
     record.scalars["cost"] = cost
     record.scalars["ingredients"] = ingredient_scalars(compared, table, seed=plan.seed)
     return store_subjects(record, [compared], left_out=measurement.left_out)
-
-
-def taken_apart(theory: str) -> PowerRollout:
-    """The theory whose ingredients are known: the diagonal power rollout with its key path, for any target.
-
-    Raises:
-        UsageError: another theory or another form.
-    """
-    _, given = parse_theory(theory)
-    if isinstance(given, PowerRollout) and given == PowerRollout(target=given.target):
-        return given
-    raise UsageError(
-        f"ingredients are those of power_rollout, in its diagonal form with the key path, got theory {theory!r}; "
-        "allowed: power_rollout or power_rollout(target=...)"
-    )
 
 
 def ingredient_scalars(subject: Subject, table: IngredientTable, *, seed: int) -> dict[str, Any]:
@@ -118,12 +107,6 @@ def costs_of(table: IngredientTable, measured: Sample) -> dict[str, Interval]:
     whole = distances(WHOLE)
     differences = {name: distances(name) - whole for name in table.per_prompt if name in INGREDIENTS}
     return {name: jackknife(values).interval(least=-1.0, most=1.0) for name, values in differences.items()}
-
-
-def _theories(table: IngredientTable) -> dict[str, TheoryProfile]:
-    return {
-        _theory_name(name): TheoryProfile(profile, table.per_prompt[name]) for name, profile in table.profiles.items()
-    }
 
 
 def _theory_name(left_out: str) -> str:

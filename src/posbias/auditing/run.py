@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from posbias.auditing.subjects import INITIALISED, TRAINED, AuditOptions, examine, theories_of_tokens
+from posbias.auditing.subjects import (
+    INITIALISED,
+    MOST_INITIALISATIONS,
+    TRAINED,
+    AuditOptions,
+    examine,
+    theories_of_tokens,
+)
 from posbias.checks import checked
 from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
 from posbias.errors import UsageError
@@ -150,11 +157,13 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
     if not isinstance(model, HuggingFaceModel):
         return states
     first_seed = (model.origin.init_seed or 0) if initialised else options.seed
-    count = (
-        prompts.count
-        if initialised and options.initialisations is None
-        else options.count_initialisations(prompts.count)
-    )
+    count = options.initialisations
+    if count is None:
+        count = prompts.count if initialised else min(prompts.count, MOST_INITIALISATIONS)
+    if count > prompts.count:
+        raise UsageError(
+            f"initialisations must be at most the {prompts.count} prompts, one prompt for each; got {count}"
+        )
     if not count and initialised:
         raise UsageError("initialisations must be at least 1 where the model itself is one (init_seed, config:); got 0")
     if count:

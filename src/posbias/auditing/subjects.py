@@ -69,15 +69,6 @@ class AuditOptions(Loading):
         if self.initialisations is not None:
             check_size("initialisations", self.initialisations, REPEATS, least=0)
 
-    def count_initialisations(self, n_prompts: int) -> int:
-        """How many re-initialisations go with that many prompts."""
-        asked = self.initialisations
-        if asked is not None and asked > n_prompts:
-            raise UsageError(
-                f"initialisations must be at most the {n_prompts} prompts, one prompt for each; got {asked}"
-            )
-        return min(n_prompts, MOST_INITIALISATIONS) if asked is None else asked
-
     def describe(self) -> dict[str, Any]:
         """Plain values for a record, of what changes a result."""
         return {name: value for name, value in asdict(self).items() if name not in UNRECORDED}
@@ -112,9 +103,9 @@ def prompt_theories(
     """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
 
     Args:
-        model: The model in the state that is measured.
+        model: In the state that is measured.
         token_ids: The prompt.
-        mixing: Measured mixing of this prompt per layer (mean over tokens); None without a family description.
+        mixing: Measured on this prompt (mean over tokens); None without a family description.
         initialisation: Its number, which seeds mean field's sampled heads; None for trained weights, of which mean
             field does not speak.
     """

@@ -142,6 +142,3 @@ class Responder(ABC):
     def learnt(self) -> dict[str, Any]:
         """What only requests show, such as whether there are scores; also part of `describe`."""
         return {}
-
-    def close(self) -> None:
-        """Give back connections; a closed responder is not used again."""
