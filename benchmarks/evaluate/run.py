@@ -21,7 +21,7 @@ from posbias.evaluation.responders import LocalOptions, LocalResponder, Reply, R
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.responders.running import count_tokens
 from posbias.models import load_model
-from posbias.tasks.language.key_value import KeyValue
+from posbias.tasks.language import KeyValue
 
 ROW = "{:<28} {:>10} {:>10} {:>10}"
 TOLERANCE = 1e-3

@@ -15,7 +15,8 @@ from posbias import parts as storage
 from posbias.auditing import measurement_record, subjects
 from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.run import AuditOptions
-from posbias.comparison import Sample, contrast
+from posbias.comparison import Sample
+from posbias.comparison.sampling import contrast
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure_prompt
 from posbias.models import reinitialise

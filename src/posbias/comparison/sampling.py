@@ -119,34 +119,39 @@ class PromptComparison:
 
 
 def compare_with_prompts(
-    predicted: Profile | Predictions, measured: Sample | Units, *, generator: np.random.Generator, draws: int = DRAWS
+    predicted: Profile | Predictions | Sample,
+    measured: Sample | Units,
+    *,
+    generator: np.random.Generator,
+    draws: int = DRAWS,
 ) -> PromptComparison:
     """Distance of a theory to a measurement, with intervals over prompts, beside the flat line and split-half noise.
 
     Args:
-        predicted: One profile for all prompts, or one row per prompt; a row is left out with its prompt.
+        predicted: One profile for all prompts; or one row per prompt, which is left out with its prompt; or an average
+            over prompts of its own, drawn independently of the measurement's.
         measured: Influence per prompt, raw or normalised.
         generator: Source of halvings and resamples.
         draws: Bootstrap draws of the medians over prompts.
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
-    theory = _theory_sample(predicted, sample)
-    paired = theory.units
-    parts = blocks(leave_one_out(len(sample.units)), sample.units.shape[1])
-    gaps = [_gaps(sample.averages(rows), rows @ paired if len(paired) > 1 else paired) for rows in parts]
-    medians = _medians(theory.units, sample, generator=generator, draws=draws)
+    count, n_positions = sample.units.shape
+    if isinstance(predicted, Sample):
+        rows, n_units = predicted.average[None], min(count, len(predicted.units))
+        gaps = _gaps_between(sample, predicted)
+    else:
+        n_units = count
+        rows = predicted.influence[None] if isinstance(predicted, Profile) else Sample.of(predicted).units
+        if not isinstance(predicted, Profile) and len(predicted) != count:
+            raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
+        if rows.shape[1] != n_positions:
+            raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
+        parts = blocks(leave_one_out(count), n_positions)
+        left_out = [_gaps(sample.averages(part), part @ rows if len(rows) > 1 else rows) for part in parts]
+        gaps = _gap_intervals(np.concatenate(left_out, axis=1))
+    medians = _medians(rows, sample, generator=generator, draws=draws)
     noise = split_half_noise(sample, generator=generator)
-    return PromptComparison(*_gap_intervals(np.concatenate(gaps, axis=1)), noise, *medians, len(sample.units))
-
-
-def compare_samples(
-    predicted: Sample, measured: Sample, *, generator: np.random.Generator, draws: int = DRAWS
-) -> PromptComparison:
-    """The same where the prediction is an average over prompts of its own, drawn independently of the measurement's."""
-    gaps = _gaps_between(measured, predicted)
-    medians = _medians(predicted.average[None], measured, generator=generator, draws=draws)
-    noise = split_half_noise(measured, generator=generator)
-    return PromptComparison(*gaps, noise, *medians, min(len(measured.units), len(predicted.units)))
+    return PromptComparison(*gaps, noise, *medians, n_units)
 
 
 def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
@@ -247,19 +252,6 @@ def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, In
         jackknife(*flats).interval(least=0.0, most=1.0),
         jackknife(*differences).interval(least=-1.0, most=1.0),
     )
-
-
-def _theory_sample(predicted: Profile | Predictions, sample: Sample) -> Sample:
-    count, n_positions = sample.units.shape
-    if isinstance(predicted, Profile):
-        theory = Sample(predicted.influence[None])
-    else:
-        theory = Sample.of(predicted)
-        if len(predicted) != count:
-            raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
-    if theory.units.shape[1] != n_positions:
-        raise UsageError(f"cannot compare a profile of {theory.units.shape[1]} positions with one of {n_positions}")
-    return theory
 
 
 def _medians(

@@ -17,9 +17,8 @@ from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import ITEMS, Limit
 from posbias.prompts.sources import Group, default_corpus, text_file
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
+from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path
 from posbias.tasks.language.encoding import encode
-from posbias.tasks.language.published import check_path
 from posbias.tasks.language.words import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
@@ -82,6 +81,7 @@ class Needle(LanguageTask):
 
     scoring: ClassVar[str] = "substring"
     max_tokens: ClassVar[int] = 48
+    counted: ClassVar[str] = "depths"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,11 +92,6 @@ class Needle(LanguageTask):
             check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least)
         if self.distractors >= len(CITIES):
             raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
-
-    @property
-    def n_items(self) -> int:
-        """One position per depth."""
-        return self.depths
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Hidden]:
         """A text with its needles.

@@ -38,6 +38,7 @@ class ExampleOrder(LanguageTask):
 
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 8
+    counted: ClassVar[str] = "shots"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,11 +51,6 @@ class ExampleOrder(LanguageTask):
         room = 1 + (self.classes - 1) * min(len(words) for words in CATEGORIES.values())
         if self.shots > room:
             raise UsageError(f"{self.name}: {self.classes} classes have words for {room} shots, got {self.shots}")
-
-    @property
-    def n_items(self) -> int:
-        """One position per demonstration."""
-        return self.shots
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Shot, list[Shot], str]]:
         """The informative demonstration, the others in order, and the word that is asked for."""
@@ -96,6 +92,7 @@ class TokenCopy(LanguageTask):
 
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 8
+    counted: ClassVar[str] = "length"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,11 +100,6 @@ class TokenCopy(LanguageTask):
         check_choice(f"{self.name}: cue", self.cue, CUES)
         if self.length > len(COMMON):
             raise UsageError(f"{self.name}: length must be 2 ... {len(COMMON)} words, got {self.length}")
-
-    @property
-    def n_items(self) -> int:
-        """One position per word."""
-        return self.length
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[list[str]]:
         """The asked word, then the others of the list."""

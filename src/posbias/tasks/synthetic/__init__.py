@@ -7,29 +7,24 @@ same bits as if it were drawn alone. What the tasks mean is in each module; how 
 from posbias.tasks.synthetic.base import (
     IGNORED,
     SYNTHETIC_TASKS,
-    Batch,
     SyntheticTask,
-    TaskStack,
     cross_entropy,
     stack_tasks,
 )
 from posbias.tasks.synthetic.copying import PositionCopy
 from posbias.tasks.synthetic.recall import FreeRecall, RecallAndSpan, RunningSpan
-from posbias.tasks.synthetic.retrieval import CONTRASTS, PAIRS, InContextRetrieval
+from posbias.tasks.synthetic.retrieval import CONTRASTS, InContextRetrieval
 
 __all__ = [
     "CONTRASTS",
     "IGNORED",
-    "PAIRS",
     "SYNTHETIC_TASKS",
-    "Batch",
     "FreeRecall",
     "InContextRetrieval",
     "PositionCopy",
     "RecallAndSpan",
     "RunningSpan",
     "SyntheticTask",
-    "TaskStack",
     "cross_entropy",
     "stack_tasks",
 ]

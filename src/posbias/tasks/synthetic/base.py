@@ -43,41 +43,28 @@ class Batch:
 
 
 class SyntheticTask(ABC):
-    """A task whose data are drawn, not read; the fields of a variant are its parameters."""
+    """A task whose data are drawn, not read; the fields of a variant are its parameters, the rest follows from them."""
 
     name: ClassVar[str]
     needs_causal: ClassVar[bool] = False
     """Whether later inputs hold the answers, so that a mask that looks forwards would give them away."""
+    n_positions: int
+    """Length of an input in positions."""
+    n_outputs: int
+    """Classes or tokens that an output tells apart."""
+    vocabulary_size: int | None
+    """Token numbers an input may hold; None where inputs are vectors."""
+    width: int | None
+    """Features of an input vector; None where inputs are tokens."""
+    rows: tuple[int, ...]
+    """Positions whose outputs are scored."""
+    stack_key: Hashable
+    """Tasks of equal key are drawn together."""
 
-    @property
-    @abstractmethod
-    def n_positions(self) -> int:
-        """Length of an input in positions."""
-
-    @property
-    @abstractmethod
-    def n_outputs(self) -> int:
-        """Classes or tokens that an output tells apart."""
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """Token numbers an input may hold; None where inputs are vectors."""
-        return None
-
-    @property
-    def width(self) -> int | None:
-        """Features of an input vector; None where inputs are tokens."""
-        return None
-
-    @property
-    @abstractmethod
-    def rows(self) -> tuple[int, ...]:
-        """Positions whose outputs are scored."""
-
-    @property
-    @abstractmethod
-    def stack_key(self) -> Hashable:
-        """Tasks of equal key are drawn together."""
+    def _follows(self, **values: Any) -> None:
+        """Set what follows from the parameters: all that is annotated above, from `__post_init__`."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def check_mask(self, mask: Mask) -> None:
         """Refuse a mask through which a scored row could see later inputs that hold its answer.

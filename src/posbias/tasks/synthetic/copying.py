@@ -5,7 +5,7 @@ Without position encodings, whether a position can be named at all is a matter o
 Source: Ziming Liu, "Sparse attention 7", 2026 (V = 10, C = 10, one model per k).
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,31 +39,14 @@ class PositionCopy(SyntheticTask):
             raise UsageError(
                 f"position_copy: target must lie in the context, 0 ... {self.context - 1}, got {self.target}"
             )
-
-    @property
-    def n_positions(self) -> int:
-        """The context."""
-        return self.context
-
-    @property
-    def n_outputs(self) -> int:
-        """The vocabulary."""
-        return self.vocabulary
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """The vocabulary."""
-        return self.vocabulary
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The last position answers."""
-        return (self.context - 1,)
-
-    @property
-    def stack_key(self) -> Hashable:
-        """Any targets go together."""
-        return (self.name, self.context, self.vocabulary)
+        self._follows(
+            n_positions=self.context,
+            n_outputs=self.vocabulary,
+            vocabulary_size=self.vocabulary,
+            width=None,
+            rows=(self.context - 1,),
+            stack_key=(self.name, self.context, self.vocabulary),
+        )
 
     def stack(self, tasks: Sequence["PositionCopy"], seeds: Sequence[int], device: torch.device) -> TaskStack:
         """Members may differ in their target."""

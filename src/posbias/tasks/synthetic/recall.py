@@ -10,7 +10,7 @@ Source: the behavioural account of arXiv 2510.10276 (recall of everything gives 
 a U). The paper is known to us by its abstract: lengths, vocabulary, order and scoring are our definitions.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,36 +58,19 @@ class RecallTask(SyntheticTask):
                 f"{self.name}: vocabulary must be at least items = {self.items}, as a list repeats none,"
                 f" got {self.vocabulary}"
             )
+        self._follows(
+            n_positions=2 * self.items,  # list, cue, and all recalled items but the last
+            n_outputs=self.vocabulary + CUES,
+            vocabulary_size=self.vocabulary + CUES,
+            width=None,
+            rows=tuple(range(self.items, 2 * self.items)),
+            stack_key=("recall", self.items, self.vocabulary),
+        )
 
     @property
     def cues(self) -> tuple[int, float]:
         """Items asked for after the cue of running span, and the share of lists with the cue of free recall."""
         return 1, 1.0
-
-    @property
-    def n_positions(self) -> int:
-        """List, cue, and all recalled items but the last."""
-        return 2 * self.items
-
-    @property
-    def n_outputs(self) -> int:
-        """Items and cues; cues are never a target."""
-        return self.vocabulary + CUES
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """Items and cues."""
-        return self.vocabulary + CUES
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The cue and the recalled items."""
-        return tuple(range(self.items, 2 * self.items))
-
-    @property
-    def stack_key(self) -> Hashable:
-        """All three tasks of one list length and vocabulary go together."""
-        return ("recall", self.items, self.vocabulary)
 
     def stack(self, tasks: Sequence["RecallTask"], seeds: Sequence[int], device: torch.device) -> TaskStack:
         """Members may differ in the task, the span and the share of free recall."""

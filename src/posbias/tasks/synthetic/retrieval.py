@@ -14,7 +14,7 @@ published sets share all draws, so their differences are paired.
 Source: Wu et al., arXiv 2502.01951, section 5 and appendices J-L, after Reddy 2024.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,14 @@ class InContextRetrieval(SyntheticTask):
         check_choice(f"{own}: items", self.items, ITEMS)
         check_choice(f"{own}: evaluation_direction", self.evaluation_direction, DIRECTIONS)
         check_choice(f"{own}: scale", self.scale, SCALES)
+        self._follows(
+            n_positions=2 * self.pairs + 1,  # items, labels and the query
+            n_outputs=self.labels,
+            vocabulary_size=None,
+            width=self.features,
+            rows=(2 * self.pairs,),
+            stack_key=(own, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items),
+        )
         if isinstance(self.answers, str):
             return check_choice(f"{own}: answers", self.answers, PLACES)
         object.__setattr__(self, "answers", tuple(self.answers))
@@ -99,31 +107,6 @@ class InContextRetrieval(SyntheticTask):
         if len(set(self.answers)) != len(self.answers):
             raise UsageError(f"{own}: answers must name every pair at most once, got {list(self.answers)}")
         return None
-
-    @property
-    def n_positions(self) -> int:
-        """Items, labels and the query."""
-        return 2 * self.pairs + 1
-
-    @property
-    def n_outputs(self) -> int:
-        """The labels."""
-        return self.labels
-
-    @property
-    def width(self) -> int | None:
-        """The features."""
-        return self.features
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The query answers."""
-        return (2 * self.pairs,)
-
-    @property
-    def stack_key(self) -> Hashable:
-        """Answer places, noise and scale may differ within a stack."""
-        return (self.name, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items)
 
     @property
     def distinct_classes(self) -> int:
