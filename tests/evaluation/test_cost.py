@@ -119,7 +119,6 @@ def test_a_servers_tokenizer_counts_lengths_and_finds_places(long_llama):
     told = server.describe()["tokenizer"]
     assert told != ServerResponder("http://localhost:9/v1", "none").describe()["tokenizer"]
     assert len(told) == 64
-    server.close()
 
 
 def test_no_tokenizer_is_one_line(tmp_path):

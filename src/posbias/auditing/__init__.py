@@ -5,11 +5,9 @@ from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_beha
 from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.ingredients import ingredient_record
 from posbias.auditing.measuring import MeasurePlan, directory_names, measure_models, measure_source, measurement_record
-from posbias.auditing.run import Audit, audit
-from posbias.auditing.subjects import AuditOptions
+from posbias.auditing.run import AuditOptions, audit
 
 __all__ = [
-    "Audit",
     "AuditOptions",
     "BehaviourPlan",
     "Chosen",

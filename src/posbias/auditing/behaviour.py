@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.auditing.subjects import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories, theories_of_tokens
+from posbias.auditing.run import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories, theories_of_tokens
 from posbias.checks import checked
 from posbias.directories import held
 from posbias.errors import UsageError
@@ -42,7 +42,7 @@ from posbias.evaluation import (
 from posbias.evaluation.correlation import correct_for_number
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.evaluation import BEHAVIOUR
-from posbias.evaluation.pooling import array_name
+from posbias.evaluation.pooling import Name
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import encode_requests
@@ -118,9 +118,6 @@ MEASURED = "measured"
 LEFT_OUT = "left_out/"
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
 
-Name = tuple[str, str | None]
-"""Source (measured, or a theory) and kind of influence."""
-
 
 @dataclass(frozen=True, eq=False)
 class Weighing:
@@ -145,8 +142,8 @@ class Weighing:
         }
         return PartStore(self.directory, settings, resume=True)
 
-    def series(self) -> tuple[dict[tuple[Name, str], Scores], list[str]]:
-        """Shares of influence by ((source, kind), GOLD or PLACE), one row per sample, and what was left out.
+    def series(self) -> tuple[dict[Name, Scores], list[str]]:
+        """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.
 
         A sample that was too long at any position has NaN throughout.
         """
@@ -154,22 +151,22 @@ class Weighing:
         count, seed = evaluation.options.count, evaluation.options.seed
         samples = list(spans_of(evaluation.task, self.model.tokenizer, positions=positions, count=count, seed=seed))
         fits = evaluation.tables["too_long"].sum(axis=1) == 0
-        tables: dict[tuple[Name, str], Scores] = {}
+        tables: dict[Name, Scores] = {}
         left_out: dict[str, None] = {}
         for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
             shares, reasons = self._sample(samples[row], row)
             left_out |= dict.fromkeys(reasons)
-            for name, matrix in shares.items():
+            for (source, kind), matrix in shares.items():
                 about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
-                if name[0] in ARCHITECTURE_THEORIES:  # these do not know what stands where
+                if source in ARCHITECTURE_THEORIES:  # these do not know what stands where
                     del about[GOLD]
                 for what, values in about.items():
                     blank = np.full((len(samples), len(positions)), np.nan)
-                    tables.setdefault((name, what), blank)[row] = values
+                    tables.setdefault(Name(source, kind, what), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
 
-    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[Name, Float64[np.ndarray, "gold n"]], list[str]]:
-        """share[gold position, position] by source, from one measured prompt per position of the answer."""
+    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[tuple[str, str | None], np.ndarray], list[str]]:
+        """share[gold position, position] by source and kind, from one measured prompt per position of the answer."""
         pieces: list[dict[str, np.ndarray]] = []
         reasons: list[str] = []
         for column, gold in enumerate(self.evaluation.positions):
@@ -183,7 +180,7 @@ class Weighing:
             pieces.append(
                 {name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles.items()}
             )
-        shares: dict[Name, np.ndarray] = {}
+        shares: dict[tuple[str, str | None], np.ndarray] = {}
         for name in [name for name in pieces[0] if all(name in piece for piece in pieces)]:
             source, _, kind = name.partition("/")
             shares[source, kind or None] = np.stack([piece[name] for piece in pieces])
@@ -334,17 +331,15 @@ def audit_behaviour(
 
 
 def _store_correlations(
-    record: Record, evaluation: Evaluation, series: Mapping[tuple[Name, str], Scores], left_out: Sequence[str]
+    record: Record, evaluation: Evaluation, series: Mapping[Name, Scores], left_out: Sequence[str]
 ) -> None:
     entries = []
     pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.n_items)
-    for ((source, kind), what), table in series.items():
-        record.arrays[array_name(source, kind, what)] = table
+    for name, table in series.items():
+        record.arrays[name.array] = table
         entries.append(
             {
-                "source": source,
-                "kind": kind,
-                "what": what,
+                **name._asdict(),
                 "means": [mean.as_record() for mean in position_means(table)],
                 "correlations": {
                     measure: correlate(pair, seed=evaluation.options.seed).as_record()

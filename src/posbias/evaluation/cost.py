@@ -42,10 +42,15 @@ class PromptWork:
     share: float
     """Of the prompts' tokens that is run, shared beginnings once."""
 
+    @property
+    def probe(self) -> Int64[np.ndarray, "_"]:
+        """Tokens for a trial."""
+        return np.arange(PROBE, dtype=np.int64) % self.model.vocabulary_size
+
     @cached_property
     def cached(self) -> bool:
         """Whether the model's cache can be trusted; without, every prompt runs whole for every token of its answer."""
-        return trusted_runner(self.model, _probe(self.model)).cached
+        return trusted_runner(self.model, self.probe).cached
 
     def estimate(self, longest: int, options: LocalOptions) -> CostEstimate | None:
         """Of the longest prompt (tokens) with its answer; seconds are the mean over prompts. None: short runs fail."""
@@ -64,7 +69,7 @@ class PromptWork:
 
     def _with_batch(self, estimate: CostEstimate, options: LocalOptions) -> CostEstimate:
         """With the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
-        runner, probe = Runner(self.model, cached=True), _probe(self.model)
+        runner, probe = Runner(self.model, cached=True), self.probe
         logits, kept = runner.run(probe, rows=1)[0], runner.keep(PROBE)
         per_position = size_of(kept) / PROBE
         room = max(1, min(options.batch, int(options.cache_bytes / (2 * per_position * estimate.n_positions))))
@@ -104,13 +109,7 @@ class PromptWork:
 def preflight_answers(
     samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
 ) -> dict[str, Any]:
-    """Say what the requests of some samples will cost before they begin, and refuse what cannot fit.
-
-    Args:
-        samples: Those that are still to be requested.
-        task: Of the samples.
-        options: With the bytes that the process may hold.
-        responder: A local model; of a server nothing is estimated.
+    """Say what the requests of samples will cost before they begin, and refuse what cannot fit.
 
     Returns:
         The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
@@ -143,7 +142,3 @@ def preflight_answers(
     remedies |= in_bfloat16(responder.model, estimate)
     cost = tell_cost(estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
     return {**cost, "prompts": len(fitting)} if cost else {}
-
-
-def _probe(model: Model) -> Int64[np.ndarray, "_"]:
-    return np.arange(PROBE, dtype=np.int64) % model.vocabulary_size

@@ -221,7 +221,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
     first, last = (contrast_of(complete, row, alpha) for row in end_weights(n_positions))
     adjusted = holm(np.array([linear.p, quadratic.p]))
     p_flat, p_trend = float(adjusted.min()), float(adjusted[0])
-    p_u, p_inverted = max(first.p_above, last.p_above), max(first.p_below, last.p_below)
+    p_u, p_inverted = (max(first.p_one_sided(sign), last.p_one_sided(sign)) for sign in (1, -1))
     if p_flat > alpha:
         label = "flat"
     elif p_u <= alpha:

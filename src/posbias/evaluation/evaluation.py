@@ -134,9 +134,6 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         responder: A local model or a server; with its own tokenizer, lengths and places in tokens are exact.
         options: Count, positions, seed, and where an interrupted run continues.
 
-    Returns:
-        Tables over samples and positions, and curves with paired statistics.
-
     Raises:
         UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, a
             conversation for a model without a chat template, or prompts that do not fit into memory.
@@ -288,7 +285,7 @@ def measured_use(run: Record | str | Path, *, measure: str | None = None) -> Mea
     """The curve of a finished run, for placing passages.
 
     Args:
-        run: A record of verb "evaluate", or an audit with behaviour, or its directory.
+        run: An evaluation or an audit with behaviour: its record or directory.
         measure: One of PLACEABLE; None: the first of them that the run measured.
 
     Raises:

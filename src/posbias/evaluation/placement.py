@@ -117,10 +117,9 @@ class Placement:
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
+            **vars(self),
             "order": list(self.order),
             "curve": self.curve.tolist(),
-            "kept": self.kept,
-            "p_flat": self.p_flat,
             "decided": self.decided,
             "gains": [
                 {
@@ -132,9 +131,6 @@ class Placement:
                 }
                 for gain in self.gains
             ],
-            "n_samples": self.n_samples,
-            "interpolated": self.interpolated,
-            "measure": self.measure,
         }
 
 
@@ -224,10 +220,7 @@ def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Flo
     Slots before the first or after the last measured position take its value. Columns sum to 1; the identity where all
     positions of as many items were measured.
 
-    Args:
-        positions: Measured ones, ascending.
-        n_items: Items in the measured contexts.
-        n_slots: Passages to place, >= 1; one alone stands at relative position 0.
+    `positions`, ascending, were measured in contexts of `n_items`; one slot alone stands at relative position 0.
     """
     measured = np.array(positions, dtype=np.float64) / max(n_items - 1, 1)
     wanted = np.arange(n_slots) / max(n_slots - 1, 1)
@@ -295,7 +288,7 @@ def held_out_gain(
 
     Args:
         scores: No NaN; at least 2 samples.
-        spread: As of `slot_weights`.
+        spread: `slot_weights`.
         relevance: Falling.
         against: The usual order.
         seed: Of halves and resamples.

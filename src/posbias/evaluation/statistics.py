@@ -43,15 +43,9 @@ class Contrast:
     p: float
     """Two-sided p-value; of n samples that all agree 2^(1-n), what so many could show at most."""
 
-    @property
-    def p_above(self) -> float:
-        """One-sided p-value for a value above 0."""
-        return self.p / 2 if self.value.value > 0 else 1 - self.p / 2
-
-    @property
-    def p_below(self) -> float:
-        """One-sided p-value for a value below 0."""
-        return self.p / 2 if self.value.value < 0 else 1 - self.p / 2
+    def p_one_sided(self, sign: int) -> float:
+        """One-sided p-value for a value above (1) or below (-1) 0."""
+        return self.p / 2 if sign * self.value.value > 0 else 1 - self.p / 2
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,12 @@ class ServerOptions:
         if not isinstance(self.key_variable, str) or not self.key_variable.isidentifier():
             # Not repeated: it may be a key, put here by mistake.
             raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
-        self._check_body()
+        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
+            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        try:
+            json.dumps(dict(self.body), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"server: body must be what JSON can say: {error}") from None
         if not isinstance(self.reuse, bool):
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
         for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):
@@ -89,14 +94,6 @@ class ServerOptions:
             if wrong and not (value is None and name in OPTIONAL):
                 bound = "above" if above else "at least"
                 raise UsageError(f"server: {name} must be {bound} 0 and finite, got {value!r}")
-
-    def _check_body(self) -> None:
-        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
-            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
-        try:
-            json.dumps(dict(self.body), allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"server: body must be what JSON can say: {error}") from None
 
     def key(self) -> str | None:
         """The key, from the environment; it is kept nowhere else than in the client's header.
@@ -216,12 +213,7 @@ class Client:
             yield
 
     def request(self, path: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
-        """Post a body below the address and read the answer.
-
-        Args:
-            path: Below the address.
-            body: JSON.
-            kind: What is read out of the answer.
+        """Post JSON to a path below the address, and read the answer of that kind.
 
         Raises:
             RefusedError: for good.

@@ -65,12 +65,9 @@ class EncodedRequest:
 def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
     """Token ids of all requests.
 
-    Prompt and answer are tokenised as one text where that leaves the prompt's tokens as they are, and the answer on
-    its own otherwise (its first characters would have merged into the prompt's last token).
-
-    Args:
-        tokenizer: The model's own.
-        requests: Texts are read as they are, conversations as the model's chat template renders them.
+    Texts are read as they are, conversations as the model's chat template renders them. Prompt and answer are tokenised
+    as one text where that leaves the prompt's tokens as they are, and the answer on its own otherwise (its first
+    characters would have merged into the prompt's last token).
 
     Raises:
         UsageError: no tokenizer, no chat template for a conversation, or a prompt that has no tokens.

@@ -100,12 +100,7 @@ class ServerResponder(Responder):
         return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """Generated texts and, where the server can, scores; several requests at once.
-
-        Raises:
-            UsageError: a conversation for a text server.
-            RunError: the server refuses, or fails after all retries; finished answers are kept.
-        """
+        """As `Responder.respond`, several requests at once; scores where the server can."""
         if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
         self._client.stop.clear()

@@ -31,10 +31,7 @@ def rendered(
 ) -> tuple[str, tuple[int, ...]]:
     """The text that a model reads, and the special tokens that open it (a template writes its own out).
 
-    Args:
-        prompt: Text, or the messages of a conversation, rendered up to the opening of the assistant's answer.
-        tokenizer: A Hugging Face tokenizer.
-        index: Number of the conversation, for messages.
+    A conversation is rendered up to the opening of the assistant's answer; `index` is its number, for messages.
 
     Raises:
         UsageError: a conversation for a tokenizer without chat template.
@@ -62,8 +59,8 @@ def locate(
     """The tokens of the characters `gold` of a prompt's (last message's) text.
 
     Args:
-        prompt: Text, or messages; `gold` counts characters of the text, or of the last message's content.
-        gold: Begin and end in characters; None: only the length is wanted.
+        prompt: Text, or messages.
+        gold: Begin and end in characters of the text (of the last message); None: only the length is wanted.
         tokenizer: A Hugging Face tokenizer, or None.
 
     Returns:

@@ -1,13 +1,11 @@
 """The two tasks of "Lost in the middle" (Liu et al. 2024), generated or read from the published files, in their words.
 
-Question answering over several documents, of which one holds the answer and is moved.
+Question answering over several documents (`question`, `answers`, `ctxs` with `title`, `text`, `isgold`), of which one
+holds the answer and is moved. Generated ones are about people who do not exist, so that no model knows an answer: each
+says five facts of one person, and no two documents of a set share an answer.
 
-Read from the published files (`question`, `answers`, `ctxs` with `title`, `text`, `isgold`), or from a small generated
-corpus of short documents about people who do not exist, so that no model knows an answer: each says five facts of one
-person, and no two documents of a set share an answer.
-
-Key-value retrieval: a JSON object of random UUID pairs (`ordered_kv_records`, `key`, `value`); one key is asked for, and
-its pair is moved.
+Key-value retrieval: a JSON object of random UUID pairs (`ordered_kv_records`, `key`, `value`); one key is asked
+for, and its pair is moved.
 """
 
 import random

@@ -122,15 +122,10 @@ class Needle(LanguageTask):
         room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (2 + len(values))
         if room < 1:
             raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
-        haystack = self._haystack(groups, room, tokenizer, source)
-        return Hidden(haystack, gold, facts, question, tuple(values[: self.needles]))
-
-    def _haystack(self, groups: list[Group], room: int, tokenizer: Any, source: random.Random) -> Haystack:
-        """A text whose depths fall on different borders; places where they do not are passed over."""
         for _ in range(ATTEMPTS):
             haystack = drawn_haystack(groups, room, tokenizer, source)
             if len({self._border(haystack, position) for position in range(self.depths)}) == self.depths:
-                return haystack
+                return Hidden(haystack, gold, facts, question, tuple(values[: self.needles]))
         raise UsageError(
             f"{self.name}: texts of {self.tokens} tokens do not have {self.depths} different depths between clauses; "
             "ask for fewer depths or more tokens"
@@ -160,13 +155,7 @@ def _prompt(text: str, question: str) -> str:
 
 
 def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source: random.Random) -> Haystack:
-    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens`.
-
-    Args:
-        groups: Files to choose from, each as likely.
-        tokens: Most tokens of the text, >= 1.
-        tokenizer: A fast Hugging Face tokenizer.
-        source: Chooses the place.
+    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens` (>= 1).
 
     Raises:
         UsageError: the file has too little text.

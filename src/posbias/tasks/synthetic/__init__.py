@@ -1,7 +1,7 @@
 """Synthetic tasks for controlled training: in-context retrieval, position copy, free recall and running span.
 
 A task is a frozen variant whose fields are its parameters; a stack draws the data of many members at once, each the
-same bits as if it were drawn alone. What the tasks mean is in each module; how draws are seeded in `draws`.
+same bits as if it were drawn alone. What the tasks mean is in each module; how draws are seeded in `base`.
 """
 
 from posbias.tasks.synthetic.base import (

@@ -14,8 +14,16 @@ from torch import Tensor
 
 from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
-from posbias.tasks.synthetic.base import SYNTHETIC_TASKS, Batch, Predict, SyntheticTask, TaskStack, cross_entropy
-from posbias.tasks.synthetic.draws import Draws, Purpose
+from posbias.tasks.synthetic.base import (
+    SYNTHETIC_TASKS,
+    Batch,
+    Draws,
+    Predict,
+    Purpose,
+    SyntheticTask,
+    TaskStack,
+    cross_entropy,
+)
 
 
 @checked

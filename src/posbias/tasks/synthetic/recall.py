@@ -25,12 +25,14 @@ from posbias.tasks.synthetic.base import (
     IGNORED,
     SYNTHETIC_TASKS,
     Batch,
+    Draws,
     Predict,
+    Purpose,
     SyntheticTask,
     TaskStack,
     cross_entropy,
+    ranks,
 )
-from posbias.tasks.synthetic.draws import Draws, Purpose, ranks
 
 CUES = 3
 """Tokens beside the items: cue of free recall, cue of running span, filler after a finished span."""

@@ -24,8 +24,19 @@ from torch import Tensor
 
 from posbias.checks import check_choice, check_whole, checked
 from posbias.errors import UsageError
-from posbias.tasks.synthetic.base import SYNTHETIC_TASKS, Batch, Predict, SyntheticTask, TaskStack
-from posbias.tasks.synthetic.draws import Draws, Purpose, distinct, per_member, ranks, rows_of
+from posbias.tasks.synthetic.base import (
+    SYNTHETIC_TASKS,
+    Batch,
+    Draws,
+    Predict,
+    Purpose,
+    SyntheticTask,
+    TaskStack,
+    distinct,
+    per_member,
+    ranks,
+    rows_of,
+)
 
 ITEMS = ("mixture", "fixed")
 DIRECTIONS = ("trained", "fresh")
@@ -253,9 +264,24 @@ class Contexts:
     labels: Int64[Tensor, "member batch pair"]
     """The label at each place."""
     items: Float32[Tensor, "member batch pair feature"]
+    label_vectors: Float32[Tensor, "member batch pair feature"]
     centres: Float32[Tensor, "member batch class feature"]
     """Class vectors without within-class noise."""
     query_noise: Float32[Tensor, "member batch feature"]
+
+    def inputs(
+        self, asked: int | Int64[Tensor, "member batch one"], *, overwritten: int | None = None
+    ) -> Float32[Tensor, "member batch position feature"]:
+        """Item, label, item, label ..., query: an item of the class at the asked place, with noise of its own.
+
+        The overwritten place holds a copy of the item at the asked place, a number then.
+        """
+        slot = self.slots[..., asked : asked + 1] if isinstance(asked, int) else self.slots.gather(2, asked)
+        query = self.centres.take_along_dim(slot[..., None], dim=2) + self.query_noise[:, :, None]
+        items = self.items.clone()
+        if overwritten is not None:
+            items[:, :, overwritten] = items[:, :, asked]
+        return torch.cat((torch.stack((items, self.label_vectors), dim=3).flatten(2, 3), query), dim=2)
 
 
 def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
@@ -265,16 +291,11 @@ def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -
     raw, contexts = _drawn(stack, index, size, classes=chosen, extra=chosen + 1)
     novel = contexts(ranks(raw[..., : task.pairs]) % chosen, raw[..., task.pairs : -1] % task.labels)
     anywhere = raw[..., -1:] % task.pairs
-    right = novel.labels.gather(2, anywhere)[..., 0]
-    query = _query(novel, novel.slots.gather(2, anywhere))
-    yield "accuracy_novel_classes", _right(predict(_inputs(stack, novel.items, novel.labels, query)), right)
+    yield "accuracy_novel_classes", _right(predict(novel.inputs(anywhere)), novel.labels.gather(2, anywhere)[..., 0])
     results: dict[str, list[Tensor]] = {"contrast_accuracy": [], **{name: [] for name in CONFOUNDS}}
     for asked, overwritten in ((task.named_places[a], task.named_places[b]) for a, b in CONTRASTS):
-        items = novel.items.clone()
-        items[:, :, overwritten] = items[:, :, asked]
-        query = _query(novel, novel.slots[..., asked : asked + 1])
         target = novel.labels[..., asked]
-        logits = predict(_inputs(stack, items, novel.labels, query))
+        logits = predict(novel.inputs(asked, overwritten=overwritten))
         results["contrast_accuracy"].append(_right(logits, target))
         same_class = _elsewhere(novel.slots == novel.slots[..., asked, None], asked)
         same_label = _elsewhere(novel.labels == target[..., None], asked)
@@ -295,9 +316,7 @@ def _by_place(stack: RetrievalStack, predict: Predict, index: int, size: int) ->
     right = []
     for place in range(task.pairs):
         novel = contexts(_bursts(order, (place,), task.burstiness), labels)
-        query = _query(novel, novel.slots[..., place : place + 1])
-        logits = predict(_inputs(stack, novel.items, novel.labels, query))
-        right.append(_right(logits, novel.labels[..., place]))
+        right.append(_right(predict(novel.inputs(place)), novel.labels[..., place]))
     return torch.stack(right, -1)
 
 
@@ -314,10 +333,7 @@ def _unconfounded(stack: RetrievalStack, predict: Predict, index: int, size: int
     gaps = []
     for first, second in ((task.named_places[a], task.named_places[b]) for a, b in PAIRS):
         novel = contexts(_bursts(order, (first, second), task.burstiness), labels)
-        items = novel.items.clone()
-        items[:, :, second] = items[:, :, first]
-        query = _query(novel, novel.slots[..., first : first + 1])
-        logits = predict(_inputs(stack, items, novel.labels, query))
+        logits = predict(novel.inputs(first, overwritten=second))
         gaps.append(_right(logits, novel.labels[..., first]) - _right(logits, novel.labels[..., second]))
     return torch.stack(gaps, -1)
 
@@ -339,25 +355,10 @@ def _drawn(
 
     def contexts(slots: Tensor, labels: Tensor) -> Contexts:
         items = centres.take_along_dim(slots[..., None], dim=2) + noise[:, :, :-1]
-        return Contexts(slots, labels.gather(2, slots), items, centres, noise[:, :, -1])
+        placed = labels.gather(2, slots)
+        return Contexts(slots, placed, items, rows_of(stack.vectors, placed + task.classes), centres, noise[:, :, -1])
 
     return raw, contexts
-
-
-def _query(contexts: Contexts, slot: Int64[Tensor, "member batch one"]) -> Float32[Tensor, "member batch one feature"]:
-    """An item of the class in `slot`, with noise of its own."""
-    return contexts.centres.take_along_dim(slot[..., None], dim=2) + contexts.query_noise[:, :, None]
-
-
-def _inputs(
-    stack: RetrievalStack,
-    items: Float32[Tensor, "member batch pair feature"],
-    labels: Int64[Tensor, "member batch pair"],
-    query: Float32[Tensor, "member batch one feature"],
-) -> Float32[Tensor, "member batch position feature"]:
-    """Item, label, item, label ..., query."""
-    pairs = torch.stack((items, rows_of(stack.vectors, labels + stack.tasks[0].classes)), dim=3)
-    return torch.cat((pairs.flatten(2, 3), query), dim=2)
 
 
 def _bursts(
