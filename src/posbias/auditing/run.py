@@ -185,7 +185,6 @@ def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str
 
 
 TRAINED, INITIALISED = "trained", "initialised"
-"""The states of a model."""
 THEORY = "theory/"
 NETWORKS = "networks"
 LEFT_OUT = "left_out/"
@@ -363,7 +362,6 @@ def _run(
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
-    """The states of the model that are measured, each with its units."""
     initialised = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
     states: dict[str, list[Unit]] = {}
     if not initialised:

@@ -38,7 +38,6 @@ def process_results(doc, results):
     right = _right(results[0], doc["answers"])
     return {{"accuracy": right, f"accuracy_at_{{doc['position']}}": right}}
 '''
-"""Text of the scoring module."""
 _COMMON = f"""task: {{name}}
 dataset_path: json
 dataset_kwargs:
@@ -113,7 +112,6 @@ def export_lm_eval(
 
 
 def _row(example: Example) -> dict[str, object]:
-    """One example in plain values, its prompt as text."""
     prompt = example.prompt
     if not isinstance(prompt, str):
         if len(prompt) != 1:

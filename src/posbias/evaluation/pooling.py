@@ -224,7 +224,6 @@ def _stacked(first: Mapping[Key, Rows], second: Mapping[Key, Rows]) -> dict[Key,
 
 
 def _group_scalars(group: Group) -> dict[str, Any]:
-    """One group in a record: its curves and series over positions, with intervals."""
     lengths = group.tables["prompt_tokens"]
     return {
         "title": group.title,

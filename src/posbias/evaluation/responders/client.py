@@ -168,13 +168,11 @@ class Client:
     def __init__(self, address: str, options: ServerOptions) -> None:
         self.address = address
         self.retried = 0
-        """Attempts that were repeated."""
         self.stop = threading.Event()
         """Set: waits end at once, and nothing is tried again."""
         self._options = options
         self._key = options.key()
         self.mask = Mask(self._key)
-        """Takes the key out of texts."""
         per_minute = options.requests_per_minute
         self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
         self._next = 0.0
@@ -224,7 +222,13 @@ class Client:
         for attempt in range(self._options.retries + 1):
             self._wait(self._turn())
             try:
-                return self._attempt(f"{self.address}/{path}", body, kind)
+                status, headers, content = self._post(f"{self.address}/{path}", body)
+                if _fulfilled(status):
+                    return read_answer(content, kind, self.mask.answer)
+                if status in RETRIED or status >= 500:
+                    raise FailedError(f"HTTP {status}", _retry_after(headers.get("Retry-After")))
+                text = content.decode("utf-8", errors="replace")
+                raise RefusedError(status, self.mask.line(text) or "no message", text)
             except FailedError as error:
                 reason, wanted = self.mask.line(str(error)), error.retry_after
             if wanted is not None and wanted > self._options.longest_retry_after:
@@ -232,16 +236,6 @@ class Client:
             if attempt < self._options.retries:
                 self._wait(self._delay(attempt + 1, wanted))
         raise RunError(f"server {self.address} failed {self._options.retries + 1} times: {reason}")
-
-    def _attempt(self, url: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
-        """The answer to one request; `FailedError` where it may be repeated."""
-        status, headers, content = self._post(url, body)
-        if _fulfilled(status):
-            return read_answer(content, kind, self.mask.answer)
-        if status in RETRIED or status >= 500:
-            raise FailedError(f"HTTP {status}", _retry_after(headers.get("Retry-After")))
-        text = content.decode("utf-8", errors="replace")
-        raise RefusedError(status, self.mask.line(text) or "no message", text)
 
     def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and decoded content of an answer; of a refusal the beginning.

@@ -103,7 +103,10 @@ class TokenCopy(LanguageTask):
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[list[str]]:
         """The asked word, then the others of the list."""
-        known = COMMON if tokenizer is None else single_tokens(COMMON, tokenizer)
+        known: Sequence[str] = COMMON
+        if tokenizer is not None:
+            encoded = tokenizer([f" {word}" for word in COMMON], add_special_tokens=False)["input_ids"]
+            known = [word for word, token_ids in zip(COMMON, encoded, strict=True) if len(token_ids) == 1]
         if len(known) < self.length:
             raise UsageError(
                 f"{self.name}: only {len(known)} of {len(COMMON)} words are one token of this tokenizer; "
@@ -123,9 +126,3 @@ class TokenCopy(LanguageTask):
         head, between = ("Words:\n", "\n") if numbered else ("Words:", "")
         text, span = listed(entries, position, head=head, between=between, tail=f"\n{tail}" if numbered else tail)
         return Draft(text, (gold,), span)
-
-
-def single_tokens(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
-    """The words that are one token when a space stands before them."""
-    encoded = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
-    return tuple(word for word, token_ids in zip(words, encoded, strict=True) if len(token_ids) == 1)

@@ -65,7 +65,8 @@ class Draws:
     @classmethod
     def of(cls, task_name: str, seeds: Sequence[int], device: torch.device) -> "Draws":
         """Streams of members that do the same task, one seed each."""
-        return cls(tuple(_base(task_name, seed) for seed in seeds), device)
+        digests = [hashlib.blake2b(f"{task_name}:{seed}".encode(), digest_size=8).digest() for seed in seeds]
+        return cls(tuple(int.from_bytes(digest, "little") >> 1 for digest in digests), device)
 
     def integers(self, purpose: Purpose, index: int, shape: tuple[int, ...]) -> Int64[Tensor, "member ..."]:
         """Uniform whole numbers in [0, 2^63), to be reduced modulo small counts (bias below count / 2^63)."""
@@ -93,19 +94,16 @@ class Draws:
                 if normals:
                     normal[member].normal_(generator=generator)
 
-        self._share(fill, whole.numel() + normal.numel())
-        return whole, normal
-
-    def _share(self, fill: Callable[[range], None], draws: int) -> None:
-        """Members over torch's threads, where that pays: its generator fills a tensor with one thread only."""
-        members = len(self.bases)
+        # Members over torch's threads, where that pays: its generator fills a tensor with one thread only.
+        members, draws = len(self.bases), whole.numel() + normal.numel()
         threads = min(torch.get_num_threads(), members)
         if self.device.type != "cpu" or threads < 2 or draws < DRAWS_FOR_THREADS:
-            return fill(range(members))
+            fill(range(members))
+            return whole, normal
         ends = [members * thread // threads for thread in range(threads + 1)]
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(fill, map(range, ends[:-1], ends[1:])))
-        return None
+        return whole, normal
 
 
 @dataclass(frozen=True)
@@ -254,11 +252,6 @@ def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "
                 value = value + (value >= earlier)
         taken.append(value)
     return torch.stack(taken, dim=-1)
-
-
-def _base(task_name: str, seed: int) -> int:
-    digest = hashlib.blake2b(f"{task_name}:{seed}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _stream(base: int, purpose: Purpose, index: int) -> int:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import check_whole, checked
@@ -209,7 +209,9 @@ class RecallStack(TaskStack):
                 break
             chances = predict(inputs)[:, :, row].double().softmax(-1)
             finite &= chances.isfinite().all(-1)
-            drawn = _inverse_draw(chances, raw[..., row])
+            # The first output whose cumulated probability exceeds the draw.
+            below = (chances.cumsum(-1) <= (raw[..., row].double() / 2**63)[..., None]).sum(-1)
+            drawn = below.clamp(max=chances.shape[-1] - 1)
             named |= (lists.studied == drawn[..., None]) & lists.asked[..., row, None]
             if row + 1 < self.items:
                 inputs[..., self.items + 1 + row] = drawn
@@ -236,11 +238,3 @@ class RecallStack(TaskStack):
         cue = torch.where(lists.free, self.vocabulary, self.vocabulary + 1)[..., None]
         recalled = torch.where(lists.asked, lists.targets, self.vocabulary + 2)
         return torch.cat((lists.studied, cue, recalled[..., :-1]), dim=-1)
-
-
-def _inverse_draw(
-    chances: Float[Tensor, "member batch output"], raw: Int64[Tensor, "member batch"]
-) -> Int64[Tensor, "member batch"]:
-    """One output per sequence by its probability: the first whose cumulated probability exceeds the draw."""
-    below = (chances.cumsum(-1) <= (raw.double() / 2**63)[..., None]).sum(-1)
-    return below.clamp(max=chances.shape[-1] - 1)

@@ -193,8 +193,17 @@ class RetrievalStack(TaskStack):
         )
         classes = distinct(raw[..., :chosen], task.classes)
         context = classes.gather(2, ranks(raw[..., chosen:-1]) % chosen)
-        query = context.gather(2, self._answers(raw[..., -1:]))
-        tokens = self._tokens(context, query)
+        # Uniform over every member's answer places.
+        places = [member.answer_places for member in self.tasks]
+        longest = max(map(len, places))
+        table = torch.tensor([place + (0,) * (longest - len(place)) for place in places], device=raw.device)
+        counts = torch.tensor([len(place) for place in places], device=raw.device)
+        query = context.gather(2, table.gather(1, raw[..., -1] % counts[:, None])[..., None])
+        # Rows of `vectors`: item, label, item, label ..., query.
+        tokens = context.new_empty(*context.shape[:2], task.n_positions)
+        tokens[..., :-1:2] = context
+        tokens[..., 1::2] = rows_of(self.labels[..., None], context)[..., 0] + task.classes
+        tokens[..., -1:] = query
         inputs = rows_of(self.vectors, tokens)
         if mixture:
             inputs[:, :, ::2] += noise.mul_(self.noise_scale[..., None])
@@ -234,25 +243,6 @@ class RetrievalStack(TaskStack):
         yield from _published(self, predict, STREAMS * index + 1, size)
         yield "accuracy_by_place", _by_place(self, predict, STREAMS * index + 2, size)
         yield "unconfounded_gaps", _unconfounded(self, predict, STREAMS * index + 3, size)
-
-    def _answers(self, raw: Int64[Tensor, "member batch one"]) -> Int64[Tensor, "member batch one"]:
-        """Pair numbers of the answers, uniform over every member's answer places."""
-        places = [task.answer_places for task in self.tasks]
-        longest = max(map(len, places))
-        table = torch.tensor([place + (0,) * (longest - len(place)) for place in places], device=raw.device)
-        counts = torch.tensor([len(place) for place in places], device=raw.device)
-        return table.gather(1, (raw[..., 0] % counts[:, None]))[..., None]
-
-    def _tokens(
-        self, context: Int64[Tensor, "member batch pair"], query: Int64[Tensor, "member batch one"]
-    ) -> Int64[Tensor, "member batch position"]:
-        """Rows of `vectors`: item, label, item, label ..., query."""
-        classes = self.tasks[0].classes
-        tokens = context.new_empty(*context.shape[:2], 2 * context.shape[2] + 1)
-        tokens[..., :-1:2] = context
-        tokens[..., 1::2] = rows_of(self.labels[..., None], context)[..., 0] + classes
-        tokens[..., -1:] = query
-        return tokens
 
 
 @dataclass(frozen=True)
