@@ -50,9 +50,7 @@ def attention_record(
     """Everything that was measured of the model on the prompts, with intervals and every prompt's own numbers.
 
     Args:
-        statistics: Of the model on the prompts.
-        rollouts: Of the same.
-        described: The model and the prompts.
+        statistics, rollouts: Of the model and the prompts that are `described`.
         arguments: As the user passed them; where `kernels` is true, the mean kernels are saved as they were kept,
             otherwise in at most MAP_CELLS cells.
         resolved: What is known beside model and prompts: the command, the options.

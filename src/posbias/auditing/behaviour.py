@@ -203,9 +203,9 @@ class Weighing:
         theories, left_out = architecture_theories(self.model, len(token_ids), mixing)
         arrays |= {name: entry.profile.influence for name, entry in theories.items()}
         if self.plan.prompt_theories:
-            read = prompt_theories(self.model, token_ids, mixing=mixing, initialisation=None)
-            arrays |= {name: values / values.sum() for name, values in read.profiles.items()}
-            left_out = [*left_out, *read.left_out]
+            read, refused = prompt_theories(self.model, token_ids, mixing=mixing, initialisation=None)
+            arrays |= {name: values / values.sum() for name, values in read.items()}
+            left_out = [*left_out, *refused]
         return {**arrays, **{LEFT_OUT + reason: np.zeros(0) for reason in left_out}}
 
 

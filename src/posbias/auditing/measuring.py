@@ -146,18 +146,13 @@ class MeasurePlan(Loading):
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
+            **{name: getattr(self, name) for name in ("count", "seed", "init_seed", "dtype", "device")},
+            **{name: getattr(self.options, name) for name in ("averaging", "keep")},
             "prompts": plain(vars(self.source)),
             "length": self.n_positions,
-            "count": self.count,
             "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
-            "seed": self.seed,
-            "averaging": self.options.averaging,
-            "keep": self.options.keep,
             "passes": plain(vars(self.options.passes)),
             "threads": self.options.run.engine.pinned_threads,
-            "init_seed": self.init_seed,
-            "dtype": self.dtype,
-            "device": self.device,
         }
 
 

@@ -95,18 +95,6 @@ ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 SAMPLED_HEADS = 64
 """Heads per layer that mean field draws at every initialisation, where it has to: as networks of the model's own."""
 
-Row = Float64[np.ndarray, "n_positions"]
-
-
-@dataclass(frozen=True, eq=False)
-class PromptTheories:
-    """Predictions that read one prompt."""
-
-    profiles: dict[str, Row]
-    left_out: list[str]
-    networks: Float64[np.ndarray, "network n_positions"] | None = None
-    """Of which mean field is the mean; a single row where it draws no heads."""
-
 
 def prompt_theories(
     model: Model,
@@ -114,7 +102,7 @@ def prompt_theories(
     *,
     mixing: Float64[np.ndarray, "layers"] | None,
     initialisation: int | None,
-) -> PromptTheories:
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
 
     Args:
@@ -123,21 +111,20 @@ def prompt_theories(
         mixing: Measured on this prompt (mean over tokens); None without a family description.
         initialisation: Its number, which seeds mean field's sampled heads; None for trained weights, of which mean
             field does not speak.
+
+    Returns:
+        A profile [n_positions] of each theory; of mean field [network n_positions], of which it is the mean, with a
+        single row where it draws no heads.
     """
     theories: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
     if mixing is not None:
         theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
-    found, left_out = _applicable(theories)
-    if initialisation is None:
-        return PromptTheories(found, left_out)
-    networks, refused = _applicable(
-        {"mean_field": lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)}
-    )
-    found.update({name: rows.mean(axis=0) for name, rows in networks.items()})
-    return PromptTheories(found, [*left_out, *refused], networks.get("mean_field"))
+    if initialisation is not None:
+        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
+    return _applicable(theories)
 
 
-def theories_of_tokens(model: Model, *, initialised: bool) -> Callable[[Int64[np.ndarray, "n"]], PromptTheories]:
+def theories_of_tokens(model: Model, *, initialised: bool) -> Callable[[Int64[np.ndarray, "n"]], Any]:
     """`prompt_theories` as work on token ids alone, for an estimate of its cost; any mixing costs the same."""
     mixing = np.full(len(network_blocks(model.network)), 0.5)
     return lambda ids: prompt_theories(model, ids, mixing=mixing, initialisation=0 if initialised else None)
@@ -196,11 +183,11 @@ def beside_measured(
 ) -> dict[str, np.ndarray]:
     """The theories that read one unit's prompt; what is left out travels as the names of empty arrays."""
     number = None if unit.init_seed is None else unit.prompt
-    theories = prompt_theories(model, token_ids, mixing=measured.mixing, initialisation=number)
+    found, left_out = prompt_theories(model, token_ids, mixing=measured.mixing, initialisation=number)
     return {
-        **{THEORY + name: influence for name, influence in theories.profiles.items()},
-        **({} if theories.networks is None else {NETWORKS: theories.networks}),
-        **{LEFT_OUT + reason: np.zeros(0) for reason in theories.left_out},
+        **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
+        **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
+        **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
     }
 
 

@@ -97,25 +97,32 @@ class SplitHalf:
 
 
 @dataclass(frozen=True)
-class PromptComparison:
-    """How far a theory and the flat line are from a measurement, with intervals over its independent units."""
+class BesideFlat:
+    """How far something and the flat line are from a measurement, with intervals over its independent units."""
 
     distance: Interval
-    """W1 of the theory to the average over units."""
+    """W1 to the average over units."""
     flat: Interval
     """W1 of the flat line to the same."""
     difference: Interval
-    """W1 of the theory minus W1 of the flat line on the same units: below zero, the theory is closer."""
+    """`distance` minus `flat` on the same units: below zero, it is closer than the flat line."""
+    n_units: int
+    """Independent units; of two samples those of the smaller."""
+
+    @property
+    def decides(self) -> int:
+        """-1: closer than the flat line; 1: farther; 0: the data do not decide."""
+        return decided(self.difference, self.n_units)
+
+
+@dataclass(frozen=True)
+class PromptComparison(BesideFlat):
+    """A theory beside a measurement."""
+
     noise: SplitHalf
     per_prompt: Interval
     """Median over units of the W1 to the single unit (of the unit's own prediction, where there is one)."""
     per_prompt_flat: Interval
-    n_units: int
-
-    @property
-    def decides(self) -> int:
-        """-1: the theory is closer than the flat line; 1: it is farther; 0: the data do not decide."""
-        return decided(self.difference, self.n_units)
 
 
 def compare_with_prompts(
@@ -151,7 +158,7 @@ def compare_with_prompts(
         gaps = _gap_intervals(np.concatenate(left_out, axis=1))
     medians = _medians(rows, sample, generator=generator, draws=draws)
     noise = split_half_noise(sample, generator=generator)
-    return PromptComparison(*gaps, noise, *medians, n_units)
+    return PromptComparison(*gaps, n_units, noise, *medians)
 
 
 def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
@@ -182,24 +189,11 @@ def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DR
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """Two measurements of the same kind beside each other: the model as trained and at initialisation."""
+class Contrast(BesideFlat):
+    """A second measurement of the same kind beside the first: the model at initialisation and as trained."""
 
     statistics: dict[str, Interval]
     """First minus second, per registered statistic; the two samples are independent."""
-    distance: Interval
-    """W1 between the two averages."""
-    flat: Interval
-    """W1 of the flat line to the first."""
-    difference: Interval
-    """`distance` minus `flat` on the same units: below zero, the second is closer to the first than a flat line."""
-    n_units: int
-    """Independent units of the smaller sample."""
-
-    @property
-    def decides(self) -> int:
-        """-1: the second resembles the first more than a flat line does; 1: less; 0: the data do not decide."""
-        return decided(self.difference, self.n_units)
 
 
 def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> Contrast:
@@ -215,7 +209,7 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
             statistics[name] = percentile_interval(values[0] - other[0], values[1:] - other[1:], n_units)
         else:
             statistics[name] = jackknife(values - other[0], values[0] - other).interval(least=-1.0, most=1.0)
-    return Contrast(statistics, *gaps, n_units)
+    return Contrast(*gaps, n_units, statistics)
 
 
 def decided(difference: Interval, n_units: int) -> int:

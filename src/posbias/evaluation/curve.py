@@ -24,7 +24,6 @@ from posbias.evaluation.statistics import (
     complete_samples,
     contrast_of,
     detectable_difference,
-    enough_samples,
     position_means,
     spread_of,
 )
@@ -207,7 +206,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
         UsageError: fewer positions or samples, positions that do not ascend, or an infinite score.
     """
     alpha = 1 - CONFIDENCE
-    complete = enough_samples(scores, "a shape")
+    complete = complete_samples(scores, "a shape")
     n_samples, n_positions = complete.shape
     weights = polynomial_weights(np.arange(n_positions, dtype=np.float64) if positions is None else positions)
     if len(weights[0]) != n_positions:
@@ -235,7 +234,7 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
 
 def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss:
     """Mean of the two ends minus mean of the middle, on samples (>= 6) that have a score at every position (>= 3)."""
-    complete = enough_samples(scores, "a middle", n_positions=3)
+    complete = complete_samples(scores, "a middle", n_positions=3)
     n_samples, n_positions = complete.shape
     weights = end_weights(n_positions).mean(axis=0)
     tested = contrast_of(complete, weights, 1 - confidence)

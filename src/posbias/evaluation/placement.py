@@ -19,7 +19,7 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import Scores, enough_samples
+from posbias.evaluation.statistics import Scores, complete_samples
 from posbias.statistics import DRAWS, Interval, mean_of, percentile_interval, resample_counts
 
 FLAT_LEVEL = 0.05
@@ -151,7 +151,7 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
     """
     check_seed(seed)
     weights = _checked(relevance)
-    complete = enough_samples(use.scores, "placing")
+    complete = complete_samples(use.scores, "placing")
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
     shrunk = shrink_to_flat(complete, np.ones((1, len(complete))))
     curve, decided = shrunk.curves[0] @ spread, bool(shrunk.kept[0] > 0)

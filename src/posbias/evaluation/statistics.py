@@ -78,22 +78,19 @@ class Comparison:
     n_samples: int
 
 
-def complete_samples(scores: Scores) -> Float64[np.ndarray, "n_complete n_positions"]:
-    """The samples that have a score at every position; refused are infinite scores, and no positions."""
+def complete_samples(
+    scores: Scores, purpose: str = "", *, n_positions: int = 2
+) -> Float64[np.ndarray, "n_complete n_positions"]:
+    """The samples that have a score at every position.
+
+    Refused are infinite scores, no positions, and, for a named purpose, too few samples or positions for a claim.
+    """
     if scores.shape[1] < 1:
         raise UsageError("scores need at least 1 position, got none")
     if np.isinf(scores).any():
         raise UsageError("scores must be finite numbers, or NaN where an example was skipped; got an infinite one")
     complete: np.ndarray = scores[~np.isnan(scores).any(axis=1)]
-    return complete
-
-
-def enough_samples(
-    scores: Scores, purpose: str, *, n_positions: int = 2
-) -> Float64[np.ndarray, "n_complete n_positions"]:
-    """The complete samples, refused where they or the positions do not suffice for a claim."""
-    complete = complete_samples(scores)
-    if complete.shape[1] < n_positions or len(complete) < SAMPLES_FOR_CLAIM:
+    if purpose and (complete.shape[1] < n_positions or len(complete) < SAMPLES_FOR_CLAIM):
         raise UsageError(
             f"{purpose} needs {n_positions} positions and {SAMPLES_FOR_CLAIM} complete samples, "
             f"got {complete.shape[1]} and {len(complete)}"
@@ -136,7 +133,7 @@ def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidenc
     Raises:
         UsageError: fewer positions or samples, or an infinite score.
     """
-    complete = enough_samples(scores, "a comparison")
+    complete = complete_samples(scores, "a comparison")
     n_samples, n_positions = complete.shape
     best, pairs = int(np.argmax(complete.mean(axis=0))), n_positions * (n_positions - 1) // 2
     fitted, binary = _cross_fitted(complete, generator), is_binary(complete)
@@ -188,7 +185,7 @@ def detectable_difference(scores: Scores) -> float:
 
 
 def _pair_weights(n_positions: int, first: int, second: int) -> Weights:
-    """Of the first position minus the second."""
+    """First position minus second."""
     weights = np.zeros(n_positions)
     weights[first], weights[second] = 1.0, -1.0
     return weights

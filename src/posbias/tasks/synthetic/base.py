@@ -75,13 +75,10 @@ class Draws:
     def mixed(
         self, purpose: Purpose, index: int, *, integers: tuple[int, ...], normals: tuple[int, ...]
     ) -> tuple[Int64[Tensor, "member ..."], Float32[Tensor, "member ..."]]:
-        """Whole numbers first, then standard normals, both per member and from one stream.
+        """Whole numbers first, then standard normals, of the given shapes per member (no normals for ()).
 
-        Args:
-            purpose: What the stream is for.
-            index: Which stream: the step, or the number of the evaluation batch (0 ... 2^30 - 1).
-            integers: Shape per member of the whole numbers.
-            normals: Shape per member of the normals; () draws none of them.
+        Both come from the stream of the purpose and an index: the step, or the number of the evaluation batch, below
+        2^30.
         """
         whole = torch.empty(len(self.bases), *integers, dtype=torch.int64, device=self.device)
         normal = torch.empty(len(self.bases), *(normals or (0,)), dtype=torch.float32, device=self.device)

@@ -252,7 +252,6 @@ class Contexts:
     slots: Int64[Tensor, "member batch pair"]
     """Which of the sequence's classes stands at each place."""
     labels: Int64[Tensor, "member batch pair"]
-    """The label at each place."""
     items: Float32[Tensor, "member batch pair feature"]
     label_vectors: Float32[Tensor, "member batch pair feature"]
     centres: Float32[Tensor, "member batch class feature"]
