@@ -5,8 +5,7 @@ import pytest
 from scipy import stats
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import middle_loss
-from posbias.evaluation.statistics import compare_to_best, detectable_difference, position_means
+from posbias.evaluation.curve import compare_to_best, detectable_difference, middle_loss, position_means
 from posbias.statistics import detectable, holm, paired_shares, wilson
 from posbias.statistics.shares import tango
 

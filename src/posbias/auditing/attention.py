@@ -96,7 +96,11 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
         "sinks": statistics.sinks,
         **{f"content/{name}": getattr(content, name) for name in ("diagonal", "off_diagonal", "difference")},
         "content/published": content.published,
-        **{f"similarity/{name}": getattr(similarity, name) for name in _SIMILARITY},
+        **{
+            f"similarity/{name}{where}": getattr(similarity, name + where)
+            for where in ("", "_outside")
+            for name in ("diagonal", "off_diagonal")
+        },
         "monotonicity/violated": monotonicity.violated,
         "monotonicity/gap": monotonicity.gap,
         "mixing/tokens": statistics.mixing.tokens,
@@ -126,9 +130,6 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
     kernels = statistics.kernels if whole else _map(statistics.kernels)
     arrays |= {f"kernels/{name}": getattr(kernels, name) for name in ("mean", "squared", "bounds")}
     return arrays if kernels.by_head is None else {**arrays, "kernels/by_head": kernels.by_head}
-
-
-_SIMILARITY = ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside")
 
 
 def _map(kernels: MeanKernels) -> MeanKernels:

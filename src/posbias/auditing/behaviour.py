@@ -41,12 +41,12 @@ from posbias.evaluation import (
 )
 from posbias.evaluation.correlation import correct_for_number
 from posbias.evaluation.cost import SHORTER
+from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import BEHAVIOUR
 from posbias.evaluation.pooling import Name
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import encode_requests
-from posbias.evaluation.statistics import Scores, position_means
 from posbias.measurement import Kind, PassOptions, measure_prompt, resolve_kinds
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.outputs import Target
@@ -334,7 +334,7 @@ def _store_correlations(
     record: Record, evaluation: Evaluation, series: Mapping[Name, Scores], left_out: Sequence[str]
 ) -> None:
     entries = []
-    pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.n_items)
+    pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.task.n_items)
     for name, table in series.items():
         record.arrays[name.array] = table
         entries.append(

@@ -90,12 +90,6 @@ class MeasuredKind:
     scales: Float64[np.ndarray, "n_units"] | None = None
     """How much each unit counts in `profile`: its raw total, where raw influences were averaged; None: all the same."""
 
-    @classmethod
-    def of_prompts(cls, per_prompt: Float64[np.ndarray, "n_units n_positions"]) -> "MeasuredKind":
-        """Normalise each unit, average, and put an interval around every position."""
-        units = Sample.of(per_prompt).units
-        return cls(Profile.mean_of(units), units)
-
     @property
     def sample(self) -> Sample | None:
         """The units as normalised profiles."""

@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from posbias.checks import checked
 from posbias.comparison.metrics import finite
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import SAMPLES_FOR_CLAIM
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.statistics import Interval, draw_weights, holm, percentile_interval
 
 PERMUTATIONS = 5000

@@ -23,7 +23,7 @@ from posbias.checks import checked
 from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.cost import preflight_answers
-from posbias.evaluation.curve import PositionCurve, position_curve
+from posbias.evaluation.curve import PositionCurve, Scores, position_curve
 from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.samples import (
@@ -36,7 +36,6 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
-from posbias.evaluation.statistics import Scores
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.records import Record, load_record
@@ -78,11 +77,6 @@ class Evaluation:
     """Hash of the file that the samples were read from; None where the task makes its own."""
     fingerprint: str = ""
     """Of everything the evaluation depends on."""
-
-    @property
-    def n_items(self) -> int:
-        """Positions that the moved item can take."""
-        return self.task.n_items
 
     @property
     def skipped(self) -> dict[int, int]:
@@ -231,7 +225,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         seeds={"samples": options.seed, "folds": options.seed},
     )
     record.scalars = {
-        "n_items": evaluation.n_items,
+        "n_items": evaluation.task.n_items,
         "skipped": {str(position): count for position, count in evaluation.skipped.items()},
         "measures": list(evaluation.measures),
         "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},

@@ -19,7 +19,7 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import Scores, complete_samples
+from posbias.evaluation.curve import Scores, complete_samples
 from posbias.statistics import DRAWS, Interval, mean_of, percentile_interval, resample_counts
 
 FLAT_LEVEL = 0.05

@@ -21,8 +21,8 @@ import numpy as np
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation.correlation import Pair, Rows, correct_for_number, correlate
+from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import load_behaviour, measures_of
-from posbias.evaluation.statistics import Scores, position_means
 from posbias.records import Record
 from posbias.tasks.language import LANGUAGE_TASKS
 
