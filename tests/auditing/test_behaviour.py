@@ -41,7 +41,7 @@ def record(model, plan):
 def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
     task = LANGUAGE_TASKS.parse(spelled)
     places = tuple(range(task.n_items))
-    (sample,) = spans_of(task, model.tokenizer, positions=places, count=1, seed=3)
+    (sample,) = spans_of(task, model.tokenizer, pb.EvaluateOptions(count=1, positions=places, seed=3))
     texts = {}
     for gold in places:
         token_ids, answer = encoded_prompt(sample.examples[gold], model.tokenizer)
@@ -60,7 +60,7 @@ def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
 
 def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, record):
     task = LANGUAGE_TASKS.parse(TASK)
-    sample = list(spans_of(task, model.tokenizer, positions=PLACES, count=2, seed=0))[1]
+    sample = list(spans_of(task, model.tokenizer, pb.EvaluateOptions(count=2, positions=PLACES)))[1]
     matrix = []
     for gold in PLACES:
         token_ids, answer = encoded_prompt(sample.examples[gold], model.tokenizer)

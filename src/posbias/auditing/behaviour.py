@@ -15,7 +15,6 @@ Correlations.as_record}}], left_out: [text]}.
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -47,6 +46,7 @@ from posbias.evaluation.pooling import Name
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import encode_requests
+from posbias.evaluation.samples import samples_of
 from posbias.measurement import Kind, PassOptions, measure_prompt, resolve_kinds
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.outputs import Target
@@ -91,18 +91,15 @@ class SampleSpans:
         return example.gold_token, example.gold_end
 
 
-def spans_of(
-    task: LanguageTask, tokenizer: Any, *, positions: Sequence[int], count: int, seed: int
-) -> Iterator[SampleSpans]:
+def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[SampleSpans]:
     """Every sample of a task, located."""
+    positions = options.positions_of(task)
     around = {position + step for position in positions for step in (-1, 0, 1)}
     wanted = sorted(position for position in around if 0 <= position < task.n_items)
-    drawn = task.examples(tokenizer, count=count, positions=wanted, seed=seed)
-    for _, group in itertools.groupby(drawn, key=lambda example: example.sample):
-        examples = list(group)
-        if any(example.gold_position is None for example in examples):
+    for sample in samples_of(task, tokenizer, replace(options, positions=wanted)):
+        if any(example.gold_position is None for example in sample.examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
-        yield SampleSpans(dict(zip(wanted, examples, strict=True)), tuple(positions))
+        yield SampleSpans(dict(zip(wanted, sample.examples, strict=True)), positions)
 
 
 def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
@@ -148,8 +145,7 @@ class Weighing:
         A sample that was too long at any position has NaN throughout.
         """
         evaluation, positions = self.evaluation, self.evaluation.positions
-        count, seed = evaluation.options.count, evaluation.options.seed
-        samples = list(spans_of(evaluation.task, self.model.tokenizer, positions=positions, count=count, seed=seed))
+        samples = list(spans_of(evaluation.task, self.model.tokenizer, evaluation.options))
         fits = evaluation.tables["too_long"].sum(axis=1) == 0
         tables: dict[Name, Scores] = {}
         left_out: dict[str, None] = {}
@@ -257,9 +253,8 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
         UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
     """
     task, options = plan.asked, plan.evaluation
-    positions = options.positions_of(task)
-    samples = spans_of(task, model.tokenizer, positions=positions, count=options.count, seed=options.seed)
-    lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in positions]
+    samples = spans_of(task, model.tokenizer, options)
+    lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in sample.positions]
     fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
     if not fitting:
         return replace(plan, cost={})

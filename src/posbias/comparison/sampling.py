@@ -20,6 +20,7 @@ from posbias.statistics import (
     Interval,
     blocks,
     draw_weights,
+    halves,
     jackknife,
     leave_one_out,
     percentile_interval,
@@ -166,11 +167,8 @@ def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings
     units = sample.units
     if len(units) < 2:
         return SplitHalf(float("nan"), float("nan"), float("nan"))
-    order = generator.permuted(np.tile(np.arange(len(units)), (halvings, 1)), axis=1)
-    in_first = (np.argsort(order, axis=1) < len(units) // 2).astype(np.float64)
-    n_first = len(units) // 2
-    halves = in_first / n_first, (1 - in_first) / (len(units) - n_first)
-    contrast = sample.scaled(halves[0]) - sample.scaled(halves[1])
+    first, n_first = halves(len(units), generator=generator, draws=halvings), len(units) // 2
+    contrast = sample.scaled(first / n_first) - sample.scaled((1 - first) / (len(units) - n_first))
     zero = np.zeros((1, units.shape[1]))
     values = np.concatenate([wasserstein(rows @ units, zero) for rows in blocks(contrast, units.shape[1])])
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

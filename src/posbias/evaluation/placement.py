@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int64
 from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores, complete_samples
-from posbias.statistics import DRAWS, Interval, mean_of, percentile_interval, resample_counts
+from posbias.statistics import DRAWS, Interval, halves, mean_of, percentile_interval, resample_counts
 
 FLAT_LEVEL = 0.05
 """A curve counts as flat unless its F-test against flat reaches this."""
@@ -296,11 +296,6 @@ def held_out_gain(
     n_samples = len(scores)
     generator = np.random.default_rng(seed)
 
-    def halves(draws: int) -> Float64[np.ndarray, "draws n_samples"]:
-        """Which samples are in the first half (1) or the second (0)."""
-        order = generator.permuted(np.tile(np.arange(n_samples), (draws, 1)), axis=1)
-        return (np.argsort(order, axis=1) < n_samples // 2).astype(np.float64)
-
     def gains(made: Counts, judged: Counts) -> Float64[np.ndarray, "_"]:
         """Gain on the samples of the second counts of the order made from the first; NaN where none is left."""
         shrunk = shrink_to_flat(scores, made)
@@ -317,6 +312,7 @@ def held_out_gain(
         one, other = counts * first, counts * (1 - first)
         return np.asarray(np.mean([gains(one, other), gains(other, one)], axis=0))
 
-    point = both_ways(halves(HALVINGS), np.ones((1, n_samples)))
+    point = both_ways(halves(n_samples, generator=generator, draws=HALVINGS), np.ones((1, n_samples)))
     counts = resample_counts(n_samples, generator=generator, draws=DRAWS)
-    return percentile_interval(float(np.nanmean(point)), both_ways(halves(DRAWS), counts), n_samples)
+    drawn = both_ways(halves(n_samples, generator=generator, draws=DRAWS), counts)
+    return percentile_interval(float(np.nanmean(point)), drawn, n_samples)

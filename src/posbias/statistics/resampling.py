@@ -38,6 +38,12 @@ def draw_weights(n_units: int, *, generator: np.random.Generator, draws: int = D
     return weights
 
 
+def halves(n_units: int, *, generator: np.random.Generator, draws: int) -> Weights:
+    """Random halvings: 1 for the units of the first half (the smaller one), 0 for the others."""
+    order = generator.permuted(np.tile(np.arange(n_units), (draws, 1)), axis=1)
+    return (np.argsort(order, axis=1) < n_units // 2).astype(np.float64)
+
+
 def blocks(weights: Weights, n_positions: int) -> list[Float64[np.ndarray, "_ n_units"]]:
     """The draws in blocks whose averages fit in memory."""
     size = max(1, BLOCK_VALUES // n_positions)
