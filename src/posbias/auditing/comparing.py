@@ -236,5 +236,4 @@ def costs_of(table: IngredientTable, measured: Sample) -> dict[str, Interval]:
 
 
 def _theory_name(left_out: str) -> str:
-    """The name of a prediction in the record."""
     return WHOLE_THEORY if left_out == WHOLE else f"without_{left_out}"

@@ -36,10 +36,10 @@ class Name(NamedTuple):
     """A series of influence."""
 
     source: str
-    """Measured, or a theory."""
+    """"measured", or a theory."""
     kind: str | None
     what: str
-    """What it is about: the answer's item, or a position."""
+    """"gold" (the answer's item) or "place" (a position where another item stands)."""
 
     @property
     def array(self) -> str:

@@ -144,7 +144,6 @@ def read_json(piece: Pieces, name: str) -> Any:
 
 
 def _piece(task: LanguageTask, replies: Sequence[tuple[Example, Reply]]) -> Pieces:
-    """What came of one sample, a column for each position."""
     rows, outputs = zip(*(_row(task, example, reply) for example, reply in replies), strict=True)
     tables = {
         name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)

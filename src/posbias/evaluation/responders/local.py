@@ -210,9 +210,7 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
 
 
 def _end_tokens(model: Model) -> frozenset[int]:
-    """The tokens that end an answer, by the model's generation settings, which nothing else has checked, and its
-    tokenizer.
-    """
+    """By the model's generation settings, which nothing else has checked, and its tokenizer."""
     settings = getattr(model.network, "generation_config", None)
     found: list[Any] = []
     for value in (getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id):

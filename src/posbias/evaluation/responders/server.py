@@ -211,7 +211,6 @@ class ServerResponder(Responder):
                 self.scores, self._no_scores = reason is None, reason
 
     def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
-        """The answer to a body, from the cache or the server."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         path = KINDS[self.options.kind]
         key = answer_key(f"{self._client.address}/{path}", whole)

@@ -125,7 +125,6 @@ class Documents(LanguageTask):
         return (self._ordered(found, random.Random(f"order {seed} {index}")) for index, found in enumerate(sets))
 
     def _set_of(self, record: dict[str, Any], where: str) -> DocumentSet:
-        """The question and documents of a published line."""
         question = text_field(record, "question", where)
         answers = list_field(record, "answers", where)
         if not all(isinstance(answer, str) and answer for answer in answers):
@@ -232,7 +231,6 @@ class KeyValue(LanguageTask):
         return iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
 
     def _pairs_of(self, record: dict[str, Any], where: str) -> tuple[Pair, list[Pair]]:
-        """The asked pair and the others of a published line."""
         records = list_field(record, "ordered_kv_records", where)
         key, value = text_field(record, "key", where), text_field(record, "value", where)
         for entry in records:

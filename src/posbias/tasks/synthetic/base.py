@@ -46,10 +46,9 @@ Predict = Callable[[Any], Any]
 
 
 class Purpose(IntEnum):
-    """What a stream is for."""
+    """What a stream is for; FIXED: tables that a member keeps, such as class centres and labels."""
 
     FIXED = 0
-    """Tables that a member keeps: class centres, labels."""
     TRAINING = 1
     EVALUATION = 2
 
