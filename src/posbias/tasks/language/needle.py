@@ -17,8 +17,7 @@ from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import ITEMS, Limit
 from posbias.prompts.sources import Group, default_corpus, text_file
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path
-from posbias.tasks.language.encoding import encode
+from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path, encode
 from posbias.tasks.language.words import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
