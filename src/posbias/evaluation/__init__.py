@@ -9,13 +9,14 @@ from posbias.evaluation.evaluation import (
     measured_use,
     write_outputs,
 )
-from posbias.evaluation.placement import place
+from posbias.evaluation.placement import MeasuredUse, place
 from posbias.evaluation.pooling import correlate_runs
 from posbias.evaluation.samples import EvaluateOptions
 
 __all__ = [
     "EvaluateOptions",
     "Evaluation",
+    "MeasuredUse",
     "Pair",
     "correlate",
     "correlate_runs",
