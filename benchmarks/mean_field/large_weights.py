@@ -18,7 +18,6 @@ from families import Case, gpt2_like, llama_like
 from run import distance
 
 from measurement import fresh_model, measure
-from posbias.statistics import resamples
 from posbias.theory.mean_field import mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import scatter
 
@@ -79,7 +78,7 @@ def cells(case: Case, cache: Path) -> list[str]:
     theory = mean_field(spec, N, level=case.levels[0])
     norms, whole = np.sqrt(squares), np.sqrt(squares.mean(axis=0))
     profiles, networks = norms / norms.sum(axis=1, keepdims=True), network_profiles(spec, N, count=NETWORKS)
-    samples = resamples(len(squares), generator=np.random.default_rng(0), draws=300)
+    samples = np.random.default_rng(0).integers(0, len(squares), size=(300, len(squares)))
     drawn = [np.sqrt(squares[sample].mean(axis=0)) for sample in samples]
     low, high = np.quantile([distance(theory.jacobian_norm, norm) for norm in drawn], (0.025, 0.975))
     few = [np.sqrt(squares[first : first + FEW].mean(axis=0)) for first in range(0, len(squares) - FEW + 1, FEW)]

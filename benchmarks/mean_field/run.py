@@ -21,7 +21,6 @@ from families import CASES, Case
 from measurement import Measured, fresh_model, measure
 from posbias.architecture import Architecture
 from posbias.comparison.metrics import wasserstein
-from posbias.statistics import resamples
 from posbias.theory.mean_field import mean_field
 from posbias.theory.rollout import rollout_profile
 
@@ -103,7 +102,8 @@ def rows(case: Case, measured: Measured) -> list[list[str]]:
 
 def resampling_noise(measured: Measured) -> tuple[float, float]:
     """How much resampled seeds change the profile (median relative) and the scale (relative standard deviation)."""
-    samples = resamples(len(measured.squares), generator=np.random.default_rng(0), draws=200)
+    count = len(measured.squares)
+    samples = np.random.default_rng(0).integers(0, count, size=(200, count))
     norms = np.stack([np.sqrt(measured.squares[sample].mean(axis=0)) for sample in samples])
     profiles = norms / norms.sum(axis=1, keepdims=True)
     whole = measured.norm / measured.norm.sum()

@@ -70,6 +70,12 @@ def check_size(name: str, value: object, limit: Limit, *, least: int = 1) -> Non
     limit.check(name, int(value))  # type: ignore[call-overload]
 
 
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse what is not one of the allowed words, which the message lists."""
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
 def checked(function: Public) -> Public:
     """Decorator of what is public: an argument of a wrong class is refused before anything is done with it.
 

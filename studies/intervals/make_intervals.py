@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from posbias.comparison.metrics import wasserstein
-from posbias.evaluation.curve import middle_loss
-from posbias.evaluation.statistics import compare_to_best
+from posbias.evaluation.curve import compare_to_best, middle_loss
 from posbias.statistics import jackknife, leave_one_out, mean_ends, paired_shares, wilson
 
 SEED, MEANS, PROFILES, SCORES = 0, 100_000, 4000, 2000

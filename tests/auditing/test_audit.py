@@ -12,10 +12,11 @@ import pytest
 
 import posbias as pb
 from posbias import parts as storage
-from posbias.auditing import measurement_record, subjects
+from posbias.auditing import measurement_record, run
 from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.run import AuditOptions
-from posbias.comparison import Sample, contrast
+from posbias.comparison import Sample
+from posbias.comparison.sampling import contrast
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure_prompt
 from posbias.models import reinitialise
@@ -102,7 +103,7 @@ def test_an_encoding_may_be_put_in_place_of_the_configured_one(tiny_llama):
 
 
 def test_a_finished_audit_is_not_redone(finished, tiny_llama, monkeypatch):
-    monkeypatch.setattr(subjects, "beside_measured", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(run, "beside_measured", lambda *_: pytest.fail("measured again"))
     again = pb.audit(
         tiny_llama, n_positions=LENGTH, prompts=COUNT, out=finished.directory,
         options=AuditOptions(kinds=OPTIONS.kinds, initialisations=6, resume=True),

@@ -8,7 +8,7 @@ import torch
 
 import posbias as pb
 from posbias.auditing import BehaviourPlan, audit_behaviour
-from posbias.auditing.behaviour import elsewhere, spans_of
+from posbias.auditing.behaviour import elsewhere, encoded_prompt, spans_of
 from posbias.errors import UsageError
 from posbias.evaluation.correlation import correct_for_number
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
@@ -41,10 +41,10 @@ def record(model, plan):
 def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
     task = LANGUAGE_TASKS.parse(spelled)
     places = tuple(range(task.n_items))
-    (sample,) = spans_of(task, model.tokenizer, places=places, count=1, seed=3)
+    (sample,) = spans_of(task, model.tokenizer, pb.EvaluateOptions(count=1, positions=places, seed=3))
     texts = {}
     for gold in places:
-        token_ids, answer = sample.prompt(gold)
+        token_ids, answer = encoded_prompt(sample.examples[gold], model.tokenizer)
         spans = sample.spans(gold)
         assert all(begin < end for begin, end in spans)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
@@ -60,10 +60,10 @@ def test_every_place_holds_in_tokens_the_item_that_stands_there(model, spelled):
 
 def test_shares_are_sums_of_influence_measured_on_the_same_prompts(model, record):
     task = LANGUAGE_TASKS.parse(TASK)
-    sample = list(spans_of(task, model.tokenizer, places=PLACES, count=2, seed=0))[1]
+    sample = list(spans_of(task, model.tokenizer, pb.EvaluateOptions(count=2, positions=PLACES)))[1]
     matrix = []
     for gold in PLACES:
-        token_ids, answer = sample.prompt(gold)
+        token_ids, answer = encoded_prompt(sample.examples[gold], model.tokenizer)
         options = PassOptions(output=f"target(tokens=[{answer}])")
         norms = measure_prompt(model, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=options)
         profile = norms.norms["logprob"] / norms.norms["logprob"].sum()

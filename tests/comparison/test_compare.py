@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import posbias.comparison.metrics as metrics
-from posbias.comparison import METRICS, STATISTICS, compare, share_of_span
+from posbias.comparison import METRICS, STATISTICS, compare
+from posbias.comparison.metrics import share_of_span
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
 

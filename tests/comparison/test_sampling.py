@@ -14,11 +14,10 @@ from posbias.comparison import (
     compare,
     compare_subject,
     compare_with_prompts,
-    contrast,
     contrast_subjects,
-    split_half_noise,
     summarise,
 )
+from posbias.comparison.sampling import contrast, split_half_noise
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
 from posbias.statistics import jackknife, leave_one_out

@@ -45,12 +45,12 @@ def test_the_estimate_is_near_what_requests_take(long_model, samples, batch):
 @pytest.mark.parametrize("max_tokens", [1, 40])
 def test_the_answer_counts_once(long_model, samples, monkeypatch, max_tokens):
     lengths, passed = [], []
-    calibrate, run = cost_module.calibrate, cost_module.LiveCache.run
+    calibrate, run = cost_module.calibrate, cost_module.Runner.run
 
     def calibrating(model, n_positions, work, **rest):
-        monkeypatch.setattr(cost_module.LiveCache, "run", running)
+        monkeypatch.setattr(cost_module.Runner, "run", running)
         work(np.zeros(n_positions, dtype=np.int64))
-        monkeypatch.setattr(cost_module.LiveCache, "run", run)
+        monkeypatch.setattr(cost_module.Runner, "run", run)
         lengths.append(n_positions)
         return calibrate(model, n_positions, work, **rest)
 
@@ -119,7 +119,6 @@ def test_a_servers_tokenizer_counts_lengths_and_finds_places(long_llama):
     told = server.describe()["tokenizer"]
     assert told != ServerResponder("http://localhost:9/v1", "none").describe()["tokenizer"]
     assert len(told) == 64
-    server.close()
 
 
 def test_no_tokenizer_is_one_line(tmp_path):

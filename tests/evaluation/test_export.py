@@ -39,9 +39,9 @@ def scoring_module(directory):
 def test_rendered_prompts_and_targets_are_exactly_ours(spelled, tmp_path):
     _, examples, found = exported(spelled, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / DATA_FILE).read_text().splitlines()]
-    assert found.examples == len(examples) == len(rows)
+    assert len(examples) == len(rows)
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    for name in found.names:
+    for name in found:
         settings = yaml.load((tmp_path / f"{name}.yaml").read_text(), Loader)
         assert settings["task"] == name
         assert settings["dataset_kwargs"]["data_files"][settings["test_split"]] == DATA_FILE
@@ -55,7 +55,7 @@ def test_rendered_prompts_and_targets_are_exactly_ours(spelled, tmp_path):
 
 def test_generation_has_our_limit_stop_and_a_metric_for_every_position(tmp_path):
     _, _, found = exported("documents(documents=4)", tmp_path)
-    settings = yaml.load((tmp_path / f"{found.names[0]}.yaml").read_text(), Loader)
+    settings = yaml.load((tmp_path / f"{found[0]}.yaml").read_text(), Loader)
     assert settings["generation_kwargs"] == {"until": ["\n"], "max_gen_toks": 7, "do_sample": False, "temperature": 0.0}
     assert settings["process_results"] == ("function", "posbias_scoring.process_results")
     assert [entry["metric"] for entry in settings["metric_list"]] == [

@@ -11,8 +11,8 @@ from behaviour_runs import GOLD, PLACES, saved
 from posbias.errors import UsageError
 from posbias.evaluation import correlate_runs
 from posbias.evaluation.correlation import Pair, correlate
+from posbias.evaluation.evaluation import evaluation_record
 from posbias.evaluation.pooling import group_runs, pool, read_run
-from posbias.evaluation.record import evaluation_record
 from posbias.evaluation.responders import LocalResponder
 from posbias.report.correlations import reasons, statements, tables
 from posbias.report.page import write_report

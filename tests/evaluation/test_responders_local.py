@@ -12,10 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
-from posbias.evaluation.responders.local import score_answer
+from posbias.evaluation.responders.local import encode_requests, score_answer
 from posbias.evaluation.responders.running import (
-    LiveCache,
-    WholePrompts,
     count_tokens,
     shared_length,
     trusted_runner,
@@ -84,14 +82,14 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside() -> None:
     responder.score(requests[:1])  # the cache is tried on copies of its own
     responder = LocalResponder(model)
     responder.respond(requests, generate=False, score=True)
-    count = responder.count_tokens(requests)
+    plain, floor = count_tokens([tokens.prompt for tokens in encode_requests(model.tokenizer, requests)])
     # Each prompt has 22 tokens; the gold at place k differs from the next prompt after 3 k of them.
-    assert count.plain == 7 * 22
-    assert count.floor == 22 + sum(22 - 3 * place for place in range(6))
-    assert responder.processed == count.floor + 2 * len(requests)
+    assert plain == 7 * 22
+    assert floor == 22 + sum(22 - 3 * place for place in range(6))
+    assert responder.processed == floor + 2 * len(requests)
     again = LocalResponder(model, LocalOptions(reuse=False))
     again.respond(requests, generate=False, score=True)
-    assert again.processed == count.plain + 2 * len(requests)
+    assert again.processed == plain + 2 * len(requests)
     assert again.reuses is False
 
 
@@ -101,7 +99,7 @@ def test_the_floor_is_the_number_of_distinct_prefixes(lists: list[list[int]]) ->
     unique = [item for item in unique if not any(other != item and other[: len(item)] == item for other in unique)]
     prompts = [np.array(item, dtype=np.int64) for item in unique]
     prefixes = {tuple(item[:end]) for item in unique for end in range(1, len(item) + 1)}
-    assert count_tokens(prompts).floor == len(prefixes)
+    assert count_tokens(prompts)[1] == len(prefixes)
     ordered = [prompts[index] for index in visiting_order(prompts)]
     assert all(list(first) <= list(second) for first, second in pairwise(ordered))
     assert shared_length(prompts[0], prompts[0]) == len(prompts[0])
@@ -121,7 +119,7 @@ def test_lengths_may_differ_and_batches_change_nothing(batch: int) -> None:
 def test_a_cache_that_lies_is_not_used() -> None:
     model = tiny("llama")
     prompt = np.arange(3, 40, dtype=np.int64)
-    assert isinstance(trusted_runner(model, prompt), LiveCache)
+    assert trusted_runner(model, prompt).cached
     plain = LocalResponder(model, LocalOptions(reuse=False)).respond(moved(), score=True)
     honest = model.network.forward
 
@@ -129,7 +127,7 @@ def test_a_cache_that_lies_is_not_used() -> None:
         return honest(**{**asked, "past_key_values": None, "use_cache": False})
 
     model.network.forward = forgetful  # takes a cache and ignores it
-    assert isinstance(trusted_runner(model, prompt), WholePrompts)
+    assert not trusted_runner(model, prompt).cached
     responder = LocalResponder(model)
     replies = responder.respond(moved(), score=True)
     assert responder.reuses is False

@@ -36,7 +36,6 @@ def test_answers_come_back_in_order_from_several_connections() -> None:
     with stand_in(slow) as server:
         responder = ServerResponder(server.address, "m", replace(FAST, concurrency=3, price_in=1e6, price_out=2e6))
         texts = [response.text for response in responder.generate(requests(9))]
-        responder.close()
     assert texts == [f"to question {index}" for index in range(9)]
     assert server.most_together == 3
     assert {body["temperature"] for body in server.asked} == {0}
@@ -49,7 +48,6 @@ def test_what_may_pass_is_tried_again(failure: Reply) -> None:
     with stand_in(lambda index, path, body: failure if index < 2 else echo_back(index, path, body)) as server:
         responder = ServerResponder(server.address, "m", FAST)
         (response,) = responder.generate(requests(1))
-        responder.close()
     assert response.text == "to question 0"
     assert len(server.asked) == 3
     assert responder.describe()["retried"] == 2
@@ -60,13 +58,11 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
         responder = ServerResponder(server.address, "m", FAST)
         begin = time.monotonic()
         responder.generate(requests(1))
-        responder.close()
     assert time.monotonic() - begin >= 0.4
     with stand_in(lambda *_: (429, {"Retry-After": "99999"}, {})) as server:
         responder = ServerResponder(server.address, "m", FAST)
         with pytest.raises(RunError, match="asks to wait 99999 s"):
             responder.generate(requests(1))
-        responder.close()
     assert len(server.asked) == 1
 
 
@@ -75,7 +71,6 @@ def test_attempts_are_spaced_to_the_requests_per_minute() -> None:
         responder = ServerResponder(server.address, "m", replace(FAST, requests_per_minute=600, concurrency=4))
         begin = time.monotonic()
         responder.generate(requests(5))
-        responder.close()
     assert time.monotonic() - begin >= 4 * 0.1
 
 
@@ -91,7 +86,6 @@ def test_a_refusal_is_not_tried_again_and_finished_answers_are_kept(tmp_path: Pa
             responder.generate(requests(6))
         server.answer = echo_back
         assert len(responder.generate(requests(6))) == 6
-        responder.close()
     assert len(server.asked) == 3 + 1 + 3
     assert responder.usage.reused == 3
 
@@ -101,7 +95,6 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
         for _ in range(2):
             responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path))
             first = responder.generate([*requests(3), *requests(3)])
-            responder.close()
         assert len(server.asked) == 3
         assert [response.text for response in first[:3]] == [response.text for response in first[3:]]
         files = sorted(tmp_path.rglob("*.json"))
@@ -109,16 +102,13 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
         files[0].write_text("{damaged")
         again = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path))
         again.generate(requests(3))
-        again.close()
         assert len(server.asked) == 4
         other = ServerResponder(server.address, "another", replace(FAST, cache=tmp_path))
         other.generate(requests(1))
-        other.close()
         assert len(server.asked) == 5
         with stand_in(lambda *_: chat("another server")) as elsewhere:
             moved = ServerResponder(elsewhere.address, "m", replace(FAST, cache=tmp_path))
             assert moved.generate(requests(1))[0].text == "another server"
-            moved.close()
         assert len(server.asked) == 5
 
 
@@ -128,7 +118,6 @@ def test_an_unreachable_server_is_one_line() -> None:
     responder = ServerResponder(address, "m", replace(FAST, retries=1))
     with pytest.raises(RunError, match="failed 2 times: cannot be reached") as caught:
         responder.generate(requests(8))
-    responder.close()
     assert "\n" not in str(caught.value)
     assert "0 of 8 answers" in str(caught.value)
 
@@ -142,7 +131,6 @@ def test_a_server_that_stalls_is_given_up() -> None:
         responder = ServerResponder(server.address, "m", replace(FAST, retries=0, timeout=0.1))
         with pytest.raises(RunError, match=r"no answer within 0\.1 s"):
             responder.generate(requests(1))
-        responder.close()
 
 
 def test_an_answer_that_trickles_in_is_given_up() -> None:
@@ -167,7 +155,6 @@ def test_an_answer_that_trickles_in_is_given_up() -> None:
     with pytest.raises(RunError, match=r"no answer within 0\.4 s"):
         responder.generate(requests(1))
     assert time.monotonic() - begin < 2
-    responder.close()
     thread.join()
     listening.close()
 
@@ -177,7 +164,6 @@ def test_without_reuse_only_ones_own_answers_are_taken_again(tmp_path: Path) -> 
         for reuse, asked in ((True, 3), (False, 6), (True, 6)):
             responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path, reuse=reuse))
             responder.generate([*requests(3), *requests(3)])
-            responder.close()
             assert len(server.asked) == asked
 
 
@@ -192,7 +178,6 @@ def test_the_key_stays_in_the_header(
         responder.generate(requests(1))
         with pytest.raises(RunError, match=r"wrong key \*\*\*") as caught:
             responder.generate(requests(2))
-        responder.close()
     assert server.authorizations == [f"Bearer {KEY}"] * 2
     shown = [str(caught.value), caplog.text, json.dumps(responder.describe()), repr(responder.options), repr(responder)]
     shown += [path.read_text() for path in tmp_path.rglob("*.json")]
@@ -200,13 +185,11 @@ def test_the_key_stays_in_the_header(
     with stand_in(lambda *_: chat(f"your key is {KEY}")) as server:
         responder = ServerResponder(server.address, "m", options)
         assert responder.generate(requests(1))[0].text == "your key is ***"
-        responder.close()
     assert not any(KEY in path.read_text() for path in tmp_path.rglob("*.json"))
     monkeypatch.setenv("MY_KEY", "a")  # a placeholder, as local servers take
     with stand_in(lambda *_: chat("banana")) as server:
         responder = ServerResponder(server.address, "m", options)
         assert responder.generate(requests(1))[0].text == "banana"
-        responder.close()
     monkeypatch.setenv("MY_KEY", "two\nlines-of-key")
     with pytest.raises(UsageError, match="MY_KEY") as usage:
         ServerResponder(server.address, "m", options)
@@ -226,10 +209,8 @@ def test_a_prompt_beyond_the_context_is_skipped(message: str) -> None:
     with stand_in(lambda *_: (400, {}, {"error": message})) as server:
         responder = ServerResponder(server.address, "m", FAST)
         (response,) = responder.generate(requests(1))
-        responder.close()
         forced = ServerResponder(server.address, "m", replace(FAST, kind="text"))
         (reply,) = forced.respond(requests(1), generate=False, score=True)
-        forced.close()
     assert reply.score is None
     assert reply.response is not None
     assert reply.response.skipped is not None
@@ -243,7 +224,6 @@ def test_an_empty_message_is_an_answer() -> None:
         responder = ServerResponder(server.address, "m", FAST)
         assert responder.generate(requests(1))[0].text == ""
         assert responder.score(requests(1)) == [None]
-        responder.close()
     assert responder.describe()["scores"] is False
 
 
@@ -261,7 +241,6 @@ def test_scores_are_read_off_a_repeated_prompt() -> None:
         responder = ServerResponder(server.address, "m", replace(FAST, kind="text"))
         (score,) = responder.score([Request("2+2 is", answer=" 42")])
         (straddling,) = responder.score([Request("2+2 i", answer="s 42")])
-        responder.close()
     assert score == AnswerScore((-0.5, -9.0), (1, None))
     assert score is not None
     assert (score.logprob, score.greedy, score.n_tokens) == (-9.5, None, 2)
@@ -274,7 +253,6 @@ def test_a_server_without_log_probabilities_is_asked_once(reply: Reply) -> None:
     with stand_in(lambda *_: reply) as server:
         responder = ServerResponder(server.address, "m", replace(FAST, kind="text", concurrency=1))
         assert responder.score(requests(5)) == [None] * 5
-        responder.close()
     assert len(server.asked) == 1
     assert responder.scores is False
     assert responder.describe()["no_scores_because"]
@@ -299,4 +277,3 @@ def test_wrong_settings_are_refused() -> None:
     responder = ServerResponder("http://localhost:1", "m", replace(FAST, kind="text"))
     with pytest.raises(UsageError, match="allowed kind: chat"):
         responder.generate([Request([{"role": "user", "content": "hi"}])])
-    responder.close()

@@ -13,7 +13,7 @@ from posbias.errors import RunError
 from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
 from posbias.models import load_model
 from posbias.models.demo import fetch_demo
-from posbias.tasks.language.key_value import KeyValue
+from posbias.tasks.language import KeyValue
 
 OPTIONS = ServerOptions(concurrency=2, retries=60, first_delay=1.0, longest_delay=5.0, kind="text")
 
@@ -61,13 +61,10 @@ def test_a_server_that_is_killed_and_begun_again_loses_nothing(server: Transform
     chatting = ServerResponder(server.address, server.model, replace(OPTIONS, kind="chat"))
     spoken = [response.text for response in chatting.generate(talk)]
     assert spoken == [response.text for response in LocalResponder(load_model("demo")).generate(talk)]
-    chatting.close()
 
     server.kill()  # what is finished needs no server; what is not ends in one line
     gone = ServerResponder(server.address, server.model, replace(OPTIONS, cache=tmp_path, retries=1))
     assert [response.text for response in gone.generate(text)] == served
     with pytest.raises(RunError, match="cannot be reached"):
         gone.generate([Request("Something new")])
-    gone.close()
-    responder.close()
     assert server.model not in str(gone.describe())

@@ -11,6 +11,7 @@ from posbias.models import load_model
 from posbias.papers import reproduce
 from posbias.papers.findings import Seeded
 from posbias.papers.liu2026.experiment import losses_table, position_copy_figures
+from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
 from posbias.papers.liu2026.statements import position_copy_findings
 from posbias.papers.reproduction import reproduction_record
@@ -18,7 +19,6 @@ from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.records import load_record
 from posbias.report.page import write_report
 from posbias.report.published import stored_figures
-from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import TrainingRun
 
 PAPER = "position-copy-liu2026"

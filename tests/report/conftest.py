@@ -8,6 +8,7 @@ import pytest
 from posbias.comparison import (
     MeasuredKind,
     Mixing,
+    Sample,
     Subject,
     TheoryProfile,
     compare_subject,
@@ -33,7 +34,8 @@ def falling(n_positions: int = N_POSITIONS) -> np.ndarray:
 
 def measured(shape: np.ndarray, *, seed: int, count: int) -> MeasuredKind:
     units = shape * np.exp(0.35 * np.random.default_rng(seed).normal(size=(count, shape.size)))
-    return MeasuredKind.of_prompts(units)
+    profiles = Sample.of(units).units
+    return MeasuredKind(Profile.mean_of(profiles), profiles)
 
 
 def mixing(layers: int, seed: int) -> dict[str, Mixing]:

@@ -148,7 +148,7 @@ def test_without_single_prompts_no_claim_is_made() -> None:
 
 def contrast_of(change: Interval, difference: Interval, n_units: int = 16) -> Contrast:
     statistics = {"first_tenth": change, "last_tenth": Interval(0.0, -0.1, 0.1)}
-    return Contrast(statistics, Interval(0.05, 0.04, 0.06), Interval(0.1, 0.09, 0.11), difference, n_units)
+    return Contrast(Interval(0.05, 0.04, 0.06), Interval(0.1, 0.09, 0.11), difference, n_units, statistics)
 
 
 def test_what_training_changed_is_claimed_only_when_shown() -> None:

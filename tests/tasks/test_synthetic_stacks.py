@@ -20,7 +20,7 @@ from posbias.tasks.synthetic import (
     cross_entropy,
     stack_tasks,
 )
-from posbias.tasks.synthetic.draws import Draws, Purpose, distinct, ranks
+from posbias.tasks.synthetic.base import Draws, Purpose, distinct, ranks
 
 SMALL = {"pairs": 4, "features": 8, "classes": 40, "labels": 5, "burstiness": 2}
 VARIED = {
@@ -84,7 +84,7 @@ def test_no_evaluation_batch_is_a_training_batch(tasks: list) -> None:
 
 
 def test_streams_of_purposes_and_indices_never_share_a_seed_of_the_cpu_generator() -> None:
-    from posbias.tasks.synthetic import draws
+    from posbias.tasks.synthetic import base as draws
 
     base = Draws.of("position_copy", [3], torch.device("cpu")).bases[0]
     seeds = {

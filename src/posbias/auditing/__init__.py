@@ -2,14 +2,11 @@
 
 from posbias.auditing.attention import attention_record, preflight_attention
 from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour
-from posbias.auditing.comparing import Chosen, comparison_record
-from posbias.auditing.ingredients import ingredient_record
+from posbias.auditing.comparing import Chosen, comparison_record, ingredient_record
 from posbias.auditing.measuring import MeasurePlan, directory_names, measure_models, measure_source, measurement_record
-from posbias.auditing.run import Audit, audit
-from posbias.auditing.subjects import AuditOptions
+from posbias.auditing.run import AuditOptions, audit
 
 __all__ = [
-    "Audit",
     "AuditOptions",
     "BehaviourPlan",
     "Chosen",

@@ -52,12 +52,10 @@ def attention_record(
     arguments: Mapping[str, Any],
     resolved: Mapping[str, Any],
 ) -> Record:
-    """Everything that was measured, with intervals and every prompt's own numbers.
+    """Everything that was measured of the model on the prompts, with intervals and every prompt's own numbers.
 
     Args:
-        statistics: Of the model on the prompts.
-        rollouts: Of the same model and prompts.
-        described: The model and the prompts, for their descriptions.
+        statistics, rollouts: Of the model and the prompts that are `described`.
         arguments: As the user passed them; where `kernels` is true, the mean kernels are saved as they were kept,
             otherwise in at most MAP_CELLS cells.
         resolved: What is known beside model and prompts: the command, the options.
@@ -101,7 +99,11 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
         "sinks": statistics.sinks,
         **{f"content/{name}": getattr(content, name) for name in ("diagonal", "off_diagonal", "difference")},
         "content/published": content.published,
-        **{f"similarity/{name}": getattr(similarity, name) for name in _SIMILARITY},
+        **{
+            f"similarity/{name}{where}": getattr(similarity, name + where)
+            for where in ("", "_outside")
+            for name in ("diagonal", "off_diagonal")
+        },
         "monotonicity/violated": monotonicity.violated,
         "monotonicity/gap": monotonicity.gap,
         "mixing/tokens": statistics.mixing.tokens,
@@ -131,9 +133,6 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
     kernels = statistics.kernels if whole else _map(statistics.kernels)
     arrays |= {f"kernels/{name}": getattr(kernels, name) for name in ("mean", "squared", "bounds")}
     return arrays if kernels.by_head is None else {**arrays, "kernels/by_head": kernels.by_head}
-
-
-_SIMILARITY = ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside")
 
 
 def _map(kernels: MeanKernels) -> MeanKernels:

@@ -2,12 +2,12 @@
 
 The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories,
 profiles over tokens that sum to 1, are summed over the tokens of the item that holds the answer and of every other
-place. Kinds that score tokens score the first token of the right answer, where it is decided which item is used; the
+item. Kinds that score tokens score the first token of the right answer, where it is decided which item is used; the
 others look at the last position's output.
 
-The items other than the answer's keep their order, so the places of one prompt are known from the answer's own place
-in the others: with the answer behind it, place p begins where the answer begins when it stands at p; with the answer
-before it, place p ends where the answer ends when it stands at p.
+The items other than the answer's keep their order, so where they stand in one prompt is known from the answer's own
+tokens in the others: with the answer behind it, position p begins where the answer begins when it stands at p; with the
+answer before it, position p ends where the answer ends when it stands at p.
 
 Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
 influence; scalars `influence`: {series: [{source, kind, what, means: [interval], correlations: {measure:
@@ -15,17 +15,16 @@ Correlations.as_record}}], left_out: [text]}.
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.auditing.subjects import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories, theories_of_tokens
+from posbias.auditing.run import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories, theories_of_tokens
 from posbias.checks import checked
 from posbias.directories import held
 from posbias.errors import UsageError
@@ -41,12 +40,13 @@ from posbias.evaluation import (
 )
 from posbias.evaluation.correlation import correct_for_number
 from posbias.evaluation.cost import SHORTER
-from posbias.evaluation.pooling import array_name
-from posbias.evaluation.record import BEHAVIOUR
+from posbias.evaluation.curve import Scores, position_means
+from posbias.evaluation.evaluation import BEHAVIOUR
+from posbias.evaluation.pooling import Name
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import encode_requests
-from posbias.evaluation.statistics import Scores, position_means
+from posbias.evaluation.samples import samples_of
 from posbias.measurement import Kind, PassOptions, measure_prompt, resolve_kinds
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.outputs import Target
@@ -61,34 +61,28 @@ from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 
 @dataclass(frozen=True, eq=False)
 class SampleSpans:
-    """The prompts of one sample, with the answer at each place and its neighbours."""
+    """The prompts of one sample, with the answer at each of the chosen positions and at their neighbours."""
 
     examples: dict[int, Example]
-    """By place of the answer; every one located in tokens."""
-    places: tuple[int, ...]
-    """Places that are looked at, ascending."""
-    tokenizer: Any
-
-    def prompt(self, gold: int) -> tuple[Int64[np.ndarray, "_"], int]:
-        """The tokens of the prompt with the answer at `gold`, and the right answer's first token."""
-        example = self.examples[gold]
-        (encoded,) = encode_requests(self.tokenizer, [Request(prompt=example.prompt, answer=example.target)])
-        return encoded.prompt, int(encoded.answer[0])
+    """By position of the answer; every one located in tokens."""
+    positions: tuple[int, ...]
+    """Those that were chosen, ascending."""
 
     def spans(self, gold: int) -> list[tuple[int, int]]:
-        """Begin and end in tokens of every place of `places`, in the prompt with the answer at `gold`."""
-        return [self._span(gold, place) for place in self.places]
+        """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
+        found = []
+        for position in self.positions:
+            begin, end = self._own(position)
+            if position < gold:
+                end = self._own(position + 1)[0]
+            elif position > gold:
+                begin = self._own(position - 1)[1]
+            found.append((begin, end))
+        return found
 
-    def _span(self, gold: int, place: int) -> tuple[int, int]:
-        begin, end = self._own(place)
-        if place < gold:
-            return begin, self._own(place + 1)[0]
-        if place > gold:
-            return self._own(place - 1)[1], end
-        return begin, end
-
-    def _own(self, place: int) -> tuple[int, int]:
-        example = self.examples[place]
+    def _own(self, position: int) -> tuple[int, int]:
+        """Begin and end of the answer's item where it stands at a position."""
+        example = self.examples[position]
         if example.gold_token is None or example.gold_end is None:
             raise UsageError(
                 "the places of items in tokens are not known: it takes a tokenizer with character offsets and a task "
@@ -97,30 +91,29 @@ class SampleSpans:
         return example.gold_token, example.gold_end
 
 
-def spans_of(
-    task: LanguageTask, tokenizer: Any, *, places: Sequence[int], count: int, seed: int
-) -> Iterator[SampleSpans]:
+def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[SampleSpans]:
     """Every sample of a task, located."""
-    around = {place + step for place in places for step in (-1, 0, 1)}
-    wanted = sorted(place for place in around if 0 <= place < task.n_items)
-    drawn = task.examples(tokenizer, count=count, positions=wanted, seed=seed)
-    for _, group in itertools.groupby(drawn, key=lambda example: example.sample):
-        examples = list(group)
-        if any(example.gold_position is None for example in examples):
+    positions = options.positions_of(task)
+    around = {position + step for position in positions for step in (-1, 0, 1)}
+    wanted = sorted(position for position in around if 0 <= position < task.n_items)
+    for sample in samples_of(task, tokenizer, replace(options, positions=wanted)):
+        if any(example.gold_position is None for example in sample.examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
-        by_place = dict(zip(wanted, examples, strict=True))
-        yield SampleSpans(by_place, tuple(places), tokenizer)
+        yield SampleSpans(dict(zip(wanted, sample.examples, strict=True)), positions)
+
+
+def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
+    """The tokens of a prompt, and the right answer's first token."""
+    (encoded,) = encode_requests(tokenizer, [Request(prompt=example.prompt, answer=example.target)])
+    return encoded.prompt, int(encoded.answer[0])
 
 
 GOLD, PLACE = "gold", "place"
-"""Influence of the item that holds the answer; of a place where another item stands, averaged over where the answer is
-instead."""
+"""Influence of the item that holds the answer; of a position where another item stands, averaged over where the answer
+is instead."""
 MEASURED = "measured"
 LEFT_OUT = "left_out/"
 DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
-
-Name = tuple[str, str | None]
-"""Source (measured, or a theory) and kind of influence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,40 +121,52 @@ class Weighing:
     """Influence of items on the prompts of an evaluation."""
 
     model: Model
-    kinds: tuple[Kind, ...]
+    plan: "BehaviourPlan"
     evaluation: Evaluation
-    store: PartStore
-    prompt_theories: bool
+    directory: Path | None
+    """Where measured prompts are kept, beside the answers, which were already taken over or begun anew."""
 
-    def series(self) -> tuple[dict[tuple[Name, str], Scores], list[str]]:
-        """Shares of influence by ((source, kind), GOLD or PLACE), one row per sample, and what was left out.
+    @cached_property
+    def store(self) -> PartStore:
+        """Measured prompts by name."""
+        settings = {
+            "verb": "audit_behaviour",
+            "model": self.model.describe(),
+            **self.plan.measured,
+            "positions": list(self.evaluation.positions),
+            "seed": self.evaluation.options.seed,
+            "made_by": made_by(),
+        }
+        return PartStore(self.directory, settings, resume=True)
+
+    def series(self) -> tuple[dict[Name, Scores], list[str]]:
+        """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.
 
         A sample that was too long at any position has NaN throughout.
         """
-        evaluation, places = self.evaluation, self.evaluation.positions
-        count, seed = evaluation.options.count, evaluation.options.seed
-        samples = list(spans_of(evaluation.task, self.model.tokenizer, places=places, count=count, seed=seed))
+        evaluation, positions = self.evaluation, self.evaluation.positions
+        samples = list(spans_of(evaluation.task, self.model.tokenizer, evaluation.options))
         fits = evaluation.tables["too_long"].sum(axis=1) == 0
-        tables: dict[tuple[Name, str], Scores] = {}
+        tables: dict[Name, Scores] = {}
         left_out: dict[str, None] = {}
         for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
             shares, reasons = self._sample(samples[row], row)
             left_out |= dict.fromkeys(reasons)
-            for name, matrix in shares.items():
+            for (source, kind), matrix in shares.items():
                 about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
-                if name[0] in ARCHITECTURE_THEORIES:  # these do not know what stands where
+                if source in ARCHITECTURE_THEORIES:  # these do not know what stands where
                     del about[GOLD]
                 for what, values in about.items():
-                    blank = np.full((len(samples), len(places)), np.nan)
-                    tables.setdefault((name, what), blank)[row] = values
+                    blank = np.full((len(samples), len(positions)), np.nan)
+                    tables.setdefault(Name(source, kind, what), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
 
-    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[Name, Float64[np.ndarray, "gold place"]], list[str]]:
-        """share[gold place, place] by source, from one measured prompt per place of the answer."""
+    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[tuple[str, str | None], np.ndarray], list[str]]:
+        """share[gold position, position] by source and kind, from one measured prompt per position of the answer."""
         pieces: list[dict[str, np.ndarray]] = []
         reasons: list[str] = []
         for column, gold in enumerate(self.evaluation.positions):
-            token_ids, answer = sample.prompt(gold)
+            token_ids, answer = encoded_prompt(sample.examples[gold], self.model.tokenizer)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(self._measure, token_ids, answer, row * len(self.evaluation.positions) + column)
             piece = self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
@@ -171,9 +176,8 @@ class Weighing:
             pieces.append(
                 {name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles.items()}
             )
-        shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
-        shares: dict[Name, np.ndarray] = {}
-        for name in shared:
+        shares: dict[tuple[str, str | None], np.ndarray] = {}
+        for name in [name for name in pieces[0] if all(name in piece for piece in pieces)]:
             source, _, kind = name.partition("/")
             shares[source, kind or None] = np.stack([piece[name] for piece in pieces])
         return shares, reasons
@@ -183,7 +187,7 @@ class Weighing:
         arrays: dict[str, np.ndarray] = {}
         mixing = None
         for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
-            kinds = [kind for kind in self.kinds if kind.takes_targets is takes_targets]
+            kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
             if not kinds:
                 continue
             key = (self.evaluation.options.seed, index)
@@ -194,19 +198,19 @@ class Weighing:
             mixing = measured.mixing
         theories, left_out = architecture_theories(self.model, len(token_ids), mixing)
         arrays |= {name: entry.profile.influence for name, entry in theories.items()}
-        if self.prompt_theories:
-            read = prompt_theories(self.model, token_ids, mixing=mixing, initialisation=None)
-            arrays |= {name: values / values.sum() for name, values in read.profiles.items()}
-            left_out = [*left_out, *read.left_out]
+        if self.plan.prompt_theories:
+            read, refused = prompt_theories(self.model, token_ids, mixing=mixing, initialisation=None)
+            arrays |= {name: values / values.sum() for name, values in read.items()}
+            left_out = [*left_out, *refused]
         return {**arrays, **{LEFT_OUT + reason: np.zeros(0) for reason in left_out}}
 
 
-def elsewhere(matrix: Float64[np.ndarray, "gold place"]) -> Float64[np.ndarray, "place"]:
-    """Each place's mean over the prompts whose answer stands at another one; NaN with a single place."""
-    n_places = len(matrix)
-    if n_places < 2:
-        return np.full(n_places, np.nan)
-    mean: np.ndarray = (matrix * (1 - np.eye(n_places))).sum(axis=0) / (n_places - 1)
+def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
+    """Each position's mean over the prompts whose answer stands at another one; NaN with a single position."""
+    count = len(matrix)
+    if count < 2:
+        return np.full(count, np.nan)
+    mean: np.ndarray = (matrix * (1 - np.eye(count))).sum(axis=0) / (count - 1)
     return mean
 
 
@@ -229,6 +233,16 @@ class BehaviourPlan:
         """The task as an object."""
         return LANGUAGE_TASKS.parse(self.task) if isinstance(self.task, str) else self.task
 
+    @property
+    def resolved(self) -> tuple[Kind, ...]:
+        """The kinds as objects."""
+        return resolve_kinds(list(self.kinds))
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What the influence depends on, beside model and prompts, in plain values."""
+        return {"kinds": [str(kind) for kind in self.resolved], "prompt_theories": self.prompt_theories}
+
 
 def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
     """The plan with the expected cost of the influence on every prompt that fits into the context, before any work.
@@ -239,16 +253,16 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
         UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
     """
     task, options = plan.asked, plan.evaluation
-    places = options.positions_of(task)
-    samples = spans_of(task, model.tokenizer, places=places, count=options.count, seed=options.seed)
-    lengths = [sample.examples[place].n_tokens or 0 for sample in samples for place in places]
+    samples = spans_of(task, model.tokenizer, options)
+    lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in sample.positions]
     fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
-    kinds = resolve_kinds(list(plan.kinds))
     if not fitting:
         return replace(plan, cost={})
     longest = max(fitting)
     theories = theories_of_tokens(model, initialised=False) if plan.prompt_theories else None
-    estimate = estimate_cost(model, longest, kinds=kinds, passes=PassOptions(precision_prompts=0), beside=theories)
+    estimate = estimate_cost(
+        model, longest, kinds=plan.resolved, passes=PassOptions(precision_prompts=0), beside=theories
+    )
     estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
     cost = report_cost(model, estimate, len(fitting), max_memory=options.max_memory)
     return replace(plan, cost={**cost, "prompts": len(fitting)} if cost else {})
@@ -279,8 +293,8 @@ def audit_behaviour(
         model: With a tokenizer that knows character offsets.
         plan: Task, samples, kinds.
         out: Run directory; with it an interrupted run can be resumed.
-        arguments: What the user passed, for the record.
-        command: What repeats the run in a shell.
+        arguments: As the user passed them.
+        command: The shell line that repeats the run.
 
     Raises:
         UsageError: wrong input, a task whose items have no places, a tokenizer without offsets, or prompts that do not
@@ -288,23 +302,18 @@ def audit_behaviour(
         RunError: the run failed; finished samples and prompts are kept.
     """
     given = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
-    kinds = resolve_kinds(list(plan.kinds))
-    beside = {"kinds": [str(kind) for kind in kinds], "prompt_theories": plan.prompt_theories}
     with run_directory(out, verb="evaluate", arguments=given, resume=plan.evaluation.resume) as directory:
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
-        finished = finished_evaluation(plan.asked, responder, options, **beside)
+        finished = finished_evaluation(plan.asked, responder, options, **plan.measured)
         if finished is not None and directory is not None:
             conclude(finished, directory, found=True)
             return finished
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
         evaluation = evaluate(plan.asked, responder, options=options)
-        weighing = Weighing(
-            model, kinds, evaluation, _store(model, evaluation, kinds, plan, directory), plan.prompt_theories
-        )
-        series, left_out = weighing.series()
+        series, left_out = Weighing(model, plan, evaluation, directory).series()
         record = evaluation_record(evaluation, given, command=command)
-        record.resolved["kinds"] = beside["kinds"]
-        record.resolved["fingerprint"] = fingerprint({"evaluation": evaluation.fingerprint, **beside})
+        record.resolved["kinds"] = plan.measured["kinds"]
+        record.resolved["fingerprint"] = fingerprint({"evaluation": evaluation.fingerprint, **plan.measured})
         if directory is not None and directory.name == BEHAVIOUR:
             record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         record.scalars["cost_of_influence"] = dict(plan.cost or {})
@@ -316,44 +325,23 @@ def audit_behaviour(
     return record
 
 
-def _store(
-    model: Model, evaluation: Evaluation, kinds: Sequence[Kind], plan: BehaviourPlan, directory: Path | None
-) -> PartStore:
-    """Where measured prompts are kept, beside the answers, which were already taken over or begun anew."""
-    settings = {
-        "verb": "audit_behaviour",
-        "model": model.describe(),
-        "kinds": [str(kind) for kind in kinds],
-        "prompt_theories": plan.prompt_theories,
-        "positions": list(evaluation.positions),
-        "seed": evaluation.options.seed,
-        "made_by": made_by(),
-    }
-    return PartStore(directory, settings, resume=True)
-
-
 def _store_correlations(
-    record: Record, evaluation: Evaluation, series: Mapping[tuple[Name, str], Scores], left_out: Sequence[str]
+    record: Record, evaluation: Evaluation, series: Mapping[Name, Scores], left_out: Sequence[str]
 ) -> None:
     entries = []
-    for ((source, kind), what), table in series.items():
-        record.arrays[array_name(source, kind, what)] = table
+    pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.task.n_items)
+    for name, table in series.items():
+        record.arrays[name.array] = table
         entries.append(
             {
-                "source": source,
-                "kind": kind,
-                "what": what,
+                **name._asdict(),
                 "means": [mean.as_record() for mean in position_means(table)],
-                "correlations": dict(_correlations(evaluation, table)),
+                "correlations": {
+                    measure: correlate(pair, seed=evaluation.options.seed).as_record()
+                    for measure, scores in evaluation.measures.items()
+                    if len((pair := pairs(table, scores)).complete)
+                },
             }
         )
     correct_for_number(entries)
     record.scalars["influence"] = {"series": entries, "left_out": list(left_out)}
-
-
-def _correlations(evaluation: Evaluation, table: Scores) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The correlations of one series with every measure that has samples in common with it."""
-    for measure, scores in evaluation.measures.items():
-        pair = Pair(table, scores, evaluation.positions, evaluation.n_items)
-        if len(pair.complete):
-            yield measure, correlate(pair, seed=evaluation.options.seed).as_record()

@@ -146,18 +146,13 @@ class MeasurePlan(Loading):
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
+            **{name: getattr(self, name) for name in ("count", "seed", "init_seed", "dtype", "device")},
+            **{name: getattr(self.options, name) for name in ("averaging", "keep")},
             "prompts": plain(vars(self.source)),
             "length": self.n_positions,
-            "count": self.count,
             "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
-            "seed": self.seed,
-            "averaging": self.options.averaging,
-            "keep": self.options.keep,
             "passes": plain(vars(self.options.passes)),
             "threads": self.options.run.engine.pinned_threads,
-            "init_seed": self.init_seed,
-            "dtype": self.dtype,
-            "device": self.device,
         }
 
 
@@ -227,13 +222,19 @@ def measure_models(
             each = {"model": source, **shared}
             own = None if directory is None else directory / name
             try:
-                record = _measured(source, plan, own, arguments=each, command=command)
+                with run_directory(own, verb="measure", arguments=each, resume=plan.options.run.resume) as path:
+                    record, found = measure_source(source, plan, directory=path, arguments=each, command=command)
+                    if path is not None:
+                        conclude(record, path, found=found)
             except (RunError, UsageError) as error:
                 if isinstance(error, UsageError) and not records:
                     raise
                 record = Record(verb="measure", arguments=each, status="failed", error=str(error))
                 if own is not None:
-                    _save_failure(own, each, error)
+                    # Not where a finished record is, or another run is at work.
+                    with suppress(RunError, UsageError), held(own) as path:
+                        if finished_record(path) is None:
+                            failed_record("measure", each, error).save(path)
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
@@ -245,35 +246,16 @@ def directory_names(sources: Sequence[str]) -> dict[str, str]:
     """{name: source}: directories named by the last part of every model's name, with as many before it as needed."""
     if not sources:
         raise UsageError("no model to measure; give at least 1")
-    parts = {source: _parts(source) for source in sources}
+    parts: dict[str, list[str]] = {}
+    for source in sources:
+        path = Path(source.removeprefix("config:")).expanduser()
+        whole = (path.resolve() if path.exists() else path).parts
+        clean = [
+            "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in part).strip(".") for part in whole
+        ]
+        parts[source] = [part for part in clean if part.strip("_")] or ["model"]
     for taken in range(1, max(map(len, parts.values())) + 1):
         names = {"-".join(own[-taken:]): source for source, own in parts.items()}
         if len(names) == len(sources):
             return names
     raise UsageError(f"the models {', '.join(sources)} cannot be told apart by their names; give each of them once")
-
-
-def _parts(source: str) -> list[str]:
-    """The parts of a name or path, each fit to name a directory."""
-    path = Path(source.removeprefix("config:")).expanduser()
-    parts = (path.resolve() if path.exists() else path).parts
-    clean = ["".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in part).strip(".") for part in parts]
-    return [part for part in clean if part.strip("_")] or ["model"]
-
-
-def _measured(
-    source: str, plan: MeasurePlan, path: Path | None, *, arguments: Mapping[str, Any], command: str
-) -> Record:
-    """The record of one model, concluded where there is a directory."""
-    with run_directory(path, verb="measure", arguments=arguments, resume=plan.options.run.resume) as own:
-        record, found = measure_source(source, plan, directory=own, arguments=arguments, command=command)
-        if own is not None:
-            conclude(record, own, found=found)
-        return record
-
-
-def _save_failure(path: Path, arguments: Mapping[str, Any], error: Exception) -> None:
-    """Leave why a model failed in its directory, unless a finished record is there or another run is at work."""
-    with suppress(RunError, UsageError), held(path) as own:
-        if finished_record(own) is None:
-            failed_record("measure", arguments, error).save(own)

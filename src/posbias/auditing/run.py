@@ -1,25 +1,232 @@
 """`audit`: how a model weighs its context, trained and at initialisation, how well theory explains it, as one record.
 
 Load, measure unit by unit (resumable), set the theories beside the measurement, compare with intervals, save the
-record, draw the report.
+record, draw the report. Every unit (a prompt, or an initialisation with its prompt) is one piece in the `PartStore`:
+influence, mixing and the theories that read the prompt.
+
+Theories of the architecture alone: attention only, the residual rollout with measured mixing, its continuous limit.
+From a prompt's forward activations: the rollout of the model's own attention and the power rollout. At initialisation:
+mean field.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
-from posbias.auditing.subjects import INITIALISED, TRAINED, AuditOptions, examine, theories_of_tokens
-from posbias.checks import checked
-from posbias.comparison import Contrast, Subject, compare_subject, contrast_subjects
+from posbias.architecture import Architecture
+from posbias.auditing.measuring import Loading, measured_subject
+from posbias.checks import check_size, check_whole, checked
+from posbias.comparison import Contrast, Subject, TheoryProfile, compare_subject, contrast_subjects
+from posbias.engines import Engine, Local, collect
 from posbias.errors import UsageError
-from posbias.measurement import MeasureOptions, RunOptions, Unit, check_prompts, preflight, resolve_kinds
+from posbias.limits import REPEATS
+from posbias.measurement import (
+    MeasureOptions,
+    PassOptions,
+    PromptMeasurement,
+    RunOptions,
+    Unit,
+    UnitWork,
+    check_prompts,
+    combine,
+    preflight,
+    resolve_kinds,
+)
+from posbias.measurement.blocks import network_blocks
 from posbias.models import HuggingFaceModel, Model
-from posbias.parts import PartStore, fingerprint, finished_run, made_by
-from posbias.prompts import Prompts, load_prompts
+from posbias.models.weights import network_sha256
+from posbias.parts import PartStore, below, fingerprint, finished_run, made_by
+from posbias.profiles import Profile
+from posbias.prompts import Prompts, PromptSource, load_prompts
 from posbias.records import Record, run_directory
 from posbias.report import conclude, paragraph, store_subjects, view_of
+from posbias.theory import predict
+from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
+from posbias.theory.mean_field.prediction import resolve_level
+from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
+
+MOST_INITIALISATIONS = 8
+"""Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
+
+UNRECORDED = {"resume", "command", "engine", "max_memory"}
+"""Options that change no result, the engine's threads apart."""
+
+
+@checked
+@dataclass(frozen=True)
+class AuditOptions(Loading):
+    """Settings of an audit; the defaults are what `posbias audit` runs.
+
+    With `init_seed`, the re-initialised model alone is audited, initialisation k with seed init_seed + k.
+    """
+
+    source: str | PromptSource = "default"
+    """Where prompts come from, as `load_prompts` takes it; unused where prompts are given."""
+    kinds: Sequence[str] = ("jacobian", "probability")
+    """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
+    seed: int = 0
+    """Of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
+    initialisations: int | None = None
+    """Each measured on a prompt of its own; None: as many as prompts, at most MOST_INITIALISATIONS."""
+    resume: bool = False
+    """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
+    passes: PassOptions = field(default_factory=PassOptions)
+    engine: Engine = field(default_factory=Local)
+    command: str = ""
+    """The shell line that repeats the audit, for its record, where there is one."""
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
+        if self.initialisations is not None:
+            check_size("initialisations", self.initialisations, REPEATS, least=0)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record, of what changes a result."""
+        return {name: value for name, value in asdict(self).items() if name not in UNRECORDED}
+
+
+ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
+"""Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
+
+SAMPLED_HEADS = 64
+"""Heads per layer that mean field draws at every initialisation, where it has to: as networks of the model's own."""
+
+
+def prompt_theories(
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    *,
+    mixing: Float64[np.ndarray, "layers"] | None,
+    initialisation: int | None,
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
+
+    Args:
+        model: In the state that is measured.
+        token_ids: The prompt.
+        mixing: Measured on this prompt (mean over tokens); None without a family description.
+        initialisation: Its number, which seeds mean field's sampled heads; None for trained weights, of which mean
+            field does not speak.
+
+    Returns:
+        A profile [n_positions] of each theory; of mean field [network n_positions], of which it is the mean, with a
+        single row where it draws no heads.
+    """
+    theories: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
+    if mixing is not None:
+        theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
+    if initialisation is not None:
+        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
+    return _applicable(theories)
+
+
+def theories_of_tokens(model: Model, *, initialised: bool) -> Callable[[Int64[np.ndarray, "n"]], Any]:
+    """`prompt_theories` as work on token ids alone, for an estimate of its cost; any mixing costs the same."""
+    mixing = np.full(len(network_blocks(model.network)), 0.5)
+    return lambda ids: prompt_theories(model, ids, mixing=mixing, initialisation=0 if initialised else None)
+
+
+def architecture_theories(
+    model: Model, n_positions: int, mixing: Float64[np.ndarray, "layers"] | None
+) -> tuple[dict[str, TheoryProfile], list[str]]:
+    """Predictions from the architecture and measured mixing, by name, and a sentence for each that does not apply."""
+    if mixing is None:
+        return {}, ["theories of the architecture: the model's family has no description"]
+    architecture = Architecture.from_model(model, mixing=mixing)
+    found, left_out = _applicable(
+        {
+            name: lambda name=name: predict(architecture, n_positions, theory=name).profile.influence  # type: ignore[misc]
+            for name in ARCHITECTURE_THEORIES
+        }
+    )
+    return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
+
+
+def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:
+    """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it).
+
+    An audit averages the profiles of single initialisations: where heads are drawn these are of networks, too.
+    """
+    spec = spec_of(model)
+    level = resolve_level(spec, "auto", prompt.n_positions)
+    if not isinstance(level, SampledHeads):
+        return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence[None]
+    heads = max(layer.attention.heads for layer in spec.layers if layer.attention is not None)
+    count = max(2, SAMPLED_HEADS // heads)
+    return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
+
+
+def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    found: dict[str, np.ndarray] = {}
+    left_out: list[str] = []
+    for name, compute in theories.items():
+        try:
+            found[name] = compute()
+        except UsageError as error:
+            left_out.append(f"{name}: {error}")
+    return found, left_out
+
+
+TRAINED, INITIALISED = "trained", "initialised"
+THEORY = "theory/"
+NETWORKS = "networks"
+LEFT_OUT = "left_out/"
+"""As in what a prompt's measurement is stored as, so that its reasons stand with the measurement's own."""
+
+
+def beside_measured(
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit, measured: PromptMeasurement
+) -> dict[str, np.ndarray]:
+    """The theories that read one unit's prompt; what is left out travels as the names of empty arrays."""
+    number = None if unit.init_seed is None else unit.prompt
+    found, left_out = prompt_theories(model, token_ids, mixing=measured.mixing, initialisation=number)
+    return {
+        **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
+        **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
+        **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A state of the model with everything about it."""
+
+    subject: Subject
+    """Not compared yet."""
+    left_out: list[str]
+    caveats: list[str]
+
+
+def examine(
+    name: str, units: Sequence[Unit], *, model: Model, prompts: Prompts, options: AuditOptions, store: PartStore
+) -> Examined:
+    """Measure all units of a state and set the theories beside them; comparing is left to `compare_subject`."""
+    work = UnitWork(
+        request=model.reload_request,
+        network_sha256=None if options.engine.in_process else network_sha256(model.network),
+        token_ids=prompts.token_ids,
+        units=tuple(units),
+        kinds=resolve_kinds(list(options.kinds)),
+        seed=options.seed,
+        passes=options.passes,
+        beside=beside_measured,
+        description=f"measuring the {name} model",
+    )
+    names = [f"{name}-{index:05d}" for index in range(len(units))]
+    pieces = collect(work, names, engine=options.engine, store=store, prepared=model)
+    measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
+    measurement = combine(measured, kinds=list(options.kinds), seed=options.seed)
+    theories, left_out = architecture_theories(model, measurement.n_positions, measurement.mixing)
+    for key in below(pieces[0], THEORY):
+        theories[key] = TheoryProfile.of_prompts(np.stack([piece[THEORY + key] for piece in pieces]))
+    subject = measured_subject(name, measurement, theories)
+    networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
+    caveats = [scatter_caveat(np.concatenate(networks), initialisations=len(networks))] if networks else []
+    return Examined(subject, [*measurement.left_out, *left_out], caveats)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +349,6 @@ def _run(
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
-    """The states of the model that are measured, each with its units."""
     initialised = isinstance(model, HuggingFaceModel) and model.origin.init_seed is not None
     states: dict[str, list[Unit]] = {}
     if not initialised:
@@ -150,11 +356,13 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
     if not isinstance(model, HuggingFaceModel):
         return states
     first_seed = (model.origin.init_seed or 0) if initialised else options.seed
-    count = (
-        prompts.count
-        if initialised and options.initialisations is None
-        else options.count_initialisations(prompts.count)
-    )
+    count = options.initialisations
+    if count is None:
+        count = prompts.count if initialised else min(prompts.count, MOST_INITIALISATIONS)
+    if count > prompts.count:
+        raise UsageError(
+            f"initialisations must be at most the {prompts.count} prompts, one prompt for each; got {count}"
+        )
     if not count and initialised:
         raise UsageError("initialisations must be at least 1 where the model itself is one (init_seed, config:); got 0")
     if count:

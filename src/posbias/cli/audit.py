@@ -93,7 +93,7 @@ def audit(
     """Examine a model trained and at initialisation. Every theory stands beside it; writes record, report and PNGs."""
     from posbias.auditing import AuditOptions, audit_behaviour, directory_names, link_behaviour, preflight_behaviour
     from posbias.auditing import audit as run_audit
-    from posbias.evaluation.record import BEHAVIOUR
+    from posbias.evaluation.evaluation import BEHAVIOUR
     from posbias.measurement import PassOptions
 
     if behaviour.behaviour is None:

@@ -24,7 +24,7 @@ def correlate(
 ) -> None:
     """Correlate influence with behaviour over finished audits. Rank and partial correlations, ranks within each run."""
     from posbias.evaluation import correlate_runs
-    from posbias.evaluation.record import load_behaviour
+    from posbias.evaluation.evaluation import load_behaviour
     from posbias.records import reading
 
     with running(context, flags) as run:

@@ -198,17 +198,14 @@ def _evaluate(
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
         responder = responder_in(run.directory)
-        try:
-            finished = finished_evaluation(task, responder, settings)
-            record = finished
-            if record is None:
-                found = run_evaluation(task, responder, options=settings)
-                record = evaluation_record(found, run.arguments, command=run.command)
-                if run.directory is not None:
-                    remove_record(run.directory)  # of an older run, which had other outputs
-                    write_outputs(found, run.directory)
-        finally:
-            responder.close()
+        finished = finished_evaluation(task, responder, settings)
+        record = finished
+        if record is None:
+            found = run_evaluation(task, responder, options=settings)
+            record = evaluation_record(found, run.arguments, command=run.command)
+            if run.directory is not None:
+                remove_record(run.directory)  # of an older run, which had other outputs
+                write_outputs(found, run.directory)
         run.finish(record, found=finished is not None)
 
 
@@ -221,5 +218,5 @@ def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | N
     tokenizer = None if model is None else load_tokenizer(model)
     examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))
     with held(directory):
-        found = export_lm_eval(task, examples, directory, max_tokens=settings.max_tokens)
-    typer.echo(f"{found.examples} examples; run: cd {directory} && lm_eval --include_path . --tasks {found.names[0]}")
+        name, _ = export_lm_eval(task, examples, directory, max_tokens=settings.max_tokens)
+    typer.echo(f"{len(examples)} examples; run: cd {directory} && lm_eval --include_path . --tasks {name}")

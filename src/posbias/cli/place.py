@@ -31,7 +31,7 @@ def place(
     """Order passages for one model. Where the relevant ones should stand, and what that is worth on held-out data."""
     from posbias.evaluation import measured_use
     from posbias.evaluation import place as find_order
-    from posbias.evaluation.record import load_behaviour
+    from posbias.evaluation.evaluation import load_behaviour
     from posbias.records import Record, reading
 
     relevance = scores_of(scores)

@@ -1,6 +1,6 @@
 """Distances between profiles and their intervals, always beside the flat baseline."""
 
-from posbias.comparison.metrics import METRICS, STATISTICS, finite, share_of_span
+from posbias.comparison.metrics import METRICS, STATISTICS, finite
 from posbias.comparison.sampling import (
     UNITS_FOR_CLAIM,
     Contrast,
@@ -8,8 +8,6 @@ from posbias.comparison.sampling import (
     Sample,
     SplitHalf,
     compare_with_prompts,
-    contrast,
-    split_half_noise,
     summarise,
 )
 from posbias.comparison.subject import (
@@ -43,10 +41,7 @@ __all__ = [
     "compare",
     "compare_subject",
     "compare_with_prompts",
-    "contrast",
     "contrast_subjects",
     "finite",
-    "share_of_span",
-    "split_half_noise",
     "summarise",
 ]

@@ -20,6 +20,7 @@ from posbias.statistics import (
     Interval,
     blocks,
     draw_weights,
+    halves,
     jackknife,
     leave_one_out,
     percentile_interval,
@@ -97,56 +98,68 @@ class SplitHalf:
 
 
 @dataclass(frozen=True)
-class PromptComparison:
-    """How far a theory and the flat line are from a measurement, with intervals over its independent units."""
+class BesideFlat:
+    """How far something and the flat line are from a measurement, with intervals over its independent units."""
 
     distance: Interval
-    """W1 of the theory to the average over units."""
+    """W1 to the average over units."""
     flat: Interval
     """W1 of the flat line to the same."""
     difference: Interval
-    """W1 of the theory minus W1 of the flat line on the same units: below zero, the theory is closer."""
+    """`distance` minus `flat` on the same units: below zero, it is closer than the flat line."""
+    n_units: int
+    """Independent units; of two samples those of the smaller."""
+
+    @property
+    def decides(self) -> int:
+        """-1: closer than the flat line; 1: farther; 0: the data do not decide."""
+        return decided(self.difference, self.n_units)
+
+
+@dataclass(frozen=True)
+class PromptComparison(BesideFlat):
+    """A theory beside a measurement."""
+
     noise: SplitHalf
     per_prompt: Interval
     """Median over units of the W1 to the single unit (of the unit's own prediction, where there is one)."""
     per_prompt_flat: Interval
-    n_units: int
-
-    @property
-    def decides(self) -> int:
-        """-1: the theory is closer than the flat line; 1: it is farther; 0: the data do not decide."""
-        return decided(self.difference, self.n_units)
 
 
 def compare_with_prompts(
-    predicted: Profile | Predictions, measured: Sample | Units, *, generator: np.random.Generator, draws: int = DRAWS
+    predicted: Profile | Predictions | Sample,
+    measured: Sample | Units,
+    *,
+    generator: np.random.Generator,
+    draws: int = DRAWS,
 ) -> PromptComparison:
     """Distance of a theory to a measurement, with intervals over prompts, beside the flat line and split-half noise.
 
     Args:
-        predicted: One profile for all prompts, or one row per prompt; a row is left out with its prompt.
+        predicted: One profile for all prompts; or one row per prompt, which is left out with its prompt; or an average
+            over prompts of its own, drawn independently of the measurement's.
         measured: Influence per prompt, raw or normalised.
         generator: Source of halvings and resamples.
         draws: Bootstrap draws of the medians over prompts.
     """
     sample = measured if isinstance(measured, Sample) else Sample.of(measured)
-    theory = _theory_sample(predicted, sample)
-    paired = theory.units
-    parts = blocks(leave_one_out(len(sample.units)), sample.units.shape[1])
-    gaps = [_gaps(sample.averages(rows), rows @ paired if len(paired) > 1 else paired) for rows in parts]
-    medians = _medians(theory.units, sample, generator=generator, draws=draws)
+    count, n_positions = sample.units.shape
+    if isinstance(predicted, Sample):
+        rows, n_units = predicted.average[None], min(count, len(predicted.units))
+        gaps = _gaps_between(sample, predicted)
+    else:
+        n_units = count
+        rows = predicted.influence[None] if isinstance(predicted, Profile) else Sample.of(predicted).units
+        if not isinstance(predicted, Profile) and len(predicted) != count:
+            raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
+        if rows.shape[1] != n_positions:
+            raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
+        parts = blocks(leave_one_out(count), n_positions)
+        left_out = [_gaps(sample.averages(part), part @ rows if len(rows) > 1 else rows) for part in parts]
+        gaps = _gap_intervals(np.concatenate(left_out, axis=1))
+    medians = _medians(rows, sample, generator=generator, draws=draws)
     noise = split_half_noise(sample, generator=generator)
-    return PromptComparison(*_gap_intervals(np.concatenate(gaps, axis=1)), noise, *medians, len(sample.units))
-
-
-def compare_samples(
-    predicted: Sample, measured: Sample, *, generator: np.random.Generator, draws: int = DRAWS
-) -> PromptComparison:
-    """The same where the prediction is an average over prompts of its own, drawn independently of the measurement's."""
-    gaps = _gaps_between(measured, predicted)
-    medians = _medians(predicted.average[None], measured, generator=generator, draws=draws)
-    noise = split_half_noise(measured, generator=generator)
-    return PromptComparison(*gaps, noise, *medians, min(len(measured.units), len(predicted.units)))
+    return PromptComparison(*gaps, n_units, noise, *medians)
 
 
 def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
@@ -154,11 +167,8 @@ def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings
     units = sample.units
     if len(units) < 2:
         return SplitHalf(float("nan"), float("nan"), float("nan"))
-    order = generator.permuted(np.tile(np.arange(len(units)), (halvings, 1)), axis=1)
-    in_first = (np.argsort(order, axis=1) < len(units) // 2).astype(np.float64)
-    n_first = len(units) // 2
-    halves = in_first / n_first, (1 - in_first) / (len(units) - n_first)
-    contrast = sample.scaled(halves[0]) - sample.scaled(halves[1])
+    first, n_first = halves(len(units), generator=generator, draws=halvings), len(units) // 2
+    contrast = sample.scaled(first / n_first) - sample.scaled((1 - first) / (len(units) - n_first))
     zero = np.zeros((1, units.shape[1]))
     values = np.concatenate([wasserstein(rows @ units, zero) for rows in blocks(contrast, units.shape[1])])
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -177,24 +187,11 @@ def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DR
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """Two measurements of the same kind beside each other: the model as trained and at initialisation."""
+class Contrast(BesideFlat):
+    """A second measurement of the same kind beside the first: the model at initialisation and as trained."""
 
     statistics: dict[str, Interval]
     """First minus second, per registered statistic; the two samples are independent."""
-    distance: Interval
-    """W1 between the two averages."""
-    flat: Interval
-    """W1 of the flat line to the first."""
-    difference: Interval
-    """`distance` minus `flat` on the same units: below zero, the second is closer to the first than a flat line."""
-    n_units: int
-    """Independent units of the smaller sample."""
-
-    @property
-    def decides(self) -> int:
-        """-1: the second resembles the first more than a flat line does; 1: less; 0: the data do not decide."""
-        return decided(self.difference, self.n_units)
 
 
 def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> Contrast:
@@ -210,7 +207,7 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
             statistics[name] = percentile_interval(values[0] - other[0], values[1:] - other[1:], n_units)
         else:
             statistics[name] = jackknife(values - other[0], values[0] - other).interval(least=-1.0, most=1.0)
-    return Contrast(statistics, *gaps, n_units)
+    return Contrast(*gaps, n_units, statistics)
 
 
 def decided(difference: Interval, n_units: int) -> int:
@@ -247,19 +244,6 @@ def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, In
         jackknife(*flats).interval(least=0.0, most=1.0),
         jackknife(*differences).interval(least=-1.0, most=1.0),
     )
-
-
-def _theory_sample(predicted: Profile | Predictions, sample: Sample) -> Sample:
-    count, n_positions = sample.units.shape
-    if isinstance(predicted, Profile):
-        theory = Sample(predicted.influence[None])
-    else:
-        theory = Sample.of(predicted)
-        if len(predicted) != count:
-            raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
-    if theory.units.shape[1] != n_positions:
-        raise UsageError(f"cannot compare a profile of {theory.units.shape[1]} positions with one of {n_positions}")
-    return theory
 
 
 def _medians(

@@ -18,7 +18,6 @@ from posbias.comparison.sampling import (
     Contrast,
     PromptComparison,
     Sample,
-    compare_samples,
     compare_with_prompts,
     contrast,
     summarise,
@@ -61,11 +60,8 @@ def compare(predicted: Profile, measured: Profile) -> Comparison:
         One attribute per metric (`wasserstein`, `spearman` ...), and `.flat` with the same for the flat baseline.
 
     Raises:
-        UsageError: not two profiles, or of different lengths.
+        UsageError: profiles of different lengths.
     """
-    for profile in (predicted, measured):
-        if not isinstance(profile, Profile):
-            raise UsageError(f"compare needs two Profiles, got {type(profile).__name__}; see Profile.normalised")
     if predicted.n_positions != measured.n_positions:
         raise UsageError(
             f"cannot compare a profile of {predicted.n_positions} positions with one of {measured.n_positions};"
@@ -94,12 +90,6 @@ class MeasuredKind:
     scales: Float64[np.ndarray, "n_units"] | None = None
     """How much each unit counts in `profile`: its raw total, where raw influences were averaged; None: all the same."""
 
-    @classmethod
-    def of_prompts(cls, per_prompt: Float64[np.ndarray, "n_units n_positions"]) -> "MeasuredKind":
-        """Normalise each unit, average, and put an interval around every position."""
-        units = Sample.of(per_prompt).units
-        return cls(Profile.mean_of(units), units)
-
     @property
     def sample(self) -> Sample | None:
         """The units as normalised profiles."""
@@ -127,13 +117,6 @@ class TheoryProfile:
         """Normalise each unit's prediction and average, as the measurement is."""
         sample = Sample.of(per_prompt)
         return cls(Profile(sample.average), sample.units)
-
-    def beside(self, measured: Sample, generator: np.random.Generator) -> PromptComparison:
-        """The theory beside the units of a measurement."""
-        if self.sample is not None:
-            return compare_samples(self.sample, measured, generator=generator)
-        predicted = self.profile if self.per_prompt is None else self.per_prompt
-        return compare_with_prompts(predicted, measured, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +186,11 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
             summaries[kind] = summarise(sample, generator=generator)
         seed = int(generator.integers(2**63))
         for name, theory in subject.theories.items():
-            prompts = None if sample is None else theory.beside(sample, np.random.default_rng(seed))
+            prompts = None
+            if sample is not None:
+                paired = theory.profile if theory.per_prompt is None else theory.per_prompt
+                predicted = paired if theory.sample is None else theory.sample
+                prompts = compare_with_prompts(predicted, sample, generator=np.random.default_rng(seed))
             comparison = compare(theory.profile, measured.profile)
             comparisons.append(KindComparison(kind, name, comparison, prompts))
     return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
@@ -211,10 +198,10 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
 
 def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:
     """Per measured kind that both subjects share: the first (trained) against the second (at initialisation)."""
-    contrasts: dict[str, Contrast] = {}
-    for kind in first.measured:
-        sample = first.measured[kind].sample
-        other = second.measured[kind].sample if kind in second.measured else None
-        if sample is not None and other is not None:
-            contrasts[kind] = contrast(sample, other, generator=generator)
-    return contrasts
+    return {
+        kind: contrast(sample, other, generator=generator)
+        for kind in first.measured
+        if kind in second.measured
+        and (sample := first.measured[kind].sample) is not None
+        and (other := second.measured[kind].sample) is not None
+    }

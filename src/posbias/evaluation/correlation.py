@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from posbias.checks import checked
 from posbias.comparison.metrics import finite
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import SAMPLES_FOR_CLAIM
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.statistics import Interval, draw_weights, holm, percentile_interval
 
 PERMUTATIONS = 5000
@@ -126,6 +126,7 @@ class Correlations:
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
+            **vars(self),
             "correlations": [
                 {
                     "controlled": entry.controlled,
@@ -136,9 +137,6 @@ class Correlations:
                 for entry in self.correlations
             ],
             "within": self.within.as_record(),
-            "n_positions": self.n_positions,
-            "n_samples": self.n_samples,
-            "n_groups": self.n_groups,
         }
 
 
@@ -228,15 +226,13 @@ def drawn_together(samples: Sequence[Names | int], *, generator: np.random.Gener
 
 
 def _connected(named: Sequence[Sequence[object]]) -> list[list[int]]:
-    """Numbers of pairs that share samples, directly or by way of others."""
-    parts: list[tuple[set[object], list[int]]] = []
-    for number, names in enumerate(named):
-        own, members = set(names), [number]
-        for part in [part for part in parts if part[0] & own]:
-            parts.remove(part)
-            own, members = own | part[0], [*part[1], *members]
-        parts.append((own, members))
-    return [sorted(members) for _, members in parts]
+    """Numbers of pairs that share samples, directly or by way of others; by the last pair of each part."""
+    from scipy.sparse.csgraph import connected_components
+
+    sets = list(map(set, named))
+    shared = np.array([[not own.isdisjoint(other) for other in sets] for own in sets])
+    count, parts = connected_components(shared)
+    return sorted((np.flatnonzero(parts == part).tolist() for part in range(count)), key=max)
 
 
 def _correlation(

@@ -17,15 +17,7 @@ from jaxtyping import Int64
 from posbias.errors import RunError
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.running import (
-    Ending,
-    LiveCache,
-    Started,
-    WholePrompts,
-    count_tokens,
-    decode_together,
-    trusted_runner,
-)
+from posbias.evaluation.responders.running import Ending, Runner, Started, count_tokens, decode, size_of, trusted_runner
 from posbias.evaluation.samples import EvaluateOptions, Sample, requests_of
 from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
@@ -50,10 +42,15 @@ class PromptWork:
     share: float
     """Of the prompts' tokens that is run, shared beginnings once."""
 
+    @property
+    def probe(self) -> Int64[np.ndarray, "_"]:
+        """Tokens for a trial."""
+        return np.arange(PROBE, dtype=np.int64) % self.model.vocabulary_size
+
     @cached_property
     def cached(self) -> bool:
         """Whether the model's cache can be trusted; without, every prompt runs whole for every token of its answer."""
-        return isinstance(trusted_runner(self.model, _probe(self.model)), LiveCache)
+        return trusted_runner(self.model, self.probe).cached
 
     def estimate(self, longest: int, options: LocalOptions) -> CostEstimate | None:
         """Of the longest prompt (tokens) with its answer; seconds are the mean over prompts. None: short runs fail."""
@@ -72,13 +69,13 @@ class PromptWork:
 
     def _with_batch(self, estimate: CostEstimate, options: LocalOptions) -> CostEstimate:
         """With the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
-        runner, probe = LiveCache(self.model), _probe(self.model)
+        runner, probe = Runner(self.model, cached=True), self.probe
         logits, kept = runner.run(probe, rows=1)[0], runner.keep(PROBE)
-        per_position = kept.bytes / PROBE
+        per_position = size_of(kept) / PROBE
         room = max(1, min(options.batch, int(options.cache_bytes / (2 * per_position * estimate.n_positions))))
         started = Started(0, Request(prompt="-", max_tokens=2), probe, logits, kept)
         begin = time.perf_counter()
-        decode_together(runner, [started] * room, Ending(self.model.tokenizer, ()))
+        decode(runner, [started] * room, Ending(self.model.tokenizer, ()))
         step = (time.perf_counter() - begin) / room
         constant, slope, *others = (*estimate.coefficients, 0.0)
         # Each further prompt lies there twice, as kept and joined to one batch; one was kept in the short runs.
@@ -90,7 +87,7 @@ class PromptWork:
 
     def run(self, token_ids: Int64[np.ndarray, "_"]) -> None:
         """The prompt with the answer that is scored, after one whose beginning it shares, and a step of decoding."""
-        runner = LiveCache(self.model) if self.cached else WholePrompts(self.model)
+        runner = Runner(self.model, cached=self.cached)
         half = len(token_ids) // 2
         runner.run(np.concatenate([token_ids[:half], token_ids[half:][::-1]]), rows=1)
         before = runner.keep(len(token_ids))
@@ -98,27 +95,21 @@ class PromptWork:
         logits = runner.run(np.concatenate([token_ids, answer[:-1]]), rows=max(1, self.answer))
         if self.answer:
             score_answer(logits, answer)
-        if self.generated and isinstance(runner, LiveCache):
+        if self.generated and self.cached:
             started = Started(0, Request(prompt="-", max_tokens=2), token_ids, logits[0], runner.keep(len(token_ids)))
-            decode_together(runner, [started], Ending(self.model.tokenizer, ()))
+            decode(runner, [started], Ending(self.model.tokenizer, ()))
         del before  # alive until here, as the prompts are that wait for their batch
 
     def run_one(self, token_ids: Int64[np.ndarray, "_"]) -> None:
         """The prompt alone with the answer that is scored, from its first token."""
         answer = np.zeros(max(0, self.answer - 1), dtype=np.int64)
-        WholePrompts(self.model).run(np.concatenate([token_ids, answer]), rows=1)
+        Runner(self.model, cached=False).run(np.concatenate([token_ids, answer]), rows=1)
 
 
 def preflight_answers(
     samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
 ) -> dict[str, Any]:
-    """Say what the requests of some samples will cost before they begin, and refuse what cannot fit.
-
-    Args:
-        samples: Those that are still to be requested.
-        task: Of the samples.
-        options: With the bytes that the process may hold.
-        responder: A local model; of a server nothing is estimated.
+    """Say what the requests of samples will cost before they begin, and refuse what cannot fit.
 
     Returns:
         The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
@@ -135,12 +126,12 @@ def preflight_answers(
     if not fitting:
         return {}
     first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]
-    count = count_tokens(first)
+    plain, floor = count_tokens(first)
     work = PromptWork(
         responder.model,
         answer=max(len(encoded[index].answer) for index in fitting),
         generated=options.tokens_of(task),
-        share=count.floor / count.plain if responder.options.reuse else 1.0,
+        share=floor / plain if responder.options.reuse else 1.0,
     )
     longest = max(len(encoded[index].prompt) for index in fitting)
     estimate = work.estimate(longest, responder.options) or without_passes(responder.model, longest)
@@ -151,7 +142,3 @@ def preflight_answers(
     remedies |= in_bfloat16(responder.model, estimate)
     cost = tell_cost(estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
     return {**cost, "prompts": len(fitting)} if cost else {}
-
-
-def _probe(model: Model) -> Int64[np.ndarray, "_"]:
-    return np.arange(PROBE, dtype=np.int64) % model.vocabulary_size

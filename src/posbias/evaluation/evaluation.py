@@ -2,20 +2,29 @@
 
 Every sample is requested once per position. Scores go into score[sample, position] and from there into curves with
 paired statistics; finished samples are kept, so that a killed run or one whose server went away goes on from there.
+
+The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
+`scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
+`skipped` {position: examples}, `measures` [name], `curves` {measure: `PositionCurve.as_record`}, `cut_off`, `examples`,
+`reused`, `cost`. The texts go beside it, one JSON object per line.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from posbias.checks import checked
-from posbias.errors import RunError
+from posbias.directories import write_atomically
+from posbias.errors import RunError, UsageError
 from posbias.evaluation.cost import preflight_answers
-from posbias.evaluation.curve import PositionCurve, position_curve
+from posbias.evaluation.curve import PositionCurve, Scores, position_curve
+from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.samples import (
     TEXTS,
@@ -27,14 +36,19 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
-from posbias.evaluation.statistics import Scores
-from posbias.parts import PartStore, fingerprint, made_by
+from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
+from posbias.records import Record, load_record
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "tokenizer")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost so far.
 """
+OUTPUTS_FILE = "outputs.jsonl"
+BEHAVIOUR = "behaviour"
+"""Where the behaviour of an audited model is kept, below the audit's directory."""
+PLACEABLE = ("accuracy", "probability", "reciprocal_rank")
+"""Measures that an order of passages may be chosen by: all lie in 0 ... 1."""
 EFFORT = "effort"
 """Name of a piece's array that tells what the responses took and were expected to take, as UTF-8 bytes of JSON."""
 
@@ -63,11 +77,6 @@ class Evaluation:
     """Hash of the file that the samples were read from; None where the task makes its own."""
     fingerprint: str = ""
     """Of everything the evaluation depends on."""
-
-    @property
-    def n_items(self) -> int:
-        """Positions that the moved item can take."""
-        return self.task.n_items
 
     @property
     def skipped(self) -> dict[int, int]:
@@ -118,9 +127,6 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
         responder: A local model or a server; with its own tokenizer, lengths and places in tokens are exact.
         options: Count, positions, seed, and where an interrupted run continues.
-
-    Returns:
-        Tables over samples and positions, and curves with paired statistics.
 
     Raises:
         UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, a
@@ -178,13 +184,6 @@ def _check_scored(pieces: Sequence[Pieces], responder: Mapping[str, Any]) -> Non
         raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
 
 
-def evaluation_fingerprint(task: str | LanguageTask, responder: Responder, options: EvaluateOptions) -> str:
-    """The `Evaluation.fingerprint` that `evaluate` would give, without a single request. Errors as there."""
-    task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
-    samples = list(samples_of(task, responder.tokenizer, options))
-    return _fingerprint(_settings(task, options, responder.describe()), samples, options)
-
-
 def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
     """Of everything an evaluation depends on; its intervals depend on the seed, too."""
     return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed})
@@ -202,3 +201,106 @@ def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[s
         "responder": {name: value for name, value in responder.items() if name in DECIDING},
         "made_by": made_by(),
     }
+
+
+def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """Tables, curves and statistics, with what was requested of whom."""
+    options, model = evaluation.options, evaluation.responder.get("model")
+    source = model.get("source") if isinstance(model, Mapping) else model
+    record = Record(
+        verb="evaluate",
+        arguments=dict(arguments),
+        resolved={
+            "title": f"{source or 'model'}: {evaluation.task}",
+            "command": command,
+            "task": str(evaluation.task),
+            "file_sha256": evaluation.file_sha256,
+            "scoring": evaluation.task.scoring,
+            "count": options.count,
+            "positions": list(evaluation.positions),
+            "max_tokens": options.max_tokens,
+            "responder": dict(evaluation.responder),
+            "fingerprint": fingerprint({"evaluation": evaluation.fingerprint}),
+        },
+        seeds={"samples": options.seed, "folds": options.seed},
+    )
+    record.scalars = {
+        "n_items": evaluation.task.n_items,
+        "skipped": {str(position): count for position, count in evaluation.skipped.items()},
+        "measures": list(evaluation.measures),
+        "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},
+        "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
+        "examples": len(evaluation.outputs),
+        "reused": evaluation.reused,
+        "cost": dict(evaluation.cost),
+    }
+    record.arrays = {
+        "positions": np.array(evaluation.positions),
+        **{f"scores/{name}": table for name, table in evaluation.tables.items()},
+    }
+    return record
+
+
+def finished_evaluation(
+    task: str | LanguageTask, responder: Responder, options: EvaluateOptions, **beside: Any
+) -> Record | None:
+    """The record of just this evaluation where `options` name a directory that holds it finished, and resume it.
+
+    Arguments as of `evaluate`, without a single request; `beside`: what else the record depends on.
+    """
+
+    def settings() -> dict[str, Any]:
+        asked = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+        samples = list(samples_of(asked, responder.tokenizer, options))
+        return {"evaluation": _fingerprint(_settings(asked, options, responder.describe()), samples, options), **beside}
+
+    return finished_run(options.directory, settings, resume=options.resume)
+
+
+def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
+    """The generated texts with their samples, positions and accepted answers, one JSON object per line."""
+    path = directory / OUTPUTS_FILE
+    lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
+    try:
+        write_atomically(path, lines.encode())
+    except OSError as error:
+        raise RunError(f"cannot write the outputs to {str(path)!r}: {error.strerror or error}") from None
+    return path
+
+
+def load_behaviour(run: str | Path) -> Record:
+    """The record of an evaluation from its directory, or from that of the audit above it."""
+    below = Path(run) / BEHAVIOUR
+    return load_record(below if below.is_dir() else run)
+
+
+@checked
+def measured_use(run: Record | str | Path, *, measure: str | None = None) -> MeasuredUse:
+    """The curve of a finished run, for placing passages.
+
+    Args:
+        run: An evaluation or an audit with behaviour: its record or directory.
+        measure: One of PLACEABLE; None: the first of them that the run measured.
+
+    Raises:
+        UsageError: another sort of run, an unfinished one, or a measure it does not have.
+    """
+    record = run if isinstance(run, Record) else load_behaviour(run)
+    if record.verb != "evaluate" or record.status != "done" or "n_items" not in record.scalars:
+        raise UsageError(f"placing needs a finished run of posbias evaluate, got {record.verb!r} ({record.status})")
+    tables = {
+        "accuracy": record.arrays["scores/correct"],
+        "probability": np.exp(record.arrays["scores/logprob"]),
+        "reciprocal_rank": reciprocal_rank(record.arrays["scores/first_rank"], record.arrays["scores/logprob"]),
+    }
+    there = [name for name in PLACEABLE if not np.isnan(tables[name]).all()]
+    if measure is None and there:
+        measure = there[0]
+    if measure not in there:
+        raise UsageError(f"the run has no {measure!r}; it has: {', '.join(there) or 'nothing to place by'}")
+    return MeasuredUse(
+        scores=tables[measure],
+        positions=tuple(int(position) for position in record.arrays["positions"]),
+        n_items=int(record.scalars["n_items"]),
+        measure=measure,
+    )

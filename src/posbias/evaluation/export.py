@@ -7,7 +7,6 @@ directory it is started in, hence `cd DIRECTORY` first.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from posbias.directories import write_atomically
@@ -39,7 +38,6 @@ def process_results(doc, results):
     right = _right(results[0], doc["answers"])
     return {{"accuracy": right, f"accuracy_at_{{doc['position']}}": right}}
 '''
-"""Text of the scoring module."""
 _COMMON = f"""task: {{name}}
 dataset_path: json
 dataset_kwargs:
@@ -70,18 +68,9 @@ _SCORED = """metric_list:
 """
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What was written."""
-
-    names: tuple[str, ...]
-    """Tasks as the harness knows them: generated answers, and the log-probability of the right one."""
-    examples: int
-
-
 def export_lm_eval(
     task: LanguageTask, examples: Sequence[Example], directory: str | Path, *, max_tokens: int | None = None
-) -> Exported:
+) -> tuple[str, str]:
     """Write examples as two tasks: answers generated and judged by the published rule, and the right answer scored.
 
     Args:
@@ -90,6 +79,9 @@ def export_lm_eval(
             `--apply_chat_template`).
         directory: Where to write; files there are replaced.
         max_tokens: Generated at most; None: the task's own.
+
+    Returns:
+        Names of the two tasks as the harness knows them.
 
     Raises:
         UsageError: no examples, or a conversation of several messages.
@@ -116,11 +108,10 @@ def export_lm_eval(
             write_atomically(directory / name, text.encode())
     except OSError as error:
         raise RunError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
-    return Exported((stem, f"{stem}_logprob"), len(rows))
+    return stem, f"{stem}_logprob"
 
 
 def _row(example: Example) -> dict[str, object]:
-    """One example in plain values, its prompt as text."""
     prompt = example.prompt
     if not isinstance(prompt, str):
         if len(prompt) != 1:

@@ -19,8 +19,8 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
-from posbias.evaluation.statistics import Scores, enough_samples
-from posbias.statistics import DRAWS, Interval, mean_of, percentile_interval, resample_counts
+from posbias.evaluation.curve import Scores, complete_samples
+from posbias.statistics import DRAWS, Interval, halves, mean_of, percentile_interval, resample_counts
 
 FLAT_LEVEL = 0.05
 """A curve counts as flat unless its F-test against flat reaches this."""
@@ -117,10 +117,9 @@ class Placement:
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
+            **vars(self),
             "order": list(self.order),
             "curve": self.curve.tolist(),
-            "kept": self.kept,
-            "p_flat": self.p_flat,
             "decided": self.decided,
             "gains": [
                 {
@@ -132,9 +131,6 @@ class Placement:
                 }
                 for gain in self.gains
             ],
-            "n_samples": self.n_samples,
-            "interpolated": self.interpolated,
-            "measure": self.measure,
         }
 
 
@@ -155,7 +151,7 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
     """
     check_seed(seed)
     weights = _checked(relevance)
-    complete = enough_samples(use.scores, "placing")
+    complete = complete_samples(use.scores, "placing")
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
     shrunk = shrink_to_flat(complete, np.ones((1, len(complete))))
     curve, decided = shrunk.curves[0] @ spread, bool(shrunk.kept[0] > 0)
@@ -224,10 +220,7 @@ def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Flo
     Slots before the first or after the last measured position take its value. Columns sum to 1; the identity where all
     positions of as many items were measured.
 
-    Args:
-        positions: Measured ones, ascending.
-        n_items: Items in the measured contexts.
-        n_slots: Passages to place, >= 1; one alone stands at relative position 0.
+    `positions`, ascending, were measured in contexts of `n_items`; one slot alone stands at relative position 0.
     """
     measured = np.array(positions, dtype=np.float64) / max(n_items - 1, 1)
     wanted = np.arange(n_slots) / max(n_slots - 1, 1)
@@ -295,18 +288,13 @@ def held_out_gain(
 
     Args:
         scores: No NaN; at least 2 samples.
-        spread: As of `slot_weights`.
+        spread: `slot_weights`.
         relevance: Falling.
         against: The usual order.
         seed: Of halves and resamples.
     """
     n_samples = len(scores)
     generator = np.random.default_rng(seed)
-
-    def halves(draws: int) -> Float64[np.ndarray, "draws n_samples"]:
-        """Which samples are in the first half (1) or the second (0)."""
-        order = generator.permuted(np.tile(np.arange(n_samples), (draws, 1)), axis=1)
-        return (np.argsort(order, axis=1) < n_samples // 2).astype(np.float64)
 
     def gains(made: Counts, judged: Counts) -> Float64[np.ndarray, "_"]:
         """Gain on the samples of the second counts of the order made from the first; NaN where none is left."""
@@ -324,6 +312,7 @@ def held_out_gain(
         one, other = counts * first, counts * (1 - first)
         return np.asarray(np.mean([gains(one, other), gains(other, one)], axis=0))
 
-    point = both_ways(halves(HALVINGS), np.ones((1, n_samples)))
+    point = both_ways(halves(n_samples, generator=generator, draws=HALVINGS), np.ones((1, n_samples)))
     counts = resample_counts(n_samples, generator=generator, draws=DRAWS)
-    return percentile_interval(float(np.nanmean(point)), both_ways(halves(DRAWS), counts), n_samples)
+    drawn = both_ways(halves(n_samples, generator=generator, draws=DRAWS), counts)
+    return percentile_interval(float(np.nanmean(point)), drawn, n_samples)

@@ -14,16 +14,15 @@ joined.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation.correlation import Pair, Rows, correct_for_number, correlate
-from posbias.evaluation.evaluation import measures_of
-from posbias.evaluation.record import load_behaviour
-from posbias.evaluation.statistics import Scores, position_means
+from posbias.evaluation.curve import Scores, position_means
+from posbias.evaluation.evaluation import load_behaviour, measures_of
 from posbias.records import Record
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -31,9 +30,21 @@ Key = TypeVar("Key")
 MODEL = ("source", "weights_sha256", "config_sha256", "dtype", "intervention")
 """What of a model's description tells it from another."""
 SCORES = "scores/"
-Name = tuple[str, str | None, str]
-"""A series of influence: source (measured, or a theory), kind, and what it is about (the answer's item, or a position).
-"""
+
+
+class Name(NamedTuple):
+    """A series of influence."""
+
+    source: str
+    """"measured", or a theory."""
+    kind: str | None
+    what: str
+    """"gold" (the answer's item) or "place" (a position where another item stands)."""
+
+    @property
+    def array(self) -> str:
+        """Under which name a record holds it."""
+        return "/".join(["influence", *filter(None, self)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +93,8 @@ def correlate_runs(
     Args:
         runs: Records of behaviour, or directories of audits with behaviour (or of the behaviour itself), at least 1.
         seed: Of resamples and permutations, >= 0.
-        arguments: What the user passed, for the record.
-        command: What repeats it in a shell.
+        arguments: As the user passed them.
+        command: The shell line that repeats it.
 
     Raises:
         UsageError: no runs, other sorts of run, or samples that come twice.
@@ -106,20 +117,12 @@ def correlate_runs(
     record.scalars = {"groups": [_group_scalars(group) for group in groups], "pooled": pooled, "alone": alone}
     for number, group in enumerate(groups):
         record.arrays |= {f"groups/{number}/{SCORES}{name}": table for name, table in group.tables.items()}
-        record.arrays |= {f"groups/{number}/{array_name(*name)}": table for name, table in group.series.items()}
+        record.arrays |= {f"groups/{number}/{name.array}": table for name, table in group.series.items()}
     return record
 
 
-def array_name(source: str, kind: str | None, what: str) -> str:
-    """Under which name a record holds a series of influence."""
-    return "/".join(["influence", source, *([] if kind is None else [kind]), what])
-
-
 def read_run(run: Record | str | Path) -> Group:
-    """A finished run of `posbias audit --behaviour` from its record.
-
-    Args:
-        run: The record of its behaviour, or the directory of the audit or of the behaviour below it.
+    """A finished run of `posbias audit --behaviour`; a directory is that of the audit, or of the behaviour below it.
 
     Raises:
         UsageError: another sort of run, an unfinished one, or one without influence.
@@ -139,7 +142,7 @@ def read_run(run: Record | str | Path) -> Group:
     from_lines = getattr(LANGUAGE_TASKS.parse(task), "file", None) is not None
     # Records keep only the last part of a file's name, which other files may bear; records without a hash are older.
     stem = " ".join([task, *([data] if data else []), *([] if from_lines else [str(record.seeds["samples"])])])
-    names: list[Name] = [(entry["source"], entry["kind"], entry["what"]) for entry in entries]
+    names = [Name(entry["source"], entry["kind"], entry["what"]) for entry in entries]
     return Group(
         title=str(resolved["title"]),
         same=tuple(map(str, identity)),
@@ -148,7 +151,7 @@ def read_run(run: Record | str | Path) -> Group:
         n_items=int(record.scalars["n_items"]),
         samples=tuple(f"{stem} {index}" for index in range(resolved["count"])),
         tables={name.removeprefix(SCORES): table for name, table in record.arrays.items() if name.startswith(SCORES)},
-        series={name: record.arrays[array_name(*name)] for name in names},
+        series={name: record.arrays[name.array] for name in names},
         from_lines=from_lines,
     )
 
@@ -189,8 +192,8 @@ def pool(groups: Sequence[Group], *, seed: int = 0) -> tuple[list[dict[str, Any]
             for title, pair in pairs.items() if len(groups) > 1 else ():
                 each.setdefault(title, {})[measure] = correlate(pair, seed=seed).as_record()
         if together:
-            pooled.append({**_named(name), "groups": titles, "correlations": together})
-            alone += [{**_named(name), "group": title, "correlations": own} for title, own in each.items()]
+            pooled.append({**name._asdict(), "groups": titles, "correlations": together})
+            alone += [{**name._asdict(), "group": title, "correlations": own} for title, own in each.items()]
     return pooled, alone
 
 
@@ -221,7 +224,6 @@ def _stacked(first: Mapping[Key, Rows], second: Mapping[Key, Rows]) -> dict[Key,
 
 
 def _group_scalars(group: Group) -> dict[str, Any]:
-    """One group in a record: its curves and series over positions, with intervals."""
     lengths = group.tables["prompt_tokens"]
     return {
         "title": group.title,
@@ -231,12 +233,8 @@ def _group_scalars(group: Group) -> dict[str, Any]:
         "positions": list(group.positions),
         "prompt_tokens": None if np.isnan(lengths).all() else float(np.nanmean(lengths)),
         "curves": {measure: {"means": _means(table)} for measure, table in group.measures.items()},
-        "series": [{**_named(name), "means": _means(table)} for name, table in group.series.items()],
+        "series": [{**name._asdict(), "means": _means(table)} for name, table in group.series.items()],
     }
-
-
-def _named(name: Name) -> dict[str, str | None]:
-    return dict(zip(("source", "kind", "what"), name, strict=True))
 
 
 def _means(table: Scores) -> list[dict[str, float | None]]:

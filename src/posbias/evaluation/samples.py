@@ -16,7 +16,7 @@ import numpy as np
 
 from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
-from posbias.evaluation.responders.base import Reply, Request, Responder, Response
+from posbias.evaluation.responders.base import Reply, Request, Responder
 from posbias.tasks.language import SCORERS, Example, LanguageTask, share_found
 
 TEXTS = "texts"
@@ -144,22 +144,21 @@ def read_json(piece: Pieces, name: str) -> Any:
 
 
 def _piece(task: LanguageTask, replies: Sequence[tuple[Example, Reply]]) -> Pieces:
-    """What came of one sample, a column for each position."""
-    rows = [_row(task, example, reply) for example, reply in replies]
+    rows, outputs = zip(*(_row(task, example, reply) for example, reply in replies), strict=True)
     tables = {
         name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
         for name in rows[0]
     }
-    return {**tables, TEXTS: as_bytes([_output(example, reply.response) for example, reply in replies])}
+    return {**tables, TEXTS: as_bytes(outputs)}
 
 
-def _row(task: LanguageTask, example: Example, reply: Reply) -> dict[str, float | None]:
-    """The numbers of one example by table; None where there is none."""
+def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """The numbers of one example by table, None where there is none; and its output."""
     response, score = reply.response, reply.score
-    skipped = response is not None and response.skipped is not None
-    text = None if response is None or skipped else response.text
+    skipped = None if response is None else response.skipped
+    text = None if response is None or skipped is not None else response.text
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
-    return {
+    numbers = {
         "correct": None if text is None else SCORERS[task.scoring](text, example.answers),
         # Only where a prompt asks for several.
         "found": None if text is None or not example.companions else share_found(text, values),
@@ -169,18 +168,14 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> dict[str, float 
         "greedy": None if score is None else score.greedy,
         "gold_token": example.gold_token,
         "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
-        "too_long": skipped,
+        "too_long": skipped is not None,
     }
-
-
-def _output(example: Example, response: Response | None) -> dict[str, Any]:
-    skipped = None if response is None else response.skipped
-    return {
+    return numbers, {
         "sample": example.sample,
         "position": example.gold_position,
         "condition": example.condition,
         "answers": list(example.answers),
-        "text": None if response is None or skipped else response.text,
+        "text": text,
         "finish": None if response is None else response.finish,
         "skipped": skipped,
     }

@@ -1,6 +1,6 @@
 """Intervals and tests of everything that was measured on independent units: prompts, samples, seeds; never positions.
 
-Smooth statistics: `intervals`. Statistics that jump: `resampling`. Right or wrong: `shares`. Several tests: `testing`.
+Smooth statistics: `intervals`. Statistics that jump: `resampling`. Right or wrong, and several tests: `shares`.
 Measured coverage: docs/intervals.md.
 """
 
@@ -18,26 +18,23 @@ from posbias.statistics.resampling import (
     DRAWS,
     blocks,
     draw_weights,
-    expanded_tail,
+    halves,
     percentile_interval,
     resample_counts,
-    resamples,
     weighted_median,
 )
-from posbias.statistics.shares import paired_shares, tango, wilson
-from posbias.statistics.testing import POWER, detectable, holm
+from posbias.statistics.shares import detectable, holm, paired_shares, wilson
 
 __all__ = [
     "CONFIDENCE",
     "DRAWS",
-    "POWER",
     "Estimate",
     "Interval",
     "blocks",
     "detectable",
     "draw_weights",
     "estimate",
-    "expanded_tail",
+    "halves",
     "holm",
     "jackknife",
     "leave_one_out",
@@ -46,8 +43,6 @@ __all__ = [
     "paired_shares",
     "percentile_interval",
     "resample_counts",
-    "resamples",
-    "tango",
     "weighted_median",
     "wilson",
 ]

@@ -1,10 +1,13 @@
-"""Right or wrong: intervals of shares and of their paired differences."""
+"""Right or wrong: shares and their paired differences; several tests at once; the smallest effect a test would find."""
 
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.errors import UsageError
 from posbias.statistics.intervals import CONFIDENCE, Interval
 
+POWER = 0.8
+"""Chance of finding an effect of the size that is called detectable."""
 NUDGE = 1e-9
 """Share of the way to the limit at which the search for an end begins."""
 
@@ -72,3 +75,28 @@ def tango(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> Inte
 
     value = (gained - lost) / count
     return Interval(value, end(critical, -1.0), end(-critical, 1.0))
+
+
+def holm(p_values: Float64[np.ndarray, "n_tests"]) -> Float64[np.ndarray, "n_tests"]:
+    """Holm's step-down correction: the chance of any false rejection stays at the level, whatever the dependence."""
+    order = np.argsort(p_values)
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p_values[order] * factors))
+    return adjusted
+
+
+def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE) -> float:
+    """Smallest true mean of a paired quantity that a two-sided t-test finds with POWER; infinite below 2 units.
+
+    (t[1 - alpha/2] + t[power]) spread / sqrt(n), quantiles of Student's t with n - 1 degrees of freedom; spread is the
+    standard deviation over samples, alpha in (0, 1) is divided by the number of comparisons.
+    """
+    from scipy.special import stdtrit
+
+    if not (0 < alpha < 1 and spread >= 0):
+        raise UsageError(f"detectable needs alpha in (0, 1) and spread >= 0, got {alpha} and {spread}")
+    if n_samples < 2:
+        return float("inf")
+    quantiles = stdtrit(n_samples - 1, 1 - alpha / 2) + stdtrit(n_samples - 1, POWER)
+    return float(quantiles * spread / np.sqrt(n_samples))

@@ -1,20 +1,18 @@
 """Who answers: local models with shared prefixes, and OpenAI-compatible servers with an answer cache."""
 
-from posbias.evaluation.responders.base import AnswerScore, Messages, Reply, Request, Responder, Response
+from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.client import ServerOptions
 from posbias.evaluation.responders.local import LocalOptions, LocalResponder
-from posbias.evaluation.responders.server import ServerResponder, Usage
-from posbias.evaluation.responders.server_options import ServerOptions
+from posbias.evaluation.responders.server import ServerResponder
 
 __all__ = [
     "AnswerScore",
     "LocalOptions",
     "LocalResponder",
-    "Messages",
     "Reply",
     "Request",
     "Responder",
     "Response",
     "ServerOptions",
     "ServerResponder",
-    "Usage",
 ]

@@ -110,12 +110,7 @@ class Responder(ABC):
 
     @abstractmethod
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """Generated texts, scores of the answers, or both, with as little work as both together need.
-
-        Args:
-            requests: Any number, of any groups.
-            generate: Whether texts are generated.
-            score: Whether answers are scored; requests without one are not.
+        """Generated texts, scores of the answers (where requests have one), or both, with as little work as both need.
 
         Raises:
             UsageError: a request that this responder cannot put to its model.
@@ -142,6 +137,3 @@ class Responder(ABC):
     def learnt(self) -> dict[str, Any]:
         """What only requests show, such as whether there are scores; also part of `describe`."""
         return {}
-
-    def close(self) -> None:
-        """Give back connections; a closed responder is not used again."""

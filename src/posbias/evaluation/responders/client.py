@@ -9,6 +9,7 @@ and body are all cancelled at once. Its event loop runs in a thread of its own w
 
 import email.utils
 import json
+import os
 import random
 import ssl
 import threading
@@ -16,13 +17,116 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from posbias.checks import check_whole
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import Mask
 from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
-from posbias.evaluation.responders.server_options import ServerOptions
+
+KINDS = {"chat": "chat/completions", "text": "completions"}
+"""Kinds of server, and where below the base address requests go."""
+OPTIONAL = ("requests_per_minute", "price_in", "price_out")
+"""Numbers that may be None."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Settings of a `ServerResponder`; all of them may stand in a record."""
+
+    kind: str = "chat"
+    """"chat" (a text becomes a user's message) or "text" (the prompt is continued as it is)."""
+    concurrency: int = 4
+    """Requests under way at once (>= 1)."""
+    retries: int = 6
+    """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer."""
+    first_delay: float = 1.0
+    """Before the first retry (seconds, > 0); doubled for each further one, each shortened by up to half at random."""
+    longest_delay: float = 60.0
+    """No wait of our own choice is longer (seconds)."""
+    longest_retry_after: float = 600.0
+    """A server that asks for a longer wait is given up (seconds)."""
+    requests_per_minute: float | None = None
+    """Attempts begun per minute at most, evenly spaced; None: unlimited."""
+    timeout: float = 120.0
+    """For one answer, from the connection to its last byte (seconds, > 0); ten at most go to the connection."""
+    max_answer_bytes: int = 2**24
+    """A larger answer, as it comes or decompressed, ends the run (bytes, >= 1)."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; unset: no key is sent."""
+    cache: Path | None = None
+    """Directory of answers, of any models and servers; None: in memory only."""
+    reuse: bool = True
+    """Whether answers that lay in the cache before are taken; False: every request is made once more."""
+    price_in: float | None = None
+    """Per million tokens of prompts, any currency."""
+    price_out: float | None = None
+    """Per million generated tokens."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out."""
+    jitter_seed: int = 0
+    """Of the random part of the delays (>= 0)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise UsageError(f"server kind {self.kind!r} is unknown; allowed: {', '.join(KINDS)}")
+        if not isinstance(self.key_variable, str) or not self.key_variable.isidentifier():
+            # Not repeated: it may be a key, put here by mistake.
+            raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
+        if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
+            raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        try:
+            json.dumps(dict(self.body), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"server: body must be what JSON can say: {error}") from None
+        if not isinstance(self.reuse, bool):
+            raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
+        for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):
+            check_whole(f"server: {name}", getattr(self, name), least=least)
+        for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout", *OPTIONAL):
+            value, above = getattr(self, name), name not in ("price_in", "price_out")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            wrong = not number or not 0 <= float(str(value)) < float("inf") or (above and value == 0)
+            if wrong and not (value is None and name in OPTIONAL):
+                bound = "above" if above else "at least"
+                raise UsageError(f"server: {name} must be {bound} 0 and finite, got {value!r}")
+
+    def key(self) -> str | None:
+        """The key, from the environment; it is kept nowhere else than in the client's header.
+
+        Raises:
+            UsageError: it is not printable ASCII; the message names the variable, not the value.
+        """
+        value = os.environ.get(self.key_variable, "").strip()
+        if not all("!" <= character <= "~" for character in value):
+            raise UsageError(f"the key in the environment variable {self.key_variable} is not printable ASCII")
+        return value or None
+
+
+def check_address(base_url: str) -> str:
+    """The address below which requests go; `/v1` is added where there is no path.
+
+    Raises:
+        UsageError: not http(s), or with a user, password, query or fragment, which could hide a key in a record.
+    """
+    try:
+        parts = urlsplit(base_url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise UsageError("a server is named by its address; allowed: http://HOST:PORT/v1 or https://...")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            "a server's address must have no user, password, query or fragment; keys go into the environment"
+        )
+    path = parts.path.rstrip("/") or "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
 
 RETRIED = frozenset({408, 429})
 """Refusals that may pass; so may all of 500 and above."""
@@ -64,13 +168,11 @@ class Client:
     def __init__(self, address: str, options: ServerOptions) -> None:
         self.address = address
         self.retried = 0
-        """Attempts that were repeated."""
         self.stop = threading.Event()
         """Set: waits end at once, and nothing is tried again."""
         self._options = options
         self._key = options.key()
         self.mask = Mask(self._key)
-        """Takes the key out of texts."""
         per_minute = options.requests_per_minute
         self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
         self._next = 0.0
@@ -109,12 +211,7 @@ class Client:
             yield
 
     def request(self, path: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
-        """Post a body below the address and read the answer.
-
-        Args:
-            path: Below the address.
-            body: JSON.
-            kind: What is read out of the answer.
+        """Post JSON to a path below the address, and read the answer of that kind.
 
         Raises:
             RefusedError: for good.
@@ -125,7 +222,13 @@ class Client:
         for attempt in range(self._options.retries + 1):
             self._wait(self._turn())
             try:
-                return self._attempt(f"{self.address}/{path}", body, kind)
+                status, headers, content = self._post(f"{self.address}/{path}", body)
+                if _fulfilled(status):
+                    return read_answer(content, kind, self.mask.answer)
+                if status in RETRIED or status >= 500:
+                    raise FailedError(f"HTTP {status}", _retry_after(headers.get("Retry-After")))
+                text = content.decode("utf-8", errors="replace")
+                raise RefusedError(status, self.mask.line(text) or "no message", text)
             except FailedError as error:
                 reason, wanted = self.mask.line(str(error)), error.retry_after
             if wanted is not None and wanted > self._options.longest_retry_after:
@@ -133,16 +236,6 @@ class Client:
             if attempt < self._options.retries:
                 self._wait(self._delay(attempt + 1, wanted))
         raise RunError(f"server {self.address} failed {self._options.retries + 1} times: {reason}")
-
-    def _attempt(self, url: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
-        """The answer to one request; `FailedError` where it may be repeated."""
-        status, headers, content = self._post(url, body)
-        if _fulfilled(status):
-            return read_answer(content, kind, self.mask.answer)
-        if status in RETRIED or status >= 500:
-            raise FailedError(f"HTTP {status}", _retry_after(headers.get("Retry-After")))
-        text = content.decode("utf-8", errors="replace")
-        raise RefusedError(status, self.mask.line(text) or "no message", text)
 
     def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and decoded content of an answer; of a refusal the beginning.

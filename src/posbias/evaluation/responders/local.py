@@ -20,14 +20,11 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.running import (
     Ending,
-    LiveCache,
     Runner,
     Started,
-    TokenCount,
     TokenIds,
-    count_tokens,
-    decode_alone,
-    decode_together,
+    decode,
+    size_of,
     trusted_runner,
     visiting_order,
 )
@@ -68,12 +65,9 @@ class EncodedRequest:
 def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
     """Token ids of all requests.
 
-    Prompt and answer are tokenised as one text where that leaves the prompt's tokens as they are, and the answer on
-    its own otherwise (its first characters would have merged into the prompt's last token).
-
-    Args:
-        tokenizer: The model's own.
-        requests: Texts are read as they are, conversations as the model's chat template renders them.
+    Texts are read as they are, conversations as the model's chat template renders them. Prompt and answer are tokenised
+    as one text where that leaves the prompt's tokens as they are, and the answer on its own otherwise (its first
+    characters would have merged into the prompt's last token).
 
     Raises:
         UsageError: no tokenizer, no chat template for a conversation, or a prompt that has no tokens.
@@ -125,7 +119,7 @@ class LocalResponder(Responder):
     @property
     def reuses(self) -> bool | None:
         """Whether beginnings are reused; None before the first request, on which the model's cache is tried."""
-        return None if self._runner is None else self.options.reuse and isinstance(self._runner, LiveCache)
+        return None if self._runner is None else self.options.reuse and self._runner.cached
 
     @property
     def processed(self) -> int:
@@ -133,21 +127,18 @@ class LocalResponder(Responder):
         return 0 if self._runner is None else self._runner.processed
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """Generated texts and scores; a request that does not fit into the context is skipped, never truncated.
-
-        Raises:
-            UsageError: a conversation for a model without a chat template, or a prompt without tokens.
-            RunError: the network fails, or its logits are not finite.
-        """
+        """As `Responder.respond`; a request that does not fit into the context is skipped, never truncated."""
         encoded, responses = self.prepared(requests, generate=generate)
         scores: dict[int, AnswerScore] = {}
         waiting: list[Started] = []
         order = [index for index in visiting_order([tokens.prompt for tokens in encoded]) if index not in responses]
+        if not order:
+            return [Reply(responses.get(index), None) for index in range(len(requests))]
+        runner = self._runner = self._runner or trusted_runner(self.model, encoded[order[0]].prompt)
         for index in track(order, "answers"):
             prompt, answer = encoded[index].prompt, encoded[index].answer
             if not score:
                 answer = answer[:0]
-            runner = self._runner_for(prompt)
             if not self.options.reuse:
                 runner.forget()
             logits = runner.run(np.concatenate([prompt, answer[:-1]]), rows=max(1, len(answer)))
@@ -157,9 +148,9 @@ class LocalResponder(Responder):
             if generate:
                 waiting.append(Started(index, requests[index], prompt, logits[0], runner.keep(len(prompt))))
                 if len(waiting) >= self._room(waiting[0]):
-                    responses.update(self._continue(waiting))
+                    responses.update(self._continue(runner, waiting))
                     waiting.clear()
-        responses.update(self._continue(waiting))
+        responses.update(self._continue(runner, waiting))
         return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
 
     def prepared(
@@ -175,10 +166,6 @@ class LocalResponder(Responder):
                 skipped[index] = Response("", "skipped", prompt_tokens=length, tokens=0, skipped=reason)
         return encoded, skipped
 
-    def count_tokens(self, requests: Sequence[Request]) -> TokenCount:
-        """Tokens of the prompts, run plainly and as few as can be; nothing is run."""
-        return count_tokens([tokens.prompt for tokens in encode_requests(self.tokenizer, requests)])
-
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         described = {"kind": "local", "model": self.model.describe(), "batch": self.options.batch}
@@ -192,33 +179,22 @@ class LocalResponder(Responder):
         """Tokens run through the network, and how many a plain run would have taken."""
         return {"tokens_processed": self.processed, "tokens_plain": self._plain}
 
-    def _runner_for(self, prompt: TokenIds) -> Runner:
-        if self._runner is None:
-            self._runner = trusted_runner(self.model, prompt)
-        return self._runner
-
     def _room(self, started: Started) -> int:
         """How many prompts are kept for decoding together."""
-        if started.kept is None or not started.kept.bytes:
-            return 1
         # Twice: as kept, and joined to one batch.
-        return max(1, min(self.options.batch, self.options.cache_bytes // (2 * started.kept.bytes)))
+        each = 2 * size_of(started.kept)
+        return max(1, min(self.options.batch, self.options.cache_bytes // each)) if each else 1
 
-    def _continue(self, waiting: Sequence[Started]) -> dict[int, Response]:
+    def _continue(self, runner: Runner, waiting: Sequence[Started]) -> dict[int, Response]:
         """The responses to prompts that have been run, those of one length together."""
         by_length: dict[int, list[Started]] = {}
         for started in waiting:
             by_length.setdefault(len(started.prompt), []).append(started)
-        responses = {}
-        for length, batch in by_length.items():
-            runner = self._runner_for(batch[0].prompt)
-            if isinstance(runner, LiveCache) and len(batch) > 1:
-                decoded = decode_together(runner, batch, self._ending)
-            else:
-                decoded = [decode_alone(runner, started, self._ending) for started in batch]
-            for started, generated in zip(batch, decoded, strict=True):
-                responses[started.index] = self._ending.response(generated, started.request, length)
-        return responses
+        return {
+            started.index: self._ending.response(generated, started.request, length)
+            for length, batch in by_length.items()
+            for started, generated in zip(batch, decode(runner, batch, self._ending), strict=True)
+        }
 
 
 def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.ndarray, "token"]) -> AnswerScore:
@@ -234,14 +210,11 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
 
 
 def _end_tokens(model: Model) -> frozenset[int]:
-    """The tokens that end an answer, by the model's generation settings and its tokenizer."""
+    """By the model's generation settings, which nothing else has checked, and its tokenizer."""
     settings = getattr(model.network, "generation_config", None)
-    return frozenset([*_as_ids(getattr(settings, "eos_token_id", None)), *_as_ids(model.tokenizer.eos_token_id)])
-
-
-def _as_ids(value: Any) -> list[int]:
-    """Token ids as a configuration of generation gives them; whoever wrote the file, nothing else has checked it."""
-    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
-    for token in ids:
+    found: list[Any] = []
+    for value in (getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id):
+        found += [] if value is None else value if isinstance(value, list | tuple) else [value]
+    for token in found:
         check_whole("eos_token_id of the model", token, least=0, below=2**63)
-    return list(ids)
+    return frozenset(found)

@@ -36,20 +36,23 @@ class Mask:
     """Takes one key out of texts; without a key, texts stay as they are."""
 
     def __init__(self, key: str | None) -> None:
-        spellings = [] if key is None else [key]
-        if key is not None and len(key) >= SECRET:
-            spellings += [*_in_base64(key.encode()), key.encode().hex()]
-        self._key = re.compile("|".join(map(_either_alphabet, spellings)), re.IGNORECASE) if spellings else None
         self._in_answers = key is not None and len(key) >= SECRET
+        spellings = [] if key is None else [key]
+        if key is not None and self._in_answers:
+            spellings += [*_in_base64(key.encode()), key.encode().hex()]
+        # Base64 of either alphabet.
+        patterns = [re.escape(spelling).replace(r"\+", "[+-]").replace("/", "[/_]") for spelling in spellings]
+        self._key = re.compile("|".join(patterns), re.IGNORECASE) if patterns else None
 
     def message(self, text: str) -> str:
         """A text of any source but an answer: a short key is taken out, too."""
         if self._key is None or not _occurs(self._key, text):
             return text
         parts, done = [], 0
-        for begin, end in _joined(_found(self._key, text)):
-            parts += [text[done:begin], MASKED]
-            done = end
+        for begin, end in _found(self._key, text):
+            if begin >= done:
+                parts += [text[done:begin], MASKED]
+            done = max(done, end)
         return "".join([*parts, text[done:]])
 
     def answer(self, text: str) -> str:
@@ -108,17 +111,6 @@ def _found(key: re.Pattern[str], text: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans that overlap, made one."""
-    joined: list[tuple[int, int]] = []
-    for begin, end in spans:
-        if joined and begin < joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((begin, end))
-    return joined
-
-
 class _Undone:
     """A text with one layer of escapes undone, and where its characters came from."""
 
@@ -155,11 +147,6 @@ def _said(match: re.Match[str]) -> str:
     if kind == "named":
         return html5.get(f"{match['named']};", match[0])
     return match["bare"] or ""
-
-
-def _either_alphabet(spelling: str) -> str:
-    """A pattern for a text that may be base64 of either alphabet."""
-    return re.escape(spelling).replace(r"\+", "[+-]").replace("/", "[/_]")
 
 
 def _in_base64(key: bytes) -> Iterator[str]:

@@ -8,7 +8,6 @@ not see, so that any of them can be cut back. Decoding is greedy; prompts of one
 without padding, and a sequence that has ended leaves the batch.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,17 +29,6 @@ SHORT_PROBE = 64
 """Tokens on which a cache is tried where no layer has a window; two windows and a half otherwise."""
 
 
-@dataclass(frozen=True)
-class TokenCount:
-    """Tokens of a set of prompts."""
-
-    plain: int
-    """Every prompt run whole."""
-    floor: int
-    """Distinct prefixes: every beginning run once. A prompt that repeats another, or is the beginning of one, still
-    runs its last token, whose output is wanted."""
-
-
 def shared_length(first: TokenIds, second: TokenIds) -> int:
     """How many tokens two sequences have in common before they first differ."""
     shorter = min(len(first), len(second))
@@ -54,50 +42,63 @@ def visiting_order(prompts: Sequence[TokenIds]) -> list[int]:
     return sorted(range(len(prompts)), key=lambda index: prompts[index].astype(">i8").tobytes())
 
 
-def count_tokens(prompts: Sequence[TokenIds]) -> TokenCount:
-    """What running all prompts takes, whole and with every beginning run once."""
+def count_tokens(prompts: Sequence[TokenIds]) -> tuple[int, int]:
+    """Tokens of all prompts, each run whole; and with every distinct beginning run once.
+
+    A prompt that repeats another, or is the beginning of one, still runs its last token, whose output is wanted.
+    """
     floor, previous = 0, np.zeros(0, dtype=np.int64)
     for index in visiting_order(prompts):
         floor += len(prompts[index]) - min(shared_length(previous, prompts[index]), len(prompts[index]) - 1)
         previous = prompts[index]
-    return TokenCount(plain=sum(len(prompt) for prompt in prompts), floor=floor)
+    return sum(map(len, prompts)), floor
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The keys and values of one whole prompt."""
+class Runner:
+    """Runs token ids and counts how many.
 
-    layers: Layers
+    Args:
+        model: A Hugging Face model where `cached`.
+        cached: Whether one cache is cut back to what a sequence shares with the one before, and continued from there;
+            otherwise every sequence is run from its first token, the only way where no cache can be trusted.
+    """
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the keys and values."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
-
-
-class Runner(ABC):
-    """Runs token ids and counts how many."""
-
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, cached: bool) -> None:
         self.model = model
+        self.cached = cached
         self.processed = 0
         """Tokens run through the network so far."""
+        self.forget()
 
-    @abstractmethod
+    def forget(self) -> None:
+        """Run the next sequence from its first token."""
+        self._held: TokenIds = np.zeros(0, dtype=np.int64)
+        self._layers: Layers = []
+
     def run(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
         """Next-token logits of the last `rows` positions (>= 1) of a sequence, in order.
 
         Raises:
             RunError: the network fails, or its logits are not finite.
         """
+        start = min(shared_length(self._held, token_ids), len(token_ids) - rows)
+        cache = _cache_of(self.keep(start) if start else []) if self.cached else None
+        self.forget()  # should the network fail, nothing is held
+        logits = self._outputs(token_ids[None, start:], rows, cache)[0]
+        if cache is not None:
+            self._held, self._layers = token_ids.copy(), _layers_of(cache)
+        return logits
 
-    def forget(self) -> None:
-        """Run the next sequence from its first token."""
-        return
+    def keep(self, n_positions: int) -> Layers:
+        """Keys and values of the first positions of the last sequence; none without a cache.
 
-    def keep(self, n_positions: int) -> Kept | None:
-        """Keys and values of the first positions of the last sequence; None where there is no cache."""
-        return None
+        Views, not copies: they stay as they are when the cache goes on.
+        """
+        return [(keys[:, :, :n_positions], values[:, :, :n_positions]) for keys, values in self._layers]
+
+    def step(self, token_ids: Int64[np.ndarray, "batch one"], cache: Any) -> Float[Tensor, "batch vocabulary"]:
+        """Logits after one more token of several sequences, whose cache goes on by one position."""
+        return self._outputs(token_ids, 1, cache)[:, 0]
 
     def _outputs(self, token_ids: Int64[np.ndarray, "batch new"], rows: int, cache: Any) -> Tensor:
         batch, new = token_ids.shape
@@ -114,44 +115,9 @@ class Runner(ABC):
         return logits
 
 
-class WholePrompts(Runner):
-    """Every sequence from its first token: the plain way, and the only one where no cache can be trusted."""
-
-    def run(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
-        """Logits of the last `rows` positions."""
-        return self._outputs(token_ids[None], rows, None)[0]
-
-
-class LiveCache(Runner):
-    """One cache, cut back to what a sequence shares with the one before and continued from there."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self._held = np.zeros(0, dtype=np.int64)
-        self._layers: Layers = []
-
-    def run(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
-        """Logits of the last `rows` positions; what the sequence shares with the last one is not run again."""
-        start = min(shared_length(self._held, token_ids), len(token_ids) - rows)
-        cache = _cache_of(
-            [(keys[:, :, :start], values[:, :, :start]) for keys, values in self._layers] if start else []
-        )
-        self.forget()  # should the network fail, nothing is held
-        logits = self._outputs(token_ids[None, start:], rows, cache)[0]
-        self._held, self._layers = token_ids.copy(), _layers_of(cache)
-        return logits
-
-    def forget(self) -> None:
-        """Run the next sequence from its first token."""
-        self._held, self._layers = self._held[:0], []
-
-    def keep(self, n_positions: int) -> Kept:
-        """Views, not copies: they stay as they are when the cache goes on."""
-        return Kept([(keys[:, :, :n_positions], values[:, :, :n_positions]) for keys, values in self._layers])
-
-    def step(self, token_ids: Int64[np.ndarray, "batch one"], cache: Any) -> Float[Tensor, "batch vocabulary"]:
-        """Logits after one more token of several sequences, whose cache goes on by one position."""
-        return self._outputs(token_ids, 1, cache)[:, 0]
+def size_of(layers: Layers) -> int:
+    """Bytes of keys and values."""
+    return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
 
 def _cache_of(layers: Layers) -> Any:
@@ -175,11 +141,11 @@ def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
     window = getattr(getattr(model, "config", None), "sliding_window", None)
     # Long enough that every sliding window has left positions behind, before the cut and after it.
     probe = token_ids[: max(SHORT_PROBE, 5 * window // 2) if isinstance(window, int) else SHORT_PROBE]
+    live, whole = Runner(model, cached=True), Runner(model, cached=False)
     if not isinstance(model, HuggingFaceModel) or len(probe) < 4:
-        return WholePrompts(model)
+        return whole
     half = len(probe) // 2
     turned = np.concatenate([probe[:half], probe[half:][::-1]])
-    live, whole = LiveCache(model), WholePrompts(model)
     if looks_ahead(model, model.embed(model.token_tensor([probe.tolist()]))):
         return whole
     try:
@@ -188,10 +154,10 @@ def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
             for tokens, rows in ((probe, 1), (turned[:-1], half // 2), (turned, 1))
         ]
     except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
-        return WholePrompts(model)
+        return Runner(model, cached=False)
     epsilon = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
     same = all(float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()) for ours, theirs in pairs)
-    return LiveCache(model) if same and live.processed < whole.processed else WholePrompts(model)
+    return Runner(model, cached=same and live.processed < whole.processed)
 
 
 @dataclass(frozen=True)
@@ -233,38 +199,34 @@ class Started:
     prompt: TokenIds
     logits: Float[Tensor, "vocabulary"]
     """After the prompt's last token."""
-    kept: Kept | None
-    """Its keys and values; None where it will be continued through the runner itself."""
+    kept: Layers
+    """Its keys and values; none where it is continued without a cache."""
 
 
-def decode_alone(runner: Runner, started: Started, ending: Ending) -> list[int]:
-    """The continuation of one prompt; a live cache that has just run it goes on from there."""
-    generated = [int(started.logits.argmax())]
-    while not ending.reached(generated, started.request):
-        sequence = np.concatenate([started.prompt, np.array(generated, dtype=np.int64)])
-        generated.append(int(runner.run(sequence, rows=1)[0].argmax()))
-    return generated
-
-
-def decode_together(runner: LiveCache, batch: Sequence[Started], ending: Ending) -> list[list[int]]:
-    """The continuations of prompts of one length, whose keys and values have been kept."""
+def decode(runner: Runner, batch: Sequence[Started], ending: Ending) -> list[list[int]]:
+    """The continuations of prompts of one length, from the keys and values that were kept of them."""
     generated = [[int(started.logits.argmax())] for started in batch]
 
     def unfinished(indices: Sequence[int]) -> list[int]:
         return [index for index in indices if not ending.reached(generated[index], batch[index].request)]
 
-    active = unfinished(range(len(batch)))
-    columns = zip(*(kept.layers for index in active if (kept := batch[index].kept) is not None), strict=True)
-    cache = _cache_of(
-        [(torch.cat([own[0] for own in layer]), torch.cat([own[1] for own in layer])) for layer in columns]
-    )
+    active, cache = unfinished(range(len(batch))), None
+    if runner.cached:
+        columns = zip(*(batch[index].kept for index in active), strict=True)
+        cache = _cache_of(
+            [(torch.cat([own[0] for own in layer]), torch.cat([own[1] for own in layer])) for layer in columns]
+        )
     while active:
-        last = np.array([[generated[index][-1]] for index in active], dtype=np.int64)
-        choices = runner.step(last, cache).argmax(dim=-1).tolist()
+        if cache is None:
+            whole = [np.array([*batch[index].prompt, *generated[index]], dtype=np.int64) for index in active]
+            choices = [int(runner.run(sequence, rows=1)[0].argmax()) for sequence in whole]
+        else:
+            last = np.array([[generated[index][-1]] for index in active], dtype=np.int64)
+            choices = runner.step(last, cache).argmax(dim=-1).tolist()
         for index, choice in zip(active, choices, strict=True):
-            generated[index].append(int(choice))
+            generated[index].append(choice)
         left = unfinished(active)
-        if left and len(left) < len(active):
+        if cache is not None and left and len(left) < len(active):
             rows = [active.index(index) for index in left]
             cache = _cache_of([(keys[rows], values[rows]) for keys, values in _layers_of(cache)])
         active = left

@@ -17,7 +17,14 @@ from typing import Any
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.client import Client, RefusedError, StoppedError
+from posbias.evaluation.responders.client import (
+    KINDS,
+    Client,
+    RefusedError,
+    ServerOptions,
+    StoppedError,
+    check_address,
+)
 from posbias.evaluation.responders.server_answers import (
     AnswerCache,
     Echo,
@@ -27,7 +34,6 @@ from posbias.evaluation.responders.server_answers import (
     answer_key,
     score_of,
 )
-from posbias.evaluation.responders.server_options import KINDS, ServerOptions, check_address
 
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
@@ -94,12 +100,7 @@ class ServerResponder(Responder):
         return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """Generated texts and, where the server can, scores; several requests at once.
-
-        Raises:
-            UsageError: a conversation for a text server.
-            RunError: the server refuses, or fails after all retries; finished answers are kept.
-        """
+        """As `Responder.respond`, several requests at once; scores where the server can."""
         if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
         self._client.stop.clear()
@@ -210,7 +211,6 @@ class ServerResponder(Responder):
                 self.scores, self._no_scores = reason is None, reason
 
     def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
-        """The answer to a body, from the cache or the server."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         path = KINDS[self.options.kind]
         key = answer_key(f"{self._client.address}/{path}", whole)

@@ -9,7 +9,6 @@ no key.
 
 import hashlib
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -100,9 +99,10 @@ class ServerAnswer(BaseModel):
     prompt_tokens: Count | None = Field(None, validation_alias=PROMPT_TOKENS)
 
     @property
-    @abstractmethod
     def generated(self) -> int | None:
         """Generated tokens, as the server counts them."""
+        count: int | None = getattr(self, "tokens_generated" if isinstance(self, Echo) else "tokens")
+        return count
 
 
 class Generated(ServerAnswer):
@@ -111,11 +111,6 @@ class Generated(ServerAnswer):
     text: Text = Field(validation_alias=AliasPath(*FIRST, "text"))
     finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"))
     tokens: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
-
-    @property
-    def generated(self) -> int | None:
-        """The same."""
-        return self.tokens
 
 
 class Message(Generated):
@@ -136,11 +131,6 @@ class Echo(ServerAnswer):
     listed: Annotated[list[Listed | None], Field(fail_fast=True)] | None = Field(
         None, validation_alias=AliasPath(*FIRST, "logprobs", "top_logprobs")
     )
-
-    @property
-    def generated(self) -> int | None:
-        """Generated tokens, as the server counts them."""
-        return self.tokens_generated
 
     @model_validator(mode="after")
     def _same_length(self) -> "Echo":
@@ -218,16 +208,13 @@ class AnswerCache:
     def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:
         self._directory = directory
         self._hide = hide
-        self._memory: dict[str, ServerAnswer] = {}
-        self._own: set[str] | None = None if reuse else set()
+        self._memory: dict[str, ServerAnswer] | None = {} if directory is None or not reuse else None
 
     def find(self, key: str, kind: type[Kind]) -> Kind | None:
         """The answer under a key; None where there is none, or a damaged one."""
-        if self._directory is None:
-            known = self._memory.get(key)
+        if self._memory is not None or self._directory is None:
+            known = (self._memory or {}).get(key)
             return known if isinstance(known, kind) else None
-        if self._own is not None and key not in self._own:
-            return None
         try:
             stored = self._path(self._directory, key).read_bytes()
             kept = _Kept[kind].model_validate_json(stored, by_alias=False, by_name=True, context=self._hide)  # type: ignore[valid-type]
@@ -237,8 +224,9 @@ class AnswerCache:
 
     def keep(self, key: str, answer: ServerAnswer) -> None:
         """Store an answer, whole or not at all (RunError: the disk is full)."""
-        if self._directory is None:
+        if self._memory is not None:
             self._memory[key] = answer
+        if self._directory is None:
             return
         document = _Kept(format=ANSWER_FORMAT, key=key, answer=answer).model_dump(serialize_as_any=True)
         path = self._path(self._directory, key)
@@ -247,8 +235,6 @@ class AnswerCache:
             write_atomically(path, json.dumps(document, sort_keys=True).encode())
         except OSError as error:
             raise RunError(f"cannot write to {str(self._directory)!r}: {error.strerror or error}") from None
-        if self._own is not None:
-            self._own.add(key)
 
     @staticmethod
     def _path(directory: Path, key: str) -> Path:

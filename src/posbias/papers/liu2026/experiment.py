@@ -23,6 +23,7 @@ from posbias.papers.closing_loop import (
 )
 from posbias.papers.findings import LEFT_OUT, Outcome, Outcomes, Seeded, chance, finding_rows, findings_tables, tally
 from posbias.papers.influence_profiles import KINDS, MOMENTS, profiles_by_moment
+from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.liu2026.published import (
     CONFIGURATIONS,
     CONTEXT,
@@ -47,7 +48,6 @@ from posbias.records import Record
 from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends
-from posbias.tasks.synthetic import partial_information_losses
 from posbias.training import TrainedMember, TrainingOptions
 
 PAPER = "position-copy-liu2026"

@@ -1,12 +1,9 @@
 """Tasks in language, with the answer at a chosen position of the context."""
 
 from posbias.tasks.language.answers import SCORERS, share_found
-from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, Message
-from posbias.tasks.language.documents import Documents
-from posbias.tasks.language.encoding import encode, rendered
-from posbias.tasks.language.key_value import KeyValue
+from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, encode, file_sha256, rendered
+from posbias.tasks.language.lost_in_the_middle import Documents, KeyValue
 from posbias.tasks.language.needle import Needle
-from posbias.tasks.language.published import file_sha256
 from posbias.tasks.language.word_lists import ExampleOrder, TokenCopy
 
 __all__ = [
@@ -17,7 +14,6 @@ __all__ = [
     "ExampleOrder",
     "KeyValue",
     "LanguageTask",
-    "Message",
     "Needle",
     "TokenCopy",
     "encode",

@@ -1,19 +1,29 @@
-"""What every task in language shares: the example, the paired design, and the registry.
+"""What every task in language shares: the example, the paired design, the registry, and how published files are read.
 
 One sample (the same items, the same question) is requested once per position; only the moved item changes its place, so
 that positions are compared on equal terms. Variants are frozen dataclasses, spelled as literal calls.
+
+A text is opened by the special tokens the tokenizer puts before one (BOS); a conversation is rendered by the chat
+template, which writes its own. The place of an item is read off the tokenizer's character offsets, never guessed.
 """
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from posbias.checks import check_whole
 from posbias.errors import UsageError
+from posbias.files import check_text, json_object, open_file, read_lines
 from posbias.limits import EXAMPLES, ITEMS
+from posbias.prompts.chat import check_template, render_conversation
+from posbias.prompts.prompts import opening
 from posbias.registry import Registry
-from posbias.tasks.language.encoding import locate
 
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
 
@@ -80,15 +90,17 @@ class LanguageTask(ABC):
     """Name of the published scoring rule, a key of `SCORERS`."""
     max_tokens: ClassVar[int]
     """Tokens a model may generate for its answer."""
+    counted: ClassVar[str]
+    """The parameter that counts the items among which one is moved."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.chat, bool):
             raise UsageError(f"{self.name}: chat must be True or False, got {self.chat!r}")
 
     @property
-    @abstractmethod
     def n_items(self) -> int:
         """Positions that the moved item can take, >= 1."""
+        return int(getattr(self, self.counted))
 
     @property
     def condition(self) -> str:
@@ -172,7 +184,122 @@ class LanguageTask(ABC):
         return LANGUAGE_TASKS.spell(self)
 
 
-def check_choice(owner: str, parameter: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a variant's parameter that is not one of the allowed words, which the message lists."""
-    if value not in allowed:
-        raise UsageError(f"{owner}: {parameter} must be one of {', '.join(allowed)}, got {value!r}")
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as a model reads it."""
+
+    text: str
+    """The text that was tokenised: the prompt itself, or the rendered conversation."""
+    token_ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...] | None
+    """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
+
+
+def rendered(
+    prompt: str | Sequence[Mapping[str, str]], tokenizer: Any, *, index: int = 0
+) -> tuple[str, tuple[int, ...]]:
+    """The text that a model reads, and the special tokens that open it (a template writes its own out).
+
+    A conversation is rendered up to the opening of the assistant's answer; `index` is its number, for messages.
+
+    Raises:
+        UsageError: a conversation for a tokenizer without chat template.
+    """
+    if isinstance(prompt, str):
+        return prompt, tuple(opening(tokenizer))
+    check_template(tokenizer)
+    return render_conversation(tokenizer, prompt, index=index), ()
+
+
+def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encoded:
+    """The token ids of a prompt, with their places in its text. Errors as `rendered`."""
+    text, before = rendered(prompt, tokenizer)
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    found = tokenizer(
+        text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=fast, verbose=False
+    )
+    offsets = ((0, 0),) * len(before) + tuple(found["offset_mapping"]) if fast else None
+    return Encoded(text, (*before, *found["input_ids"]), offsets)
+
+
+def locate(
+    prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | None, tokenizer: Any
+) -> tuple[int | None, int | None, int | None]:
+    """The tokens of the characters `gold` of a prompt's (last message's) text.
+
+    Args:
+        prompt: Text, or messages.
+        gold: Begin and end in characters of the text (of the last message); None: only the length is wanted.
+        tokenizer: A Hugging Face tokenizer, or None.
+
+    Returns:
+        The first token that reaches beyond the begin, one past the last that begins before the end (a token that
+        straddles a border counts as part of the item), and the tokens of the prompt; None where that is not known.
+
+    Raises:
+        UsageError: no chat template, or one that changes the message so that the item cannot be found in it.
+    """
+    if tokenizer is None:
+        return None, None, None
+    encoded = encode(prompt, tokenizer)
+    if gold is None or encoded.offsets is None:
+        return None, None, len(encoded.token_ids)
+    begin, end = gold
+    if not isinstance(prompt, str):
+        shift = encoded.text.rfind(prompt[-1]["content"])
+        if shift < 0:
+            raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
+        begin, end = begin + shift, end + shift
+    low, high = np.array(encoded.offsets).T
+    touching = np.flatnonzero((high > begin) & (low < end))
+    return int(touching[0]), int(touching[-1]) + 1, len(encoded.token_ids)
+
+
+def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The first `count` records of a file, each with the name of its line for messages.
+
+    Blank lines are passed over.
+
+    Raises:
+        UsageError: the file is missing, unreadable, shorter than asked, or a line is not a JSON object.
+    """
+    found = 0
+    for where, line in read_lines(path):
+        record = json_object(line, where)
+        check_text(json.dumps(record, ensure_ascii=False), where)
+        yield where, record
+        found += 1
+        if found == count:
+            return
+    raise UsageError(f"{path!r} holds {found} examples; {count} asked")
+
+
+def check_path(owner: str, parameter: str, value: object) -> None:
+    """Refuse a variant's file name that is neither a text nor None, or empty."""
+    if value is not None and not (isinstance(value, str) and value):
+        raise UsageError(f"{owner}: {parameter} must be a path, got {value!r}")
+
+
+def file_sha256(task: object) -> str | None:
+    """Hash of the file that a task's samples are read from; None where it makes its own, or that is no plain file."""
+    path = getattr(task, "file", None) or getattr(task, "corpus", None)
+    if path is None or not Path(path).is_file():
+        return None
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
+    """A field that must be text, and not empty unless `empty` allows it."""
+    value = record.get(name)
+    if not isinstance(value, str) or not (value or empty):
+        raise UsageError(f"{where}: field {name!r} must be text, got {value!r:.80}")
+    return value
+
+
+def list_field(record: dict[str, Any], name: str, where: str) -> list[Any]:
+    """A field that must be a list with at least one entry."""
+    value = record.get(name)
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{where}: field {name!r} must be a list with entries, got {value!r:.80}")
+    return value

@@ -17,9 +17,7 @@ from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import ITEMS, Limit
 from posbias.prompts.sources import Group, default_corpus, text_file
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask
-from posbias.tasks.language.encoding import encode
-from posbias.tasks.language.published import check_path
+from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path, encode
 from posbias.tasks.language.words import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
@@ -82,6 +80,7 @@ class Needle(LanguageTask):
 
     scoring: ClassVar[str] = "substring"
     max_tokens: ClassVar[int] = 48
+    counted: ClassVar[str] = "depths"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,11 +91,6 @@ class Needle(LanguageTask):
             check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least)
         if self.distractors >= len(CITIES):
             raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
-
-    @property
-    def n_items(self) -> int:
-        """One position per depth."""
-        return self.depths
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Hidden]:
         """A text with its needles.
@@ -127,15 +121,10 @@ class Needle(LanguageTask):
         room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (2 + len(values))
         if room < 1:
             raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
-        haystack = self._haystack(groups, room, tokenizer, source)
-        return Hidden(haystack, gold, facts, question, tuple(values[: self.needles]))
-
-    def _haystack(self, groups: list[Group], room: int, tokenizer: Any, source: random.Random) -> Haystack:
-        """A text whose depths fall on different borders; places where they do not are passed over."""
         for _ in range(ATTEMPTS):
             haystack = drawn_haystack(groups, room, tokenizer, source)
             if len({self._border(haystack, position) for position in range(self.depths)}) == self.depths:
-                return haystack
+                return Hidden(haystack, gold, facts, question, tuple(values[: self.needles]))
         raise UsageError(
             f"{self.name}: texts of {self.tokens} tokens do not have {self.depths} different depths between clauses; "
             "ask for fewer depths or more tokens"
@@ -165,13 +154,7 @@ def _prompt(text: str, question: str) -> str:
 
 
 def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source: random.Random) -> Haystack:
-    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens`.
-
-    Args:
-        groups: Files to choose from, each as likely.
-        tokens: Most tokens of the text, >= 1.
-        tokenizer: A fast Hugging Face tokenizer.
-        source: Chooses the place.
+    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens` (>= 1).
 
     Raises:
         UsageError: the file has too little text.

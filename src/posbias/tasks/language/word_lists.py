@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posbias.checks import check_size, check_whole
+from posbias.checks import check_choice, check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_choice, listed
+from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, listed
 from posbias.tasks.language.words import CATEGORIES, COMMON, LABELS
 
 ASKED = ("category", "same")
@@ -38,23 +38,19 @@ class ExampleOrder(LanguageTask):
 
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 8
+    counted: ClassVar[str] = "shots"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_size(f"{self.name}: shots", self.shots, ITEMS, least=2)
         check_size(f"{self.name}: classes", self.classes, ITEMS, least=2)
-        check_choice(self.name, "ask", self.ask, ASKED)
+        check_choice(f"{self.name}: ask", self.ask, ASKED)
         most = min(self.shots, len(LABELS))
         if self.classes > most:
             raise UsageError(f"{self.name}: classes must be 2 ... {most} for {self.shots} shots, got {self.classes}")
         room = 1 + (self.classes - 1) * min(len(words) for words in CATEGORIES.values())
         if self.shots > room:
             raise UsageError(f"{self.name}: {self.classes} classes have words for {room} shots, got {self.shots}")
-
-    @property
-    def n_items(self) -> int:
-        """One position per demonstration."""
-        return self.shots
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Shot, list[Shot], str]]:
         """The informative demonstration, the others in order, and the word that is asked for."""
@@ -96,22 +92,21 @@ class TokenCopy(LanguageTask):
 
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 8
+    counted: ClassVar[str] = "length"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole(f"{self.name}: length", self.length, least=2)
-        check_choice(self.name, "cue", self.cue, CUES)
+        check_choice(f"{self.name}: cue", self.cue, CUES)
         if self.length > len(COMMON):
             raise UsageError(f"{self.name}: length must be 2 ... {len(COMMON)} words, got {self.length}")
 
-    @property
-    def n_items(self) -> int:
-        """One position per word."""
-        return self.length
-
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[list[str]]:
         """The asked word, then the others of the list."""
-        known = COMMON if tokenizer is None else single_tokens(COMMON, tokenizer)
+        known: Sequence[str] = COMMON
+        if tokenizer is not None:
+            encoded = tokenizer([f" {word}" for word in COMMON], add_special_tokens=False)["input_ids"]
+            known = [word for word, token_ids in zip(COMMON, encoded, strict=True) if len(token_ids) == 1]
         if len(known) < self.length:
             raise UsageError(
                 f"{self.name}: only {len(known)} of {len(COMMON)} words are one token of this tokenizer; "
@@ -131,9 +126,3 @@ class TokenCopy(LanguageTask):
         head, between = ("Words:\n", "\n") if numbered else ("Words:", "")
         text, span = listed(entries, position, head=head, between=between, tail=f"\n{tail}" if numbered else tail)
         return Draft(text, (gold,), span)
-
-
-def single_tokens(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
-    """The words that are one token when a space stands before them."""
-    encoded = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
-    return tuple(word for word, token_ids in zip(words, encoded, strict=True) if len(token_ids) == 1)

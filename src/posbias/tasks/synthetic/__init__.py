@@ -1,36 +1,30 @@
 """Synthetic tasks for controlled training: in-context retrieval, position copy, free recall and running span.
 
 A task is a frozen variant whose fields are its parameters; a stack draws the data of many members at once, each the
-same bits as if it were drawn alone. What the tasks mean is in each module; how draws are seeded in `draws`.
+same bits as if it were drawn alone. What the tasks mean is in each module; how draws are seeded in `base`.
 """
 
 from posbias.tasks.synthetic.base import (
     IGNORED,
     SYNTHETIC_TASKS,
-    Batch,
     SyntheticTask,
-    TaskStack,
     cross_entropy,
     stack_tasks,
 )
-from posbias.tasks.synthetic.copying import PositionCopy, partial_information_losses
+from posbias.tasks.synthetic.copying import PositionCopy
 from posbias.tasks.synthetic.recall import FreeRecall, RecallAndSpan, RunningSpan
-from posbias.tasks.synthetic.retrieval import CONTRASTS, PAIRS, InContextRetrieval
+from posbias.tasks.synthetic.retrieval import CONTRASTS, InContextRetrieval
 
 __all__ = [
     "CONTRASTS",
     "IGNORED",
-    "PAIRS",
     "SYNTHETIC_TASKS",
-    "Batch",
     "FreeRecall",
     "InContextRetrieval",
     "PositionCopy",
     "RecallAndSpan",
     "RunningSpan",
     "SyntheticTask",
-    "TaskStack",
     "cross_entropy",
-    "partial_information_losses",
     "stack_tasks",
 ]

@@ -2,16 +2,24 @@
 
 Members of different parameters stack where their `stack_key` is equal. A batch is a pure function of a member's task,
 its seed, the step and the size: the same bits alone or among others.
+
+A stream is (task name, seed, purpose, index). The purpose takes its own bits of the generator's seed, so training
+steps, evaluation sets and a member's fixed tables never share a stream; within a purpose, different indices below
+2^30 never do either. Everything after these draws is arithmetic on the whole stack, with small tables that differ from
+member to member looked up for all at once.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from posbias.architecture.masks import Mask
@@ -20,6 +28,12 @@ from posbias.errors import UsageError
 from posbias.registry import Registry
 
 SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task")
+INDEX_BITS = 30
+"""Bits of an index; with 2 bits of purpose they fill the 32 bits of a seed that torch's CPU generator uses."""
+DRAWS_FOR_THREADS = 200_000
+"""Draws of a whole stack (about a millisecond) from which on starting threads costs less than it saves."""
+STRIDE = 0x9E3779B1
+"""Odd, so that index -> index * STRIDE is one to one modulo 2^30; neighbouring steps get distant seeds."""
 IGNORED = -100
 """Target of a row that is not scored (torch's own convention in cross_entropy)."""
 EVALUATION_BATCH = 250
@@ -29,6 +43,63 @@ Inputs = Float[Tensor, "member batch position feature"] | Int64[Tensor, "member 
 Logits = Float[Tensor, "member batch row output"]
 Predict = Callable[[Any], Any]
 """Inputs of the whole stack -> Logits at the task's rows."""
+
+
+class Purpose(IntEnum):
+    """What a stream is for; FIXED: tables that a member keeps, such as class centres and labels."""
+
+    FIXED = 0
+    TRAINING = 1
+    EVALUATION = 2
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The streams of a stack of members."""
+
+    bases: tuple[int, ...]
+    """One 63-bit number per member, from its task's name and its seed."""
+    device: torch.device
+
+    @classmethod
+    def of(cls, task_name: str, seeds: Sequence[int], device: torch.device) -> "Draws":
+        """Streams of members that do the same task, one seed each."""
+        digests = [hashlib.blake2b(f"{task_name}:{seed}".encode(), digest_size=8).digest() for seed in seeds]
+        return cls(tuple(int.from_bytes(digest, "little") >> 1 for digest in digests), device)
+
+    def integers(self, purpose: Purpose, index: int, shape: tuple[int, ...]) -> Int64[Tensor, "member ..."]:
+        """Uniform whole numbers in [0, 2^63), to be reduced modulo small counts (bias below count / 2^63)."""
+        return self.mixed(purpose, index, integers=shape, normals=())[0]
+
+    def mixed(
+        self, purpose: Purpose, index: int, *, integers: tuple[int, ...], normals: tuple[int, ...]
+    ) -> tuple[Int64[Tensor, "member ..."], Float32[Tensor, "member ..."]]:
+        """Whole numbers first, then standard normals, of the given shapes per member (no normals for ()).
+
+        Both come from the stream of the purpose and an index: the step, or the number of the evaluation batch, below
+        2^30.
+        """
+        whole = torch.empty(len(self.bases), *integers, dtype=torch.int64, device=self.device)
+        normal = torch.empty(len(self.bases), *(normals or (0,)), dtype=torch.float32, device=self.device)
+
+        def fill(members: range) -> None:
+            generator = torch.Generator(self.device)
+            for member in members:
+                generator.manual_seed(_stream(self.bases[member], purpose, index))
+                whole[member].random_(generator=generator)
+                if normals:
+                    normal[member].normal_(generator=generator)
+
+        # Members over torch's threads, where that pays: its generator fills a tensor with one thread only.
+        members, draws = len(self.bases), whole.numel() + normal.numel()
+        threads = min(torch.get_num_threads(), members)
+        if self.device.type != "cpu" or threads < 2 or draws < DRAWS_FOR_THREADS:
+            fill(range(members))
+            return whole, normal
+        ends = [members * thread // threads for thread in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, map(range, ends[:-1], ends[1:])))
+        return whole, normal
 
 
 @dataclass(frozen=True)
@@ -42,41 +113,28 @@ class Batch:
 
 
 class SyntheticTask(ABC):
-    """A task whose data are drawn, not read; the fields of a variant are its parameters."""
+    """A task whose data are drawn, not read; the fields of a variant are its parameters, the rest follows from them."""
 
     name: ClassVar[str]
     needs_causal: ClassVar[bool] = False
     """Whether later inputs hold the answers, so that a mask that looks forwards would give them away."""
+    n_positions: int
+    """Length of an input in positions."""
+    n_outputs: int
+    """Classes or tokens that an output tells apart."""
+    vocabulary_size: int | None
+    """Token numbers an input may hold; None where inputs are vectors."""
+    width: int | None
+    """Features of an input vector; None where inputs are tokens."""
+    rows: tuple[int, ...]
+    """Positions whose outputs are scored."""
+    stack_key: Hashable
+    """Tasks of equal key are drawn together."""
 
-    @property
-    @abstractmethod
-    def n_positions(self) -> int:
-        """Length of an input in positions."""
-
-    @property
-    @abstractmethod
-    def n_outputs(self) -> int:
-        """Classes or tokens that an output tells apart."""
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """Token numbers an input may hold; None where inputs are vectors."""
-        return None
-
-    @property
-    def width(self) -> int | None:
-        """Features of an input vector; None where inputs are tokens."""
-        return None
-
-    @property
-    @abstractmethod
-    def rows(self) -> tuple[int, ...]:
-        """Positions whose outputs are scored."""
-
-    @property
-    @abstractmethod
-    def stack_key(self) -> Hashable:
-        """Tasks of equal key are drawn together."""
+    def _follows(self, **values: Any) -> None:
+        """Set what follows from the parameters: all that is annotated above, from `__post_init__`."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def check_mask(self, mask: Mask) -> None:
         """Refuse a mask through which a scored row could see later inputs that hold its answer.
@@ -103,10 +161,19 @@ class TaskStack(ABC):
     """The data of several members that do tasks of one key."""
 
     @abstractmethod
-    def batch(self, step: int, size: int) -> Batch:
-        """The `size` sequences that every member sees at `step` (>= 0)."""
+    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
+        """The sequences of one stream (see `Draws`) for every member."""
 
     @abstractmethod
+    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
+        """Sums over one batch of every score, per member (axis 0)."""
+
+    def batch(self, step: int, size: int) -> Batch:
+        """The `size` (>= 1) sequences that every member sees at `step` (>= 0)."""
+        if step < 0 or size < 1:
+            raise UsageError(f"a batch needs a step >= 0 and a size >= 1, got step {step} and size {size}")
+        return self.drawn(Purpose.TRAINING, step, size)
+
     def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
         """Scores per member (axis 0) on seeded data of their own, disjoint from every training step.
 
@@ -117,6 +184,12 @@ class TaskStack(ABC):
         Returns:
             Named scores; NaN for a member whose logits are not finite.
         """
+        check_whole("examples of an evaluation", examples, least=1)
+        tally: dict[str, Tensor] = {}
+        for index, start in enumerate(range(0, examples, EVALUATION_BATCH)):
+            for name, total in self.scores(predict, index, min(EVALUATION_BATCH, examples - start)):
+                tally[name] = tally[name] + total if name in tally else total
+        return {name: (total / examples).cpu().numpy() for name, total in tally.items()}
 
     def item_vectors(self) -> Float[Tensor, "member item feature"] | None:
         """What an input may hold at a position, noise aside, where inputs are vectors; None where they are tokens."""
@@ -155,22 +228,42 @@ def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) ->
     return per_member / (targets != IGNORED).view(len(targets), -1).sum(-1)
 
 
-def evaluation_sizes(examples: int) -> list[int]:
-    """Sizes of the batches of an evaluation.
+def ranks(raw: Int64[Tensor, "*batch place"]) -> Int64[Tensor, "*batch place"]:
+    """Uniform random permutations from raw draws: the rank of each among its own (ties, of chance 2^-63, by place)."""
+    later = torch.ones(raw.shape[-1], raw.shape[-1], dtype=torch.bool, device=raw.device).tril(-1)
+    above = (raw[..., :, None] > raw[..., None, :]) | ((raw[..., :, None] == raw[..., None, :]) & later)
+    return above.sum(-1)
 
-    Raises:
-        UsageError: not a whole number of at least 1.
+
+def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "*batch chosen"]:
+    """Uniform draws without replacement from 0 ... among - 1, in order of drawing.
+
+    The i-th is drawn from the among - i left over and stepped past the ones taken.
     """
-    check_whole("examples of an evaluation", examples, least=1)
-    full, rest = divmod(examples, EVALUATION_BATCH)
-    return [EVALUATION_BATCH] * full + ([rest] if rest else [])
+    taken: list[Tensor] = []
+    for position in range(raw.shape[-1]):
+        value = raw[..., position] % (among - position)
+        if taken:
+            for earlier in torch.stack(taken).sort(dim=0).values:
+                value = value + (value >= earlier)
+        taken.append(value)
+    return torch.stack(taken, dim=-1)
 
 
-def check_step(step: int, size: int) -> None:
-    """Refuse a step below 0 or a batch below 1.
+def _stream(base: int, purpose: Purpose, index: int) -> int:
+    if not 0 <= index < 1 << INDEX_BITS:
+        raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
+    low = (base + index * STRIDE) & ((1 << INDEX_BITS) - 1)
+    return (base >> 32 << 32) | (purpose << INDEX_BITS) | low
 
-    Raises:
-        UsageError: it is.
-    """
-    if step < 0 or size < 1:
-        raise UsageError(f"a batch needs a step >= 0 and a size >= 1, got step {step} and size {size}")
+
+def per_member(values: Sequence[float], device: torch.device) -> Float32[Tensor, "member one two"]:
+    """A number per member, to multiply [member, ., .] with."""
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+
+def rows_of(table: Tensor, index: Int64[Tensor, "member *batch"]) -> Tensor:
+    """table[member, index[member, ...]] for all members at once: [member, *batch, feature]."""
+    offsets = torch.arange(len(table), device=table.device) * table.shape[1]
+    flat = (index + offsets.view(-1, *[1] * (index.dim() - 1))).flatten()
+    return table.reshape(-1, table.shape[2]).index_select(0, flat).view(*index.shape, table.shape[2])

@@ -10,14 +10,13 @@ Source: the behavioural account of arXiv 2510.10276 (recall of everything gives 
 a U). The paper is known to us by its abstract: lengths, vocabulary, order and scoring are our definitions.
 """
 
-import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import check_whole, checked
@@ -26,14 +25,14 @@ from posbias.tasks.synthetic.base import (
     IGNORED,
     SYNTHETIC_TASKS,
     Batch,
+    Draws,
     Predict,
+    Purpose,
     SyntheticTask,
     TaskStack,
-    check_step,
     cross_entropy,
-    evaluation_sizes,
+    ranks,
 )
-from posbias.tasks.synthetic.draws import Draws, Purpose, ranks
 
 CUES = 3
 """Tokens beside the items: cue of free recall, cue of running span, filler after a finished span."""
@@ -61,42 +60,19 @@ class RecallTask(SyntheticTask):
                 f"{self.name}: vocabulary must be at least items = {self.items}, as a list repeats none,"
                 f" got {self.vocabulary}"
             )
+        self._follows(
+            n_positions=2 * self.items,  # list, cue, and all recalled items but the last
+            n_outputs=self.vocabulary + CUES,
+            vocabulary_size=self.vocabulary + CUES,
+            width=None,
+            rows=tuple(range(self.items, 2 * self.items)),
+            stack_key=("recall", self.items, self.vocabulary),
+        )
 
     @property
     def cues(self) -> tuple[int, float]:
         """Items asked for after the cue of running span, and the share of lists with the cue of free recall."""
         return 1, 1.0
-
-    @property
-    def n_positions(self) -> int:
-        """List, cue, and all recalled items but the last."""
-        return 2 * self.items
-
-    @property
-    def n_outputs(self) -> int:
-        """Items and cues; cues are never a target."""
-        return self.vocabulary + CUES
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """Items and cues."""
-        return self.vocabulary + CUES
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The cue and the recalled items."""
-        return tuple(range(self.items, 2 * self.items))
-
-    @property
-    def stack_key(self) -> Hashable:
-        """All three tasks of one list length and vocabulary go together."""
-        return ("recall", self.items, self.vocabulary)
-
-    def optimal_loss(self) -> float:
-        """Least mean loss per scored row in nats: ln(n!) over the n rows of free recall, 0 over those of the span."""
-        span, free = self.cues
-        scored = free * self.items + (1 - free) * span
-        return free * math.lgamma(self.items + 1) / scored
 
     def stack(self, tasks: Sequence["RecallTask"], seeds: Sequence[int], device: torch.device) -> TaskStack:
         """Members may differ in the task, the span and the share of free recall."""
@@ -143,9 +119,8 @@ class RecallAndSpan(RunningSpan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share = self.free_share
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-            raise UsageError(f"recall_and_span: free_share must lie strictly between 0 and 1, got {share!r}")
+        if not 0 < self.free_share < 1:
+            raise UsageError(f"recall_and_span: free_share must lie strictly between 0 and 1, got {self.free_share!r}")
 
     @property
     def cues(self) -> tuple[int, float]:
@@ -181,10 +156,9 @@ class RecallStack(TaskStack):
     free_shares: tuple[float, ...]
     draws: Draws
 
-    def batch(self, step: int, size: int) -> Batch:
+    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
         """Lists with the members' own mixture of cues."""
-        check_step(step, size)
-        lists, _ = self._drawn(Purpose.TRAINING, step, size, self.free_shares)
+        lists, _ = self._lists(purpose, index, size, self.free_shares)
         return Batch(self._inputs(lists), lists.targets)
 
     def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
@@ -199,11 +173,7 @@ class RecallStack(TaskStack):
             draws (temperature 1, seeded) are fed back; NaN after a cue that the member was not trained on; and
             `recalled` [place]: the two, weighted as the member's training mixes them.
         """
-        tally: dict[str, Tensor] = {}
-        for index, size in enumerate(evaluation_sizes(examples)):
-            for name, total in self._scores(predict, index, size).items():
-                tally[name] = tally.get(name, torch.zeros_like(total)) + total
-        scores = {name: (total / examples).cpu().numpy() for name, total in tally.items()}
+        scores = super().evaluate(predict, examples=examples)
         shares = {"free": np.array(self.free_shares), "span": 1 - np.array(self.free_shares)}
         scores["recalled"] = sum(
             np.where(share > 0, share, 0)[:, None] * scores[f"{cue}_recalled"] for cue, share in shares.items()
@@ -213,18 +183,20 @@ class RecallStack(TaskStack):
                 scores[f"{cue}_{measure}"][share == 0] = np.nan
         return scores
 
-    def _scores(self, predict: Predict, index: int, size: int) -> dict[str, Tensor]:
-        """Sums over one batch of lists of every score."""
-        mixed, _ = self._drawn(Purpose.EVALUATION, 3 * index, size, self.free_shares)
-        scores = {"loss": cross_entropy(predict(self._inputs(mixed)).double(), mixed.targets) * size}
+    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
+        """Sums over one batch of every set."""
+        mixed = self.drawn(Purpose.EVALUATION, 3 * index, size)
+        yield "loss", cross_entropy(predict(mixed.inputs).double(), mixed.targets) * size
         for number, (cue, share) in enumerate((("free", 1.0), ("span", 0.0)), 1):
-            shares = (share,) * len(self.spans)
-            lists, raw = self._drawn(Purpose.EVALUATION, 3 * index + number, size, shares)
+            lists, raw = self._lists(Purpose.EVALUATION, 3 * index + number, size, (share,) * len(self.spans))
             chances = predict(self._inputs(lists)).double().softmax(-1)
-            scores[f"{cue}_probability"] = _by_place(chances, lists)
-            scores[f"{cue}_first"] = chances[:, :, 0].gather(2, lists.studied).sum(1)
-            scores[f"{cue}_recalled"] = self._recalled(predict, lists, raw)
-        return scores
+            # The probability of the target, filed under its place; NaN for places never asked.
+            given = chances.gather(3, lists.targets.clamp(min=0)[..., None])[..., 0]
+            empty = torch.full_like(given, torch.nan)
+            asked = torch.where(lists.asked, given, torch.nan)
+            yield f"{cue}_probability", empty.scatter(2, lists.places, asked).sum(1)
+            yield f"{cue}_first", chances[:, :, 0].gather(2, lists.studied).sum(1)
+            yield f"{cue}_recalled", self._recalled(predict, lists, raw)
 
     def _recalled(self, predict: Predict, lists: Lists, raw: Int64[Tensor, "member batch row"]) -> Scores:
         """How often the item of each place is named when the model's own draws are fed back."""
@@ -237,13 +209,15 @@ class RecallStack(TaskStack):
                 break
             chances = predict(inputs)[:, :, row].double().softmax(-1)
             finite &= chances.isfinite().all(-1)
-            drawn = _inverse_draw(chances, raw[..., row])
+            # The first output whose cumulated probability exceeds the draw.
+            below = (chances.cumsum(-1) <= (raw[..., row].double() / 2**63)[..., None]).sum(-1)
+            drawn = below.clamp(max=chances.shape[-1] - 1)
             named |= (lists.studied == drawn[..., None]) & lists.asked[..., row, None]
             if row + 1 < self.items:
                 inputs[..., self.items + 1 + row] = drawn
         return torch.where(finite[..., None], named.double(), torch.nan).sum(1)
 
-    def _drawn(
+    def _lists(
         self, purpose: Purpose, index: int, size: int, free_shares: tuple[float, ...]
     ) -> tuple[Lists, Int64[Tensor, "member batch row"]]:
         """Lists, and raw draws left over for sampled answers."""
@@ -264,18 +238,3 @@ class RecallStack(TaskStack):
         cue = torch.where(lists.free, self.vocabulary, self.vocabulary + 1)[..., None]
         recalled = torch.where(lists.asked, lists.targets, self.vocabulary + 2)
         return torch.cat((lists.studied, cue, recalled[..., :-1]), dim=-1)
-
-
-def _by_place(chances: Float64[Tensor, "member batch row output"], lists: Lists) -> Scores:
-    """Probability of the target, filed under its place and summed over the batch; NaN for places never asked."""
-    given = chances.gather(3, lists.targets.clamp(min=0)[..., None])[..., 0]
-    empty = torch.full(lists.studied.shape, torch.nan, dtype=given.dtype, device=given.device)
-    return empty.scatter(2, lists.places, torch.where(lists.asked, given, torch.nan)).sum(1)
-
-
-def _inverse_draw(
-    chances: Float[Tensor, "member batch output"], raw: Int64[Tensor, "member batch"]
-) -> Int64[Tensor, "member batch"]:
-    """One output per sequence by its probability: the first whose cumulated probability exceeds the draw."""
-    below = (chances.cumsum(-1) <= (raw.double() / 2**63)[..., None]).sum(-1)
-    return below.clamp(max=chances.shape[-1] - 1)

@@ -5,8 +5,8 @@ a direction in common); classes come in bursts. Training may prefer some places 
 
 Trained models are evaluated by place of the answer, on classes never seen in training, in two designs. The published
 one: a context in bursts, place b's item overwritten by a copy of place a's, only a's label taken for right; the query's
-class, and the right label, then often stand elsewhere too, even at b (`confounds` gives the exact shares, the
-evaluation measures them). The unconfounded one: the query's class stands at the asked place alone (and, for gaps, its
+class, and the right label, then often stand elsewhere too, even at b (the evaluation measures how often). The
+unconfounded one: the query's class stands at the asked place alone (and, for gaps, its
 item's copy at b under another label), and the right label stands nowhere else; the other places keep their bursts.
 Every sequence draws classes of its own, around new centres (a fixed vocabulary keeps its shared direction), and the six
 published sets share all draws, so their differences are paired.
@@ -14,7 +14,7 @@ published sets share all draws, so their differences are paired.
 Source: Wu et al., arXiv 2502.01951, section 5 and appendices J-L, after Reddy 2024.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,18 +22,21 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_choice, check_whole, checked
 from posbias.errors import UsageError
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
     Batch,
+    Draws,
     Predict,
+    Purpose,
     SyntheticTask,
     TaskStack,
-    check_step,
-    evaluation_sizes,
+    distinct,
+    per_member,
+    ranks,
+    rows_of,
 )
-from posbias.tasks.synthetic.draws import Draws, Purpose, distinct, per_member, ranks, rows_of
 
 ITEMS = ("mixture", "fixed")
 DIRECTIONS = ("trained", "fresh")
@@ -43,30 +46,9 @@ PAIRS = (("first", "middle"), ("first", "last"), ("middle", "last"))
 """Places (a, b) of the gaps acc[a right, b] - acc[b right, a]; above 0, the earlier place is preferred."""
 CONTRASTS = tuple(pair for first, second in PAIRS for pair in ((first, second), (second, first)))
 """The six published evaluation sets: (place whose label is right, place overwritten by a copy)."""
+CONFOUNDS = ("class_elsewhere", "label_elsewhere", "overwritten_also_right")
 STREAMS = 4
 """Evaluation streams per batch: trained classes, novel classes (the six sets too), places, gaps."""
-
-
-def _check_choice(parameter: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"in_context_retrieval: {parameter} must be one of {', '.join(allowed)}, got {value!r}")
-
-
-def _check_answers(answers: object, pairs: int) -> None:
-    """Names, or different pair numbers within the context."""
-    if isinstance(answers, str):
-        return _check_choice("answers", answers, PLACES)
-    if not isinstance(answers, tuple) or not answers:
-        raise UsageError(
-            f"in_context_retrieval: answers must be one of {', '.join(PLACES)} or a list of pair numbers,"
-            f" got {answers!r}"
-        )
-    for place in answers:
-        if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < pairs:
-            raise UsageError(f"in_context_retrieval: answers must lie in 0 ... {pairs - 1}, got {place!r}")
-    if len(set(answers)) != len(answers):
-        raise UsageError(f"in_context_retrieval: answers must name every pair at most once, got {list(answers)}")
-    return None
 
 
 @checked
@@ -112,39 +94,30 @@ class InContextRetrieval(SyntheticTask):
             raise UsageError(
                 f"{own}: a context holds {self.distinct_classes} different classes, got classes = {self.classes}"
             )
-        if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < np.inf:
+        if isinstance(self.noise, bool) or not 0 <= self.noise < np.inf:
             raise UsageError(f"{own}: noise must be a finite number >= 0, got {self.noise!r}")
-        _check_choice("items", self.items, ITEMS)
-        _check_choice("evaluation_direction", self.evaluation_direction, DIRECTIONS)
-        _check_choice("scale", self.scale, SCALES)
-        if isinstance(self.answers, list):
-            object.__setattr__(self, "answers", tuple(self.answers))
-        _check_answers(self.answers, self.pairs)
-
-    @property
-    def n_positions(self) -> int:
-        """Items, labels and the query."""
-        return 2 * self.pairs + 1
-
-    @property
-    def n_outputs(self) -> int:
-        """The labels."""
-        return self.labels
-
-    @property
-    def width(self) -> int | None:
-        """The features."""
-        return self.features
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The query answers."""
-        return (2 * self.pairs,)
-
-    @property
-    def stack_key(self) -> Hashable:
-        """Answer places, noise and scale may differ within a stack."""
-        return (self.name, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items)
+        check_choice(f"{own}: items", self.items, ITEMS)
+        check_choice(f"{own}: evaluation_direction", self.evaluation_direction, DIRECTIONS)
+        check_choice(f"{own}: scale", self.scale, SCALES)
+        self._follows(
+            n_positions=2 * self.pairs + 1,  # items, labels and the query
+            n_outputs=self.labels,
+            vocabulary_size=None,
+            width=self.features,
+            rows=(2 * self.pairs,),
+            stack_key=(own, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items),
+        )
+        if isinstance(self.answers, str):
+            return check_choice(f"{own}: answers", self.answers, PLACES)
+        object.__setattr__(self, "answers", tuple(self.answers))
+        if not self.answers:
+            raise UsageError(f"{own}: answers must be one of {', '.join(PLACES)} or a list of pair numbers, got ()")
+        for place in self.answers:
+            if type(place) is not int or not 0 <= place < self.pairs:
+                raise UsageError(f"{own}: answers must lie in 0 ... {self.pairs - 1}, got {place!r}")
+        if len(set(self.answers)) != len(self.answers):
+            raise UsageError(f"{own}: answers must name every pair at most once, got {list(self.answers)}")
+        return None
 
     @property
     def distinct_classes(self) -> int:
@@ -169,30 +142,6 @@ class InContextRetrieval(SyntheticTask):
                 return tuple(range(self.pairs))
             return tuple(self.named_places[name] for name in self.answers.split("_and_"))
         return tuple(self.answers)
-
-    def confounds(self) -> dict[str, float]:
-        """Exact shares of the published evaluation sequences in which more than place a gives the right answer away.
-
-        With n places, bursts of B and L labels, after b is overwritten: the query's class stands at a third place
-        unless all its B - 1 other copies were at b; a label is right wherever the class stood or by chance 1 / L per
-        class. Where b's label is right too, [a right, b] and [b right, a] are equally likely inputs with the same
-        target, so no model's expected gap exceeds 1 - `overwritten_also_right` (.554 in the paper's setting: answering
-        by place reaches it).
-
-        Returns:
-            `class_elsewhere`: an item of the query's class (not the copy at b) stands at a place other than a;
-            `label_elsewhere`: the right label stands at a place other than a;
-            `overwritten_also_right`: the label at b is the right one too, so the pair tells nothing.
-        """
-        others, copies, chance = self.pairs - 1, self.burstiness - 1, 1 / self.labels
-        at_overwritten = copies / others
-        elsewhere = {0: 0.0, 1: 1 - at_overwritten}.get(copies, 1.0)
-        by_chance = 1 - (1 - chance) ** (self.distinct_classes - 1)
-        return {
-            "class_elsewhere": elsewhere,
-            "label_elsewhere": 1.0 if copies else by_chance,
-            "overwritten_also_right": at_overwritten + (1 - at_overwritten) * chance,
-        }
 
     def stack(self, tasks: Sequence["InContextRetrieval"], seeds: Sequence[int], device: torch.device) -> TaskStack:
         """Draws every member's class centres, labels and label vectors once."""
@@ -231,11 +180,6 @@ class RetrievalStack(TaskStack):
         evaluated = torch.where(fresh[:, None], shared[:, 1], shared[:, 0])
         return cls(tasks, draws, vectors, raw % task.labels, shared[:, 0], evaluated)
 
-    def batch(self, step: int, size: int) -> Batch:
-        """Contexts of the trained classes."""
-        check_step(step, size)
-        return self.drawn(Purpose.TRAINING, step, size)
-
     def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
         """Contexts of trained classes, the query taken from the answer places."""
         task = self.tasks[0]
@@ -249,8 +193,17 @@ class RetrievalStack(TaskStack):
         )
         classes = distinct(raw[..., :chosen], task.classes)
         context = classes.gather(2, ranks(raw[..., chosen:-1]) % chosen)
-        query = context.gather(2, self._answers(raw[..., -1:]))
-        tokens = self._tokens(context, query)
+        # Uniform over every member's answer places.
+        places = [member.answer_places for member in self.tasks]
+        longest = max(map(len, places))
+        table = torch.tensor([place + (0,) * (longest - len(place)) for place in places], device=raw.device)
+        counts = torch.tensor([len(place) for place in places], device=raw.device)
+        query = context.gather(2, table.gather(1, raw[..., -1] % counts[:, None])[..., None])
+        # Rows of `vectors`: item, label, item, label ..., query.
+        tokens = context.new_empty(*context.shape[:2], task.n_positions)
+        tokens[..., :-1:2] = context
+        tokens[..., 1::2] = rows_of(self.labels[..., None], context)[..., 0] + task.classes
+        tokens[..., -1:] = query
         inputs = rows_of(self.vectors, tokens)
         if mixture:
             inputs[:, :, ::2] += noise.mul_(self.noise_scale[..., None])
@@ -275,35 +228,21 @@ class RetrievalStack(TaskStack):
             Per member (axis 0): `accuracy_trained_classes` and `accuracy_novel_classes` (answers at any place);
             `accuracy_by_place` [pair] (unconfounded); `contrast_accuracy` [set] in the order of `CONTRASTS` and
             `gaps` [pair of places] in the order of `PAIRS` (published design); `unconfounded_gaps` [pair of places];
-            `class_elsewhere`, `label_elsewhere`, `overwritten_also_right` [set]: measured shares of the published
-            sets, as in `confounds`.
+            `class_elsewhere`, `label_elsewhere`, `overwritten_also_right` [set]: shares of the published sets in which
+            an item of the query's class (not the copy at b) stands at a place other than a; in which the right label
+            does; and in which the label at b is the right one too, so that the pair tells nothing.
         """
-        tally: dict[str, Tensor] = {}
-        for index, size in enumerate(evaluation_sizes(examples)):
-            for name, counts in _scores(self, predict, index, size):
-                tally[name] = tally.get(name, torch.zeros_like(counts)) + counts
-        shares = {name: (counts / examples).cpu().numpy() for name, counts in tally.items()}
+        shares = super().evaluate(predict, examples=examples)
         shares["gaps"] = shares["contrast_accuracy"][:, 0::2] - shares["contrast_accuracy"][:, 1::2]
         return shares
 
-    def _answers(self, raw: Int64[Tensor, "member batch one"]) -> Int64[Tensor, "member batch one"]:
-        """Pair numbers of the answers, uniform over every member's answer places."""
-        places = [task.answer_places for task in self.tasks]
-        longest = max(map(len, places))
-        table = torch.tensor([place + (0,) * (longest - len(place)) for place in places], device=raw.device)
-        counts = torch.tensor([len(place) for place in places], device=raw.device)
-        return table.gather(1, (raw[..., 0] % counts[:, None]))[..., None]
-
-    def _tokens(
-        self, context: Int64[Tensor, "member batch pair"], query: Int64[Tensor, "member batch one"]
-    ) -> Int64[Tensor, "member batch position"]:
-        """Rows of `vectors`: item, label, item, label ..., query."""
-        classes = self.tasks[0].classes
-        tokens = context.new_empty(*context.shape[:2], 2 * context.shape[2] + 1)
-        tokens[..., :-1:2] = context
-        tokens[..., 1::2] = rows_of(self.labels[..., None], context)[..., 0] + classes
-        tokens[..., -1:] = query
-        return tokens
+    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
+        """Sums over one batch of every set."""
+        batch = self.drawn(Purpose.EVALUATION, STREAMS * index, size)
+        yield "accuracy_trained_classes", _right(predict(batch.inputs), batch.targets[..., 0])
+        yield from _published(self, predict, STREAMS * index + 1, size)
+        yield "accuracy_by_place", _by_place(self, predict, STREAMS * index + 2, size)
+        yield "unconfounded_gaps", _unconfounded(self, predict, STREAMS * index + 3, size)
 
 
 @dataclass(frozen=True)
@@ -313,20 +252,25 @@ class Contexts:
     slots: Int64[Tensor, "member batch pair"]
     """Which of the sequence's classes stands at each place."""
     labels: Int64[Tensor, "member batch pair"]
-    """The label at each place."""
     items: Float32[Tensor, "member batch pair feature"]
+    label_vectors: Float32[Tensor, "member batch pair feature"]
     centres: Float32[Tensor, "member batch class feature"]
     """Class vectors without within-class noise."""
     query_noise: Float32[Tensor, "member batch feature"]
 
+    def inputs(
+        self, asked: int | Int64[Tensor, "member batch one"], *, overwritten: int | None = None
+    ) -> Float32[Tensor, "member batch position feature"]:
+        """Item, label, item, label ..., query: an item of the class at the asked place, with noise of its own.
 
-def _scores(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
-    """Counts per member of one batch of every set."""
-    batch = stack.drawn(Purpose.EVALUATION, STREAMS * index, size)
-    yield "accuracy_trained_classes", _right(predict(batch.inputs), batch.targets[..., 0])
-    yield from _published(stack, predict, STREAMS * index + 1, size)
-    yield "accuracy_by_place", _by_place(stack, predict, STREAMS * index + 2, size)
-    yield "unconfounded_gaps", _unconfounded(stack, predict, STREAMS * index + 3, size)
+        The overwritten place holds a copy of the item at the asked place, a number then.
+        """
+        slot = self.slots[..., asked : asked + 1] if isinstance(asked, int) else self.slots.gather(2, asked)
+        query = self.centres.take_along_dim(slot[..., None], dim=2) + self.query_noise[:, :, None]
+        items = self.items.clone()
+        if overwritten is not None:
+            items[:, :, overwritten] = items[:, :, asked]
+        return torch.cat((torch.stack((items, self.label_vectors), dim=3).flatten(2, 3), query), dim=2)
 
 
 def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
@@ -336,16 +280,11 @@ def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -
     raw, contexts = _drawn(stack, index, size, classes=chosen, extra=chosen + 1)
     novel = contexts(ranks(raw[..., : task.pairs]) % chosen, raw[..., task.pairs : -1] % task.labels)
     anywhere = raw[..., -1:] % task.pairs
-    right = novel.labels.gather(2, anywhere)[..., 0]
-    query = _query(novel, novel.slots.gather(2, anywhere))
-    yield "accuracy_novel_classes", _right(predict(_inputs(stack, novel.items, novel.labels, query)), right)
-    results: dict[str, list[Tensor]] = {"contrast_accuracy": [], **{name: [] for name in task.confounds()}}
+    yield "accuracy_novel_classes", _right(predict(novel.inputs(anywhere)), novel.labels.gather(2, anywhere)[..., 0])
+    results: dict[str, list[Tensor]] = {"contrast_accuracy": [], **{name: [] for name in CONFOUNDS}}
     for asked, overwritten in ((task.named_places[a], task.named_places[b]) for a, b in CONTRASTS):
-        items = novel.items.clone()
-        items[:, :, overwritten] = items[:, :, asked]
-        query = _query(novel, novel.slots[..., asked : asked + 1])
         target = novel.labels[..., asked]
-        logits = predict(_inputs(stack, items, novel.labels, query))
+        logits = predict(novel.inputs(asked, overwritten=overwritten))
         results["contrast_accuracy"].append(_right(logits, target))
         same_class = _elsewhere(novel.slots == novel.slots[..., asked, None], asked)
         same_label = _elsewhere(novel.labels == target[..., None], asked)
@@ -366,9 +305,7 @@ def _by_place(stack: RetrievalStack, predict: Predict, index: int, size: int) ->
     right = []
     for place in range(task.pairs):
         novel = contexts(_bursts(order, (place,), task.burstiness), labels)
-        query = _query(novel, novel.slots[..., place : place + 1])
-        logits = predict(_inputs(stack, novel.items, novel.labels, query))
-        right.append(_right(logits, novel.labels[..., place]))
+        right.append(_right(predict(novel.inputs(place)), novel.labels[..., place]))
     return torch.stack(right, -1)
 
 
@@ -385,10 +322,7 @@ def _unconfounded(stack: RetrievalStack, predict: Predict, index: int, size: int
     gaps = []
     for first, second in ((task.named_places[a], task.named_places[b]) for a, b in PAIRS):
         novel = contexts(_bursts(order, (first, second), task.burstiness), labels)
-        items = novel.items.clone()
-        items[:, :, second] = items[:, :, first]
-        query = _query(novel, novel.slots[..., first : first + 1])
-        logits = predict(_inputs(stack, items, novel.labels, query))
+        logits = predict(novel.inputs(first, overwritten=second))
         gaps.append(_right(logits, novel.labels[..., first]) - _right(logits, novel.labels[..., second]))
     return torch.stack(gaps, -1)
 
@@ -409,33 +343,11 @@ def _drawn(
     noise = normals[:, :, classes:] * stack.noise_scale[..., None]
 
     def contexts(slots: Tensor, labels: Tensor) -> Contexts:
-        items = _vectors_at(centres, slots) + noise[:, :, :-1]
-        return Contexts(slots, labels.gather(2, slots), items, centres, noise[:, :, -1])
+        items = centres.take_along_dim(slots[..., None], dim=2) + noise[:, :, :-1]
+        placed = labels.gather(2, slots)
+        return Contexts(slots, placed, items, rows_of(stack.vectors, placed + task.classes), centres, noise[:, :, -1])
 
     return raw, contexts
-
-
-def _query(contexts: Contexts, slot: Int64[Tensor, "member batch one"]) -> Float32[Tensor, "member batch one feature"]:
-    """An item of the class in `slot`, with noise of its own."""
-    return _vectors_at(contexts.centres, slot) + contexts.query_noise[:, :, None]
-
-
-def _inputs(
-    stack: RetrievalStack,
-    items: Float32[Tensor, "member batch pair feature"],
-    labels: Int64[Tensor, "member batch pair"],
-    query: Float32[Tensor, "member batch one feature"],
-) -> Float32[Tensor, "member batch position feature"]:
-    """Item, label, item, label ..., query."""
-    pairs = torch.stack((items, rows_of(stack.vectors, labels + stack.tasks[0].classes)), dim=3)
-    return torch.cat((pairs.flatten(2, 3), query), dim=2)
-
-
-def _vectors_at(
-    vectors: Float32[Tensor, "member batch class feature"], slots: Int64[Tensor, "member batch place"]
-) -> Float32[Tensor, "member batch place feature"]:
-    """The vector of every slot."""
-    return vectors.gather(2, slots[..., None].expand(-1, -1, -1, vectors.shape[-1]))
 
 
 def _bursts(

@@ -1,27 +1,41 @@
-"""Question answering over several documents, of which one holds the answer and is moved (Liu et al. 2024).
+"""The two tasks of "Lost in the middle" (Liu et al. 2024), generated or read from the published files, in their words.
 
-Read from the published files (`question`, `answers`, `ctxs` with `title`, `text`, `isgold`), or from a small generated
-corpus of short documents about people who do not exist, so that no model knows an answer: each says five facts of one
-person, and no two documents of a set share an answer. The wording of the prompt is the published one.
+Question answering over several documents (`question`, `answers`, `ctxs` with `title`, `text`, `isgold`), of which one
+holds the answer and is moved. Generated ones are about people who do not exist, so that no model knows an answer: each
+says five facts of one person, and no two documents of a set share an answer.
+
+Key-value retrieval: a JSON object of random UUID pairs (`ordered_kv_records`, `key`, `value`); one key is asked
+for, and its pair is moved.
 """
 
 import random
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from posbias.checks import check_size
+from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
 from posbias.tasks.language.answers import normalise_answer
-from posbias.tasks.language.base import LANGUAGE_TASKS, QUERIES, Draft, LanguageTask, check_choice, listed
-from posbias.tasks.language.published import check_path, list_field, published_lines, text_field
+from posbias.tasks.language.base import (
+    LANGUAGE_TASKS,
+    QUERIES,
+    Draft,
+    LanguageTask,
+    check_path,
+    list_field,
+    listed,
+    published_lines,
+    text_field,
+)
 from posbias.tasks.language.words import CATEGORIES, CITIES
 
 INSTRUCTION = (
     "Write a high-quality answer for the given question using only the provided search results "
     "(some of which might be irrelevant)."
 )
+EXTRACT = "Extract the value corresponding to the specified key in the JSON object below."
 RANDOM_ORDER = " The search results are ordered randomly."
 CONDITIONS = ("gold", "oracle", "closed_book")
 ORDERS = ("given", "shuffled")
@@ -75,14 +89,15 @@ class Documents(LanguageTask):
 
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 100
+    counted: ClassVar[str] = "documents"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(self.name, "file", self.file)
         check_size(f"{self.name}: documents", self.documents, ITEMS)
-        check_choice(self.name, "setting", self.setting, CONDITIONS)
-        check_choice(self.name, "order", self.order, ORDERS)
-        check_choice(self.name, "query", self.query, QUERIES)
+        check_choice(f"{self.name}: setting", self.setting, CONDITIONS)
+        check_choice(f"{self.name}: order", self.order, ORDERS)
+        check_choice(f"{self.name}: query", self.query, QUERIES)
         if not isinstance(self.mention_order, bool):
             raise UsageError(f"{self.name}: mention_order must be True or False, got {self.mention_order!r}")
         if self.file is None and self.documents > MOST_DOCUMENTS:
@@ -93,7 +108,7 @@ class Documents(LanguageTask):
     @property
     def n_items(self) -> int:
         """One position per document; a single one without distractors."""
-        return self.documents if self.setting == "gold" else 1
+        return super().n_items if self.setting == "gold" else 1
 
     @property
     def condition(self) -> str:
@@ -110,7 +125,6 @@ class Documents(LanguageTask):
         return (self._ordered(found, random.Random(f"order {seed} {index}")) for index, found in enumerate(sets))
 
     def _set_of(self, record: dict[str, Any], where: str) -> DocumentSet:
-        """The question and documents of a published line."""
         question = text_field(record, "question", where)
         answers = list_field(record, "answers", where)
         if not all(isinstance(answer, str) and answer for answer in answers):
@@ -180,3 +194,75 @@ def _person(name: str, town: str, source: random.Random) -> Document:
         f"a {animal}."
     )
     return Document(name, text)
+
+
+Pair = tuple[str, str]
+
+
+@LANGUAGE_TASKS.register("key_value")
+@dataclass(frozen=True)
+class KeyValue(LanguageTask):
+    """Find the value of one key among many; the asked pair moves, all others keep their order.
+
+    Source: Liu et al. 2024, "Lost in the middle", section 3; 75, 140 and 300 pairs, 500 examples each.
+    """
+
+    pairs: int = 75
+    """Pairs in the object, >= 2; each is a position for the asked one."""
+    file: str | None = None
+    """A published .jsonl or .jsonl.gz file; None: generated pairs. Its lines must have exactly `pairs` pairs."""
+    query: str = "after"
+    """Where the key stands: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
+
+    scoring: ClassVar[str] = "substring"
+    max_tokens: ClassVar[int] = 100
+    counted: ClassVar[str] = "pairs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_path(self.name, "file", self.file)
+        check_size(f"{self.name}: pairs", self.pairs, ITEMS, least=2)
+        check_choice(f"{self.name}: query", self.query, QUERIES)
+
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Pair, list[Pair]]]:
+        """The asked pair and the others."""
+        if self.file is None:
+            return (drawn_pairs(self.pairs, seed, index) for index in range(count))
+        return iter([self._pairs_of(record, where) for where, record in published_lines(self.file, count)])
+
+    def _pairs_of(self, record: dict[str, Any], where: str) -> tuple[Pair, list[Pair]]:
+        records = list_field(record, "ordered_kv_records", where)
+        key, value = text_field(record, "key", where), text_field(record, "value", where)
+        for entry in records:
+            if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(part, str) for part in entry):
+                raise UsageError(
+                    f"{where}: an entry of 'ordered_kv_records' must be a [key, value] pair, got {entry!r}"
+                )
+        if len(records) != self.pairs:
+            raise UsageError(f"{where} has {len(records)} pairs; {self.name}(pairs={self.pairs}) was asked")
+        if len({entry[0] for entry in records}) < len(records):
+            raise UsageError(f"{where}: a key occurs twice")
+        if [key, value] not in records:
+            raise UsageError(f"{where}: no gold: the asked key {key!r} with its value is not among the pairs")
+        return (key, value), [(entry[0], entry[1]) for entry in records if entry[0] != key]
+
+    def draft(self, drawn: tuple[Pair, list[Pair]], position: int) -> Draft:
+        """The published wording."""
+        gold, others = drawn
+        entries = [f'"{key}": "{value}"' for key, value in [*others[:position], gold, *others[position:]]]
+        asked = f'Key: "{gold[0]}"\n'
+        head = f"{EXTRACT}\n\n" + (f"{asked}\n" if self.query != "after" else "") + "JSON data:\n{"
+        tail = "}\n\n" + (asked if self.query != "before" else "") + "Corresponding value:"
+        text, span = listed(entries, position, head=head, between=",\n ", tail=tail)
+        return Draft(text, (gold[1],), span)
+
+
+def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
+    """The asked pair and the other ones of a generated sample: version-4 UUIDs, keys all different."""
+    source = random.Random(f"key_value {seed} {index}")
+    drawn: dict[str, str] = {}
+    while len(drawn) < pairs:
+        value, key = (str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2))
+        drawn[key] = value
+    gold, *others = drawn.items()
+    return gold, others
