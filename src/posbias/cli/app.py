@@ -14,13 +14,11 @@ import typer
 from posbias.cli import (
     attention,
     audit,
-    correlate,
     decompose,
     evaluate,
     listing,
     measure,
     papers,
-    place,
     predict,
     runs,
     train,
@@ -52,8 +50,8 @@ app.command(epilog=decompose.EXAMPLE)(decompose.decompose)
 app.command(epilog=runs.COMPARE_EXAMPLE)(runs.compare)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
-app.command(epilog=correlate.EXAMPLE)(correlate.correlate)
-app.command(epilog=place.EXAMPLE)(place.place)
+app.command(epilog=runs.CORRELATE_EXAMPLE)(runs.correlate)
+app.command(epilog=runs.PLACE_EXAMPLE)(runs.place)
 app.command(epilog=papers.VERIFY_EXAMPLE)(papers.verify)
 app.command(epilog=papers.REPRODUCE_EXAMPLE)(papers.reproduce)
 app.command(epilog=train.EXAMPLE)(train.train)
