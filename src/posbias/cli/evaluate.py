@@ -74,7 +74,7 @@ class ServerFlags:
     ] = ""
 
     def responder(self, url: str, *, tokenizer: str | None, directory: Path | None, reuse: bool) -> "Responder":
-        """A server's model; its answers are kept in the run directory, so that --resume (`reuse`) pays for none twice."""
+        """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models import load_tokenizer
         from posbias.registry import parse_literal_call

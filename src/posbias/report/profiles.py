@@ -34,11 +34,7 @@ NOTE = (
 
 @REPORTS.register(PROFILES)
 def profiles_report(*records: Record) -> Report:
-    """What the profiles of a run show; of several runs, what they show side by side, and then each by itself.
-
-    Raises:
-        UsageError: a run failed or holds no profile.
-    """
+    """What the profiles of a run show; of several runs, what they show side by side, and then each by itself."""
     views = [view_of(record) for record in records]
     if len(views) == 1:
         return _report_of_one(views[0], records[0])
