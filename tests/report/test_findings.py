@@ -20,7 +20,7 @@ from posbias.comparison import (
     compare,
 )
 from posbias.profiles import Profile, uniform_profile
-from posbias.report import Finding, RunView, findings_of, paragraph, view_of
+from posbias.report import Finding, RunView, grouped_findings, paragraph, view_of
 from posbias.statistics import Interval
 
 Build = Callable[..., Any]
@@ -63,6 +63,10 @@ def distances(difference: Interval, **changes: object) -> PromptComparison:
         n_units=16,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def findings_of(run: RunView) -> list[Finding]:
+    return [finding for group in grouped_findings(run) for finding in group]
 
 
 def sentence(run: RunView, word: str) -> Finding:

@@ -53,11 +53,19 @@ class Table:
 
 def print_tables(tables: Iterable[Table], console: "Console") -> None:
     """Title, header and cells of each: ruled on a terminal, aligned plain columns into a pipe or a file."""
+    from rich.markup import escape
+    from rich.table import Table as Ruled
+
     for table in tables:
-        if console.is_terminal:
-            console.print(_ruled(table))
-        else:
+        if not console.is_terminal:
             console.file.write(f"{table.title}\n{plain_columns(table.header, table.cells)}\n\n")
+            continue
+        ruled = Ruled(title=table.title, title_justify="left", title_style="bold", header_style="bold")
+        for name in table.header:
+            ruled.add_column(name, overflow="fold")
+        for row in table.cells:
+            ruled.add_row(*map(escape, row))
+        console.print(ruled)
 
 
 def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -> None:
@@ -73,19 +81,6 @@ def plain_columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
-
-
-def _ruled(table: Table) -> Any:
-    """A table for a terminal (rich); its texts are taken literally."""
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold")
-    for name in table.header:
-        drawn.add_column(name, overflow="fold")
-    for row in table.cells:
-        drawn.add_row(*(escape(cell) for cell in row))
-    return drawn
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
@@ -237,13 +232,13 @@ def _range_text(values: Sequence[float | None], style: str) -> str:
 
 def _detail_table(views: Sequence[RunView]) -> Table:
     """What kinds with passes of their own found on the prompts, the mean and the range over prompts."""
-    cells = []
-    for view in views:
-        for kind, found in view.details.items():
-            for name, values in found.items():
-                numbers = np.asarray(values, dtype=np.float64)
-                texts = [f"{value:.4g}" for value in (numbers.mean(), numbers.min(), numbers.max())]
-                cells.append([view.title, label(KINDS, kind), name.replace("_", " "), *texts])
+    found = [
+        ([view.title, label(KINDS, kind), name.replace("_", " ")], np.asarray(values, dtype=np.float64))
+        for view in views
+        for kind, of_kind in view.details.items()
+        for name, values in of_kind.items()
+    ]
+    cells = [[*about, *(f"{each:.4g}" for each in (its.mean(), its.min(), its.max()))] for about, its in found]
     return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)
 
 

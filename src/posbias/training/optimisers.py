@@ -132,13 +132,7 @@ class SGD(Optimiser):
 
 
 def settings_of(optimisers: Sequence[Optimiser], *, dtype: torch.dtype, device: torch.device) -> Settings:
-    """The members' settings as tensors [member, 1].
-
-    Args:
-        optimisers: One per member, all of one kind.
-        dtype: Of the parameters.
-        device: Where they are.
-    """
+    """The members' settings as tensors [member, 1]; all members have optimisers of one kind."""
     names = [name for name, value in vars(optimisers[0]).items() if isinstance(value, int | float)]
     return {
         name: torch.tensor([[getattr(each, name)] for each in optimisers], dtype=torch.float64, device=device).to(dtype)
