@@ -149,7 +149,10 @@ def load_record(directory: str | Path) -> Record:
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
     try:
-        arrays = {_renamed_path(name): array for name, array in arrays.items()}
+        arrays = {
+            "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/")): array
+            for name, array in arrays.items()
+        }
         record = Record(**{**_renamed(document), "arrays": arrays})
         _check_types(record)
         record.verb = RENAMED_VERBS.get(record.verb, record.verb)
@@ -174,10 +177,6 @@ def _renamed(value: Any) -> Any:
     if isinstance(value, dict):
         return {RENAMED.get(name, name): _renamed(held) for name, held in value.items()}
     return [_renamed(held) for held in value] if isinstance(value, list) else value
-
-
-def _renamed_path(name: str) -> str:
-    return "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/"))
 
 
 def _no_number(text: str) -> None:

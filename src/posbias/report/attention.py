@@ -110,7 +110,7 @@ class _View:
 @REPORTS.register("attention")
 def attention_report(record: Record) -> Report:
     """What attention looks like: the whole model, every layer, and the rollouts."""
-    if record.status != "done" or "distance/per_prompt" not in record.arrays:
+    if "distance/per_prompt" not in record.arrays:
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
     view = _View(record)
     return Report(
@@ -271,7 +271,7 @@ def _sink_figure(view: _View) -> Figure:
     for index, threshold in enumerate(view.thresholds):
         value, low, high = (None if line is None else line[shown] for line in view.sinks(index))
         assert value is not None
-        stroke = Stroke(_threshold_colour(index), "solid")
+        stroke = Stroke(THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)], "solid")
         curves.append(Curve(f"attention above {threshold:g}", shown.astype(np.float64), value, stroke, low, high))
     first = float(curves[-1].y[0])
     inside = np.concatenate([curve.y[1:-10] if curve.y.size > 20 else curve.y for curve in curves])
@@ -293,17 +293,13 @@ def _sink_layer_figure(view: _View) -> Figure:
     by_layer = view.array("sinks/by_layer")
     curves = []
     for index, threshold in enumerate(view.thresholds):
-        colour = _threshold_colour(index)
+        colour = THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)]
         others = by_layer[index][:, 1 : -view.n_positions // 10 or None].max(axis=1, initial=0)
         first = by_layer[index][:, 0]
         curves.append(_over_layers(f"position 0, above {threshold:g}", first, Stroke(colour, "solid")))
         curves.append(_over_layers(f"best other, above {threshold:g}", others, Stroke(colour, "dot")))
     title = f"the sink on position 0 is strongest in layer {int(by_layer[-1][:, 0].argmax())}"
     return view.layer_figure("sinks-by-layer", title, "share of queries and heads", curves)
-
-
-def _threshold_colour(index: int) -> str:
-    return THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)]
 
 
 def _content_map(view: _View) -> HeatMap:
