@@ -49,7 +49,7 @@ def view(
         summaries={"jacobian": NEUTRAL | (summary or {})},
         comparisons=(block,) if prompts else (),
     )
-    return RunView("audit", "demo", (subject,))
+    return RunView("demo", (subject,))
 
 
 def distances(difference: Interval, **changes: object) -> PromptComparison:
@@ -145,7 +145,7 @@ def test_few_prompts_support_nothing_however_clear_the_numbers(count: int) -> No
 
 def test_without_single_prompts_no_claim_is_made() -> None:
     falling = Profile.normalised(np.linspace(2, 1, 64))
-    run = RunView("measure", "demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
+    run = RunView("demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
     assert claims(run) == []
     assert "not recorded" in paragraph(run)
 

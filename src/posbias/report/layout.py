@@ -55,23 +55,15 @@ Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
 class RunView:
     """One run that holds profiles, as a report shows it."""
 
-    verb: str
     title: str
     """What the run is about: the model, or the architecture."""
     subjects: tuple[Subject, ...]
     contrasts: Mapping[str, Contrast] = field(default_factory=dict)
     """Per kind, the first subject (trained) against the second (at initialisation)."""
-    left_out: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     """What a reader must know of the model and of the theories, one sentence each."""
-    precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    """Per kind, the loss of half precision on every prompt that was checked."""
-    details: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """Per kind, what else it found on every prompt."""
-    found: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    """What a theory found beside its profile, by name: {value, low, high}."""
-    ingredients: Mapping[str, Any] = field(default_factory=dict)
-    """Per kind, what leaving out each ingredient of a theory costs."""
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    """Of its record, in the layout above."""
 
 
 def store_subjects(
@@ -108,15 +100,7 @@ def view_of(record: Record) -> RunView:
     subjects = subjects or (_bare_subject(record),)
     if not any(subject.n_positions for subject in subjects):
         raise UsageError(f"the {record.verb} run {record.run_id} holds no profile to draw")
-    return RunView(
-        verb=record.verb,
-        title=title_of(record),
-        subjects=subjects,
-        contrasts=contrasts,
-        left_out=tuple(record.scalars.get("left_out", ())),
-        caveats=caveats_of(record),
-        **{name: record.scalars.get(name, {}) for name in ("precision", "details", "found", "ingredients")},
-    )
+    return RunView(title_of(record), subjects, contrasts, caveats_of(record), record.scalars)
 
 
 def title_of(record: Record) -> str:

@@ -219,7 +219,7 @@ def _precision_table(views: Sequence[RunView]) -> Table:
             str(len(loss["wasserstein"])),
         ]
         for view in views
-        for kind, loss in view.precision.items()
+        for kind, loss in view.scalars.get("precision", {}).items()
     ]
     return Table("What does half precision cost?", header, cells)
 
@@ -235,7 +235,7 @@ def _detail_table(views: Sequence[RunView]) -> Table:
     found = [
         ([view.title, label(KINDS, kind), name.replace("_", " ")], np.asarray(values, dtype=np.float64))
         for view in views
-        for kind, of_kind in view.details.items()
+        for kind, of_kind in view.scalars.get("details", {}).items()
         for name, values in of_kind.items()
     ]
     cells = [[*about, *(f"{each:.4g}" for each in (its.mean(), its.min(), its.max()))] for about, its in found]
@@ -245,7 +245,9 @@ def _detail_table(views: Sequence[RunView]) -> Table:
 def _found_table(views: Sequence[RunView]) -> Table:
     """What theories found beside their profiles, with intervals where they have them."""
     cells = [
-        [view.title, label(FOUND, name), interval_text(stored)] for view in views for name, stored in view.found.items()
+        [view.title, label(FOUND, name), interval_text(stored)]
+        for view in views
+        for name, stored in view.scalars.get("found", {}).items()
     ]
     return Table("What does the theory find beside the profile?", ["prediction", "found", "value [95 %]"], cells)
 
