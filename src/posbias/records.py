@@ -333,7 +333,7 @@ def describe_environment() -> dict[str, Any]:
             packages[name] = metadata.version(name)
     return {
         "posbias": __version__,
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).resolve().parents[2]),  # of the source checkout; None for a wheel
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "processors": os.cpu_count(),
@@ -341,15 +341,12 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit of the source checkout posbias runs from; None for an installed wheel."""
-    return commit_of(Path(__file__).resolve().parents[2])
-
-
 def commit_of(checkout: Path) -> str | None:
     """The commit that a git checkout is at, read from its files; None where there is none."""
     try:
-        own = _git_directory(checkout / ".git")
+        own = checkout / ".git"
+        if own.is_file():  # of a worktree or submodule: it names the directory
+            own = checkout / own.read_text().strip().removeprefix("gitdir: ")
         head = (own / "HEAD").read_text().strip()
         if not head.startswith("ref: "):
             return head
@@ -362,8 +359,3 @@ def commit_of(checkout: Path) -> str | None:
         return next((words[0] for words in packed if words[1:] == [reference]), None)
     except OSError:
         return None
-
-
-def _git_directory(path: Path) -> Path:
-    """Where git keeps a checkout's state: the directory itself, or what the file of a worktree or submodule names."""
-    return path.parent / path.read_text().strip().removeprefix("gitdir: ") if path.is_file() else path
