@@ -48,7 +48,9 @@ def held(directory: str | Path) -> Iterator[Path]:
         with exclusive(directory):
             with _refusing(directory):
                 remove_temporaries(directory)
-                _prove_writable(directory)
+                probe = directory / f".probe.{TEMPORARY}"
+                write_atomically(probe, b"posbias")
+                probe.unlink()
             try:
                 yield directory
             except UsageError:
@@ -88,13 +90,6 @@ def _locked(file: IO[str], directory: Path) -> bool:
             return os.path.samestat(os.stat(directory / LOCK_FILE), os.fstat(file.fileno()))
         except (BlockingIOError, FileNotFoundError):
             return False
-
-
-def _prove_writable(directory: Path) -> None:
-    """Write a file whole and remove it."""
-    probe = directory / f".probe.{TEMPORARY}"
-    write_atomically(probe, b"posbias")
-    probe.unlink()
 
 
 @contextmanager

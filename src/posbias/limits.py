@@ -35,18 +35,14 @@ class Limit:
     def check(self, what: str, number: int) -> None:
         """Refuse more than the limit; the message says how to raise it."""
         if number > self.most:
-            raise self.exceeded(f"{what} {'takes' if self.unit == 'cells' else 'is'} {_short(number)} {self.unit}")
+            shown = f"{number:,}" if number < 10**15 else f"10^{len(str(number)) - 1} or more"
+            raise self.exceeded(f"{what} {'takes' if self.unit == 'cells' else 'is'} {shown} {self.unit}")
 
     def exceeded(self, what: str) -> UsageError:
         """The refusal of an input of which it is known only that it is more."""
         return UsageError(
             f"{what}; allowed are at most {self.most:,} {self.unit} (more by {self.variable}=NUMBER in the environment)"
         )
-
-
-def _short(number: int) -> str:
-    """Digits, or a power of ten for a number too long to read."""
-    return f"{number:,}" if number < 10**15 else f"10^{len(str(number)) - 1} or more"
 
 
 READ_BYTES = Limit("POSBIAS_MAX_READ_BYTES", 1 << 25, "bytes")

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -118,17 +117,8 @@ def resident_bytes() -> int | None:
 
 
 def peak_bytes() -> int | None:
-    """The most this process has held since it began or since `reset_peak`; None where the system does not say."""
+    """The most this process has held; None where the system does not say."""
     return _field("/proc/self/status", "VmHWM")
-
-
-def reset_peak() -> bool:
-    """Begin `peak_bytes` anew; whether the system allowed it."""
-    try:
-        Path(f"/proc/{os.getpid()}/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
@@ -166,10 +156,9 @@ def _left_of(group: Path, limit: str, used: str, file_pages: str) -> int | None:
 def _field(path: str, name: str) -> int | None:
     """A "Name:  123 kB" line of a file of the kernel's, in bytes."""
     try:
-        text = Path(path).read_text()
+        match = re.search(rf"^{name}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
     except OSError:
         return None
-    match = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 

@@ -70,11 +70,6 @@ class PartStore:
                 " and are made again"
             )
 
-    def clear(self) -> None:
-        """Remove all pieces."""
-        if self._directory is not None:
-            clear_parts(self._directory.parent)
-
     def _read(self, path: Path) -> dict[str, np.ndarray] | None:
         from safetensors import SafetensorError, safe_open
 

@@ -149,7 +149,10 @@ def load_record(directory: str | Path) -> Record:
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
     try:
-        arrays = {_renamed_path(name): array for name, array in arrays.items()}
+        arrays = {
+            "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/")): array
+            for name, array in arrays.items()
+        }
         record = Record(**{**_renamed(document), "arrays": arrays})
         _check_types(record)
         record.verb = RENAMED_VERBS.get(record.verb, record.verb)
@@ -174,10 +177,6 @@ def _renamed(value: Any) -> Any:
     if isinstance(value, dict):
         return {RENAMED.get(name, name): _renamed(held) for name, held in value.items()}
     return [_renamed(held) for held in value] if isinstance(value, list) else value
-
-
-def _renamed_path(name: str) -> str:
-    return "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/"))
 
 
 def _no_number(text: str) -> None:
@@ -334,7 +333,7 @@ def describe_environment() -> dict[str, Any]:
             packages[name] = metadata.version(name)
     return {
         "posbias": __version__,
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).resolve().parents[2]),  # of the source checkout; None for a wheel
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "processors": os.cpu_count(),
@@ -342,15 +341,12 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit of the source checkout posbias runs from; None for an installed wheel."""
-    return commit_of(Path(__file__).resolve().parents[2])
-
-
 def commit_of(checkout: Path) -> str | None:
     """The commit that a git checkout is at, read from its files; None where there is none."""
     try:
-        own = _git_directory(checkout / ".git")
+        own = checkout / ".git"
+        if own.is_file():  # of a worktree or submodule: it names the directory
+            own = checkout / own.read_text().strip().removeprefix("gitdir: ")
         head = (own / "HEAD").read_text().strip()
         if not head.startswith("ref: "):
             return head
@@ -363,8 +359,3 @@ def commit_of(checkout: Path) -> str | None:
         return next((words[0] for words in packed if words[1:] == [reference]), None)
     except OSError:
         return None
-
-
-def _git_directory(path: Path) -> Path:
-    """Where git keeps a checkout's state: the directory itself, or what the file of a worktree or submodule names."""
-    return path.parent / path.read_text().strip().removeprefix("gitdir: ") if path.is_file() else path

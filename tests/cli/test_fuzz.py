@@ -30,12 +30,13 @@ import typer
 
 from behaviour_runs import saved
 from fuzz_files import FILES, HUGE, NO_FILES, SUFFIXES, TEMPLATE, bytes_changed, record_changed, value_changed
+from model_inputs import reset_peak
 from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
 from posbias.cli import main
 from posbias.cli.app import app
 from posbias.interventions import INTERVENTIONS
 from posbias.measurement import KINDS, OUTPUTS
-from posbias.memory import peak_bytes, reset_peak, resident_bytes
+from posbias.memory import peak_bytes, resident_bytes
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.theory import THEORIES, known_theories

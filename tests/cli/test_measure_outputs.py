@@ -56,7 +56,7 @@ def test_the_view_and_the_report_show_them(run) -> None:
     view = view_of(pb.load_record(out))
     (subject,) = view.subjects
     assert subject.depth is not None
-    assert set(view.details) == {"integrated_gradients", "perturbation"}
+    assert set(view.scalars["details"]) == {"integrated_gradients", "perturbation"}
     for words in ("How does the profile form?", "What does half precision cost?", "completeness gap"):
         assert words in printed
     page = (out / "report.html").read_text()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import posbias as pb
+from model_inputs import reset_peak
 from posbias.errors import RunError, UsageError
 from posbias.measurement import PassOptions, estimate_cost, preflight, resolve_kinds
 from posbias.measurement.cost import calibrate, peak_tensor_bytes, weights_in_place
@@ -19,7 +20,6 @@ from posbias.memory import (
     available_bytes,
     parse_bytes,
     peak_bytes,
-    reset_peak,
     resident_bytes,
     show_at_most,
     show_bytes,

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from posbias.cli.papers import read_mask
 from posbias.errors import UsageError
+from posbias.papers.wu2025.graphs import read_mask
 from posbias.records import load_record
 from posbias.report.page import html_of, report_of
 

@@ -20,7 +20,7 @@ from posbias.comparison import (
     compare,
 )
 from posbias.profiles import Profile, uniform_profile
-from posbias.report import Finding, RunView, findings_of, paragraph, view_of
+from posbias.report import Finding, RunView, grouped_findings, paragraph, view_of
 from posbias.statistics import Interval
 
 Build = Callable[..., Any]
@@ -49,7 +49,7 @@ def view(
         summaries={"jacobian": NEUTRAL | (summary or {})},
         comparisons=(block,) if prompts else (),
     )
-    return RunView("audit", "demo", (subject,))
+    return RunView("demo", (subject,))
 
 
 def distances(difference: Interval, **changes: object) -> PromptComparison:
@@ -63,6 +63,10 @@ def distances(difference: Interval, **changes: object) -> PromptComparison:
         n_units=16,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def findings_of(run: RunView) -> list[Finding]:
+    return [finding for group in grouped_findings(run) for finding in group]
 
 
 def sentence(run: RunView, word: str) -> Finding:
@@ -141,7 +145,7 @@ def test_few_prompts_support_nothing_however_clear_the_numbers(count: int) -> No
 
 def test_without_single_prompts_no_claim_is_made() -> None:
     falling = Profile.normalised(np.linspace(2, 1, 64))
-    run = RunView("measure", "demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
+    run = RunView("demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
     assert claims(run) == []
     assert "not recorded" in paragraph(run)
 

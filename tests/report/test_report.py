@@ -73,10 +73,10 @@ def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> No
     assert trained.comparisons[0].prompts == before.subjects[0].comparisons[0].prompts
     assert again.contrasts["jacobian"] == before.contrasts["jacobian"]
     assert again.subjects[1].measured["jacobian"].n_independent == 8
-    assert again.left_out == (
+    assert again.scalars["left_out"] == [
         "Content logits were not measured.",
         "The mean-field theory does not apply to this family.",
-    )
+    ]
 
 
 def test_what_is_stored_is_plain_json(audit_record: Build) -> None:

@@ -124,7 +124,7 @@ def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_
     options = TrainingOptions(steps=4, batch=8, window=4, examples=5)
     work = StackWork((copier(0),), ((0,),), options, TrainingRun(directory=tmp_path))
     before = work.store(resume=True).fingerprint
-    monkeypatch.setattr("posbias.records._commit", lambda: "0" * 40)
+    monkeypatch.setattr("posbias.records.commit_of", lambda checkout: "0" * 40)
     assert work.store(resume=True).fingerprint == before
     monkeypatch.setattr("posbias.training.trainer.DECIDING", DECIDING[:1])
     assert work.store(resume=True).fingerprint != before

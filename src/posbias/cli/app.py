@@ -12,15 +12,12 @@ from typing import Any
 import typer
 
 from posbias.cli import (
-    attention,
     audit,
-    correlate,
     decompose,
     evaluate,
     listing,
     measure,
     papers,
-    place,
     predict,
     runs,
     train,
@@ -46,14 +43,14 @@ app = typer.Typer(
     "theories' errors beside a flat baseline.",
 )
 app.command(epilog=predict.EXAMPLE)(predict.predict)
-app.command(epilog=measure.EXAMPLE)(measure.measure)
-app.command(epilog=attention.EXAMPLE)(attention.attention)
+app.command(epilog=measure.MEASURE_EXAMPLE)(measure.measure)
+app.command(epilog=measure.ATTENTION_EXAMPLE)(measure.attention)
 app.command(epilog=decompose.EXAMPLE)(decompose.decompose)
 app.command(epilog=runs.COMPARE_EXAMPLE)(runs.compare)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
-app.command(epilog=correlate.EXAMPLE)(correlate.correlate)
-app.command(epilog=place.EXAMPLE)(place.place)
+app.command(epilog=runs.CORRELATE_EXAMPLE)(runs.correlate)
+app.command(epilog=runs.PLACE_EXAMPLE)(runs.place)
 app.command(epilog=papers.VERIFY_EXAMPLE)(papers.verify)
 app.command(epilog=papers.REPRODUCE_EXAMPLE)(papers.reproduce)
 app.command(epilog=train.EXAMPLE)(train.train)
@@ -114,11 +111,7 @@ def _refuse(error: Any) -> None:
     old = next((word for word in (option, *sys.argv[1:2]) if word in RENAMED), None)
     if old is not None:
         fail(f"{old} is called {RENAMED[old]} now; `{command} --help` says what is allowed", 2)
-    fail(f"{error.format_message().rstrip('.')}{_given(error)}; `{command} --help` says what is allowed", 2)
-
-
-def _given(error: Any) -> str:
-    """The value a refused flag was given, which typer's message leaves out."""
     names = getattr(getattr(error, "param", None), "opts", ())
     values = [value for name, value in pairwise(sys.argv) if name in names]
-    return f", got {values[-1]!r}" if values else ""
+    got = f", got {values[-1]!r}" if values else ""  # typer's message leaves it out
+    fail(f"{error.format_message().rstrip('.')}{got}; `{command} --help` says what is allowed", 2)

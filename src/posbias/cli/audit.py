@@ -42,15 +42,7 @@ class BehaviourFlags:
     ] = True
 
     def plan(self, spelled: str, settings: "AuditOptions") -> "BehaviourPlan":
-        """What is evaluated and measured.
-
-        Args:
-            spelled: The task.
-            settings: Of the audit.
-
-        Raises:
-            UsageError: an unknown task, or positions that it does not have.
-        """
+        """What is evaluated and measured where `spelled` is the task."""
         from posbias.auditing import BehaviourPlan
         from posbias.evaluation import EvaluateOptions
         from posbias.measurement import resolve_kinds
@@ -87,7 +79,7 @@ def audit(
     max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
     resume: options.Resume = False,
-    out: Annotated[Path | None, options.out_option(options.RECORD_AND_REPORT, default="runs/MODEL")] = None,
+    out: Annotated[Path | None, options.out_option("Directory for record and report.", default="runs/MODEL")] = None,
     json: options.Json = False,
 ) -> None:
     """Examine a model trained and at initialisation. Every theory stands beside it; writes record, report and PNGs."""

@@ -69,11 +69,7 @@ def _decomposed(
     interventions: "Sequence[Intervention]",
     settings: "DecompositionOptions",
 ) -> "Record":
-    """The decomposition as a record.
-
-    Raises:
-        UsageError: none of the interventions is possible; or as raised by `counterfactuals`.
-    """
+    """The decomposition as a record; refused where none of the interventions is possible."""
     from posbias.decomposition import counterfactuals
     from posbias.parts import clear_parts
 

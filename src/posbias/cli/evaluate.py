@@ -74,17 +74,7 @@ class ServerFlags:
     ] = ""
 
     def responder(self, url: str, *, tokenizer: str | None, directory: Path | None, reuse: bool) -> "Responder":
-        """A server's model; its answers are kept in the run directory, so that --resume pays for none twice.
-
-        Args:
-            url: Of the server.
-            tokenizer: Whose tokens are counted.
-            directory: Of the run.
-            reuse: Whether kept answers are taken.
-
-        Raises:
-            UsageError: no model named, or options that cannot be read.
-        """
+        """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models import load_tokenizer
         from posbias.registry import parse_literal_call
@@ -163,11 +153,7 @@ def evaluate(
 def _check_answerer(
     context: typer.Context, model: str | None, server: str | None, *, tokenizer: str | None, exported: bool
 ) -> None:
-    """Refuse flags that would do nothing.
-
-    Raises:
-        UsageError: one of them was given; the message says with what it goes.
-    """
+    """Refuse flags that would do nothing."""
     if not exported and (model is None) == (server is None):
         raise UsageError("give either a MODEL or --server URL, not both and not none")
     if model is not None and tokenizer is not None:

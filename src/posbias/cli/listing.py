@@ -65,11 +65,7 @@ def list_variants(
 
 
 def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Name and first line of the docstring of every variant, by sort; nothing is imported.
-
-    Args:
-        sorts: Each sort's name, and the registry that decorators in the source name.
-    """
+    """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it."""
     found: dict[str, dict[str, str]] = {registry: {} for registry in sorts.values()}
     for path in Path(__file__).parents[1].rglob("*.py"):
         source = path.read_text(encoding="utf-8")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 UNRECORDED = {"json", "resume"}
 """Options that change no result."""
-RECORD_AND_REPORT = "Directory for record and report."
 SPREAD = "spread"
 
 
@@ -42,7 +41,7 @@ def out_option(what: str, *, default: bool | str = False) -> Any:
 
 
 Model = Annotated[str, typer.Argument(help="Hub id, directory, file.gguf, 'demo' or 'config:PATH_OR_ID'.")]
-Out = Annotated[Path | None, out_option(RECORD_AND_REPORT)]
+Out = Annotated[Path | None, out_option("Directory for record and report.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 UnusedSeed = Annotated[int, typer.Option(help="Taken by every verb; nothing is drawn here.", min=0)]
@@ -136,11 +135,7 @@ class EngineFlags:
     ] = None
 
     def made(self) -> "Engine":
-        """The engine of a literal spelling such as "ray(retries=5)", with what the options add.
-
-        Raises:
-            UsageError: an unknown engine, or an address for one that has none.
-        """
+        """The engine of a literal spelling such as "ray(retries=5)", with what the options add."""
         from posbias.engines import ENGINES
 
         engine = ENGINES.parse(self.engine)
@@ -189,15 +184,7 @@ def names_of(group: Any, *, without: Iterable[str] = ()) -> list[str]:
 
 
 def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[str, list[str]]:
-    """The options and arguments that the user gave, be it with their default values, and the words of each.
-
-    Args:
-        context: Of the command.
-        names: Only these; by default all.
-
-    Returns:
-        By an option's long name; by the parameter's name where it is an argument.
-    """
+    """The words of every option that was given (of `names`), by its long name; of an argument by the parameter's."""
     found = {}
     for parameter in context.command.params:
         name = str(parameter.name)
@@ -216,16 +203,7 @@ def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[st
 
 
 def refuse(context: typer.Context, names: Iterable[str], reason: str) -> None:
-    """Refuse options that would do nothing here.
-
-    Args:
-        context: Of the command.
-        names: The options.
-        reason: Follows the option's name.
-
-    Raises:
-        UsageError: one of them was given.
-    """
+    """Refuse options that would do nothing here; `reason` follows the option's name."""
     for words in given(context, names).values():
         raise UsageError(f"{words[0]} {reason}")
 
@@ -250,31 +228,19 @@ def _plain(value: Any) -> Any:
 
 
 def check_resume(resume: bool, out: Path | None) -> None:
-    """Refuse to continue a run of which nothing says where it is.
-
-    Raises:
-        UsageError: `--resume` without `--out`.
-    """
+    """Refuse to continue a run of which nothing says where it is."""
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the run that is continued")
 
 
 def check_apart(out: Path | None, runs: Sequence[Path], *, verb: str) -> None:
-    """Refuse to write over a run that is read.
-
-    Raises:
-        UsageError: `--out` is the directory of one of them.
-    """
+    """Refuse to write over a run that is read."""
     if out is not None and out.resolve() in [run.resolve() for run in runs]:
         raise UsageError(f"--out {str(out)!r} is one of the runs {verb}, and would be replaced; choose another --out")
 
 
 def literal(text: str) -> Any:
-    """An option's value: a list is read as a Python literal (never evaluated), a number as such, the rest as text.
-
-    Raises:
-        UsageError: a list that cannot be read.
-    """
+    """An option's value: a list is read as a Python literal (never evaluated), a number as such, the rest as text."""
     from posbias.registry import UNREADABLE
 
     if text.strip().startswith("["):
@@ -289,11 +255,7 @@ def literal(text: str) -> Any:
 
 
 def layers_of(text: str | None) -> str | tuple[int, ...] | None:
-    """The layers that `--depth-profiles` names.
-
-    Raises:
-        UsageError: neither "all" nor whole numbers.
-    """
+    """The layers that `--depth-profiles` names."""
     if text is None or text.strip() == "all":
         return None if text is None else "all"
     try:
@@ -303,11 +265,7 @@ def layers_of(text: str | None) -> str | tuple[int, ...] | None:
 
 
 def positions_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
-    """The positions that `--positions` names.
-
-    Raises:
-        UsageError: not a list of whole numbers, or one that the task does not have.
-    """
+    """The positions that `--positions` names."""
     from posbias.evaluation.samples import SPREAD_POSITIONS, spread_positions
     from posbias.registry import parse_literal_call
 

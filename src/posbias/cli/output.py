@@ -38,12 +38,7 @@ class Run:
     """Whether one JSON document is printed, instead of tables."""
 
     def finish(self, record: "Record", *, found: bool = False) -> None:
-        """Conclude it in its directory, if it has one, then print its record.
-
-        Args:
-            record: What came out.
-            found: The record was finished before and lies in the directory.
-        """
+        """Conclude it in its directory, if any, and print its record; `found`: it lies there from an earlier run."""
         from posbias.report import conclude
 
         page = None if self.directory is None else conclude(record, self.directory, found=found)
@@ -61,11 +56,7 @@ def running(
 ) -> Iterator[Run]:
     """The run of a verb, in a directory that other runs keep out of; a failure leaves a record of why there.
 
-    Args:
-        context: Of the command.
-        flags: Where the run goes.
-        resume: Whether a finished run in the directory is kept.
-        arguments: For the record, where they are not as passed.
+    With `resume`, a finished run in the directory is kept; `arguments` go into the record where they are not as passed.
     """
     from posbias.records import run_directory
 

@@ -1,10 +1,7 @@
 """`posbias verify` and `posbias reproduce`: published claims put to the test, published experiments run again."""
 
-import textwrap
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +10,8 @@ import typer
 from posbias.cli import options
 from posbias.cli.output import print_json, running
 from posbias.errors import UsageError
-from posbias.files import read_whole
-from posbias.limits import MASK_BYTES
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from posbias.papers.claims import Verdict
 
 VERIFY_EXAMPLE = (
@@ -27,7 +20,6 @@ VERIFY_EXAMPLE = (
     "your own mask: `posbias verify --mask mask.npy` · on a model: `posbias verify --model demo --length 48`"
 )
 DEFAULT_REPORT = Path("runs/verify")
-TEXT_WIDTH = 112
 
 
 @dataclass(frozen=True)
@@ -41,14 +33,7 @@ class OfModelFlags:
     def verdicts(
         self, claim: str | None, source: str, *, n_positions: int, seed: int
     ) -> "tuple[Sequence[Verdict], dict[str, Any]]":
-        """Verdicts on a model, and what was read.
-
-        Args:
-            claim: A paper or a claim; None: all.
-            source: Of the model.
-            n_positions: Of a prompt.
-            seed: Of the prompts.
-        """
+        """Verdicts on a model, and what was read."""
         from posbias.models import load_model
         from posbias.papers import verify_model
         from posbias.papers.claims import selected
@@ -90,7 +75,10 @@ def verify(
 
     With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
     """
-    from posbias.papers.claims import claims_record
+    from posbias.papers import verify as verify_claims
+    from posbias.papers import verify_mask
+    from posbias.papers.claims import claims_record, described_verdict, tally
+    from posbias.papers.wu2025.graphs import read_mask
     from posbias.report import write_report
 
     if model is None:
@@ -100,10 +88,15 @@ def verify(
     out = flags.out or (DEFAULT_REPORT if report else None)
     with running(context, replace(flags, out=out)) as run:
         described: dict[str, Any] | None = None
-        if model is None:
-            verdicts = _verdicts(claim, mask, n_positions=length, seed=flags.seed)
-        else:
+        verdicts: Sequence[Verdict]
+        if model is not None:
             verdicts, described = read.verdicts(claim, model, n_positions=length, seed=flags.seed)
+        elif mask is None:
+            verdicts = verify_claims(claim, seed=flags.seed)
+        elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
+            verdicts = [verify_mask(read_mask(mask, length), seed=flags.seed)]
+        else:
+            raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
         record = claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)
         page = None
         if run.directory is not None:
@@ -117,73 +110,6 @@ def verify(
     typer.echo(tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
     if page is not None:
         typer.echo(f"report: {page}")
-
-
-def _verdicts(claim: str | None, mask: str | None, *, n_positions: int, seed: int) -> "Sequence[Verdict]":
-    from posbias.papers import verify as verify_claims
-    from posbias.papers import verify_mask
-
-    if mask is None:
-        return verify_claims(claim, seed=seed)
-    if claim not in {None, "wu2025", "wu2025/centre-nodes"}:
-        raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
-    return [verify_mask(read_mask(mask, n_positions), seed=seed)]
-
-
-def read_mask(text: str, n_positions: int) -> "np.ndarray":
-    """A mask from its literal spelling at `n_positions`, or from a file of 0 and 1 (rows are queries).
-
-    Raises:
-        UsageError: an unknown mask, a file that cannot be read, or values other than 0 and 1.
-    """
-    import numpy as np
-
-    from posbias.architecture import MASKS
-    from posbias.papers.wu2025.graphs import LARGEST_MASK
-
-    path = Path(text)
-    if path.suffix not in {".npy", ".csv", ".txt"}:
-        if not 2 <= n_positions <= LARGEST_MASK:
-            raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
-        return np.asarray(MASKS.parse(text).visible(n_positions))
-    content = BytesIO(read_whole(path, "mask file", MASK_BYTES))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy's word on an empty file
-            if path.suffix == ".npy":
-                values = np.lib.format.read_array(content, allow_pickle=False)
-            else:
-                values = np.loadtxt(content, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
-    except (ValueError, EOFError, MemoryError) as error:
-        raise UsageError(f"mask file {text!r} is not a matrix of 0 and 1: {str(error).split(chr(10))[0]}") from None
-    if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isin(values, (0, 1)).all():
-        raise UsageError(f"mask file {text!r} must hold a matrix of 0 and 1, got shape {list(values.shape)}")
-    return np.asarray(values, dtype=bool)
-
-
-def described_verdict(verdict: dict[str, Any]) -> str:
-    """One verdict as text: name and verdict, where it is stated, the statement, the number, the sharper fact."""
-    lines = [f"{verdict['claim']}: {verdict['verdict'].upper()}", f"  {verdict['source']} of {verdict['paper']}"]
-    lines.append(_indented(verdict["statement"]))
-    lines.append(_indented(f"computed {verdict['value']:.4g}: {verdict['computed']}"))
-    for premise in verdict.get("premises", ()):
-        found = f" ({premise['found']})" if premise["found"] else ""
-        lines.append(_indented(f"premise {'met' if premise['met'] else 'NOT MET'}: {premise['premise']}{found}"))
-    if verdict["sharper"]:
-        lines.append(_indented(f"sharper: {verdict['sharper']}"))
-    return "\n".join(lines)
-
-
-def _indented(text: str) -> str:
-    return textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
-
-
-def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
-    """How many of each verdict."""
-    kinds = ["holds", "holds with a correction", "fails as stated"]
-    if on_model:
-        kinds = list(dict.fromkeys(["holds", "fails", *sorted(verdicts)]))
-    return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)
 
 
 REPRODUCE_EXAMPLE = (

@@ -39,11 +39,7 @@ class ArchitectureFlags:
     content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0"
 
     def predict(self, theory: str, *, n_positions: int) -> "Prediction":
-        """What a theory says of it.
-
-        Raises:
-            UsageError: the theory takes something out of the architecture, which was asked for in vain.
-        """
+        """What a theory says of it; refused where it takes something out of the architecture that was asked for."""
         from posbias.architecture import Architecture
         from posbias.theory import predict as predict_profile
 

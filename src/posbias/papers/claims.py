@@ -5,6 +5,7 @@ did; the verdict follows from those two comparisons and from nothing else. With 
 on purpose, and the verdict has to change.
 """
 
+import textwrap
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from posbias.records import Record
 from posbias.registry import Registry
 
 CLAIMS: Registry["Claim"] = Registry("claim")
+
+TEXT_WIDTH = 112
+"""Characters of a line of a verdict as text."""
 
 Outcome = Literal["holds", "holds with a correction", "fails as stated"]
 
@@ -255,6 +259,31 @@ def claims_record(
         entries.append({**verdict.as_dict(), "figure": drawn})
     record.scalars["verdicts"] = entries
     return record
+
+
+def described_verdict(verdict: Mapping[str, Any]) -> str:
+    """One verdict as text: name and verdict, where it is stated, the statement, the number, the sharper fact."""
+    lines = [f"{verdict['claim']}: {verdict['verdict'].upper()}", f"  {verdict['source']} of {verdict['paper']}"]
+    lines.append(_indented(verdict["statement"]))
+    lines.append(_indented(f"computed {verdict['value']:.4g}: {verdict['computed']}"))
+    for premise in verdict.get("premises", ()):
+        found = f" ({premise['found']})" if premise["found"] else ""
+        lines.append(_indented(f"premise {'met' if premise['met'] else 'NOT MET'}: {premise['premise']}{found}"))
+    if verdict["sharper"]:
+        lines.append(_indented(f"sharper: {verdict['sharper']}"))
+    return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
+    """How many of each verdict."""
+    kinds = ["holds", "holds with a correction", "fails as stated"]
+    if on_model:
+        kinds = list(dict.fromkeys(["holds", "fails", *sorted(verdicts)]))
+    return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)
 
 
 def _title(read: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 # Each registers the report of its verb.
 from posbias.report import attention, behaviour, correlations, decompositions, profiles, published, training  # noqa: F401
-from posbias.report.findings import Finding, findings_of, paragraph
+from posbias.report.findings import Finding, grouped_findings, paragraph
 from posbias.report.layout import RunView, store_subjects, view_of
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, write_report
 
@@ -12,7 +12,7 @@ __all__ = [
     "Report",
     "RunView",
     "conclude",
-    "findings_of",
+    "grouped_findings",
     "paragraph",
     "report_of",
     "show_report",

@@ -1,6 +1,6 @@
 """An attention run in tables and figures, from its record alone (layout of the arrays: auditing/attention.py)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -25,7 +25,7 @@ from posbias.report.figures import (
     profiles_figure,
 )
 from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table, number_text, share_text
+from posbias.report.tables import Table, interval_text, number_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.statistics import Interval, mean_of
 
@@ -51,44 +51,18 @@ ANOTHER = Stroke(VERMILION, "dash")
 Line = Float64[np.ndarray, "n_points"]
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionView:
+class _View:
     """An attention run as its report reads it: values per layer, head and position with their intervals."""
 
-    record: Record
-
-    @property
-    def title(self) -> str:
-        """The model's name."""
-        return str(self.record.resolved.get("title", "model"))
-
-    @property
-    def thresholds(self) -> list[float]:
-        """Of the sink scores."""
-        return [float(threshold) for threshold in self.record.scalars["sink_thresholds"]]
-
-    @property
-    def n_positions(self) -> int:
-        """Positions of every prompt."""
-        return int(self.record.arrays["sinks/per_prompt"].shape[-1])
-
-    @property
-    def depth(self) -> int:
-        """Layers."""
-        return int(self.record.arrays["distance/per_prompt"].shape[1])
-
-    @property
-    def prompts(self) -> str:
-        """What was read, in words."""
-        count = len(self.record.arrays["distance/per_prompt"])
-        return f"{'1 prompt' if count == 1 else f'{count} prompts'} of {self.n_positions} tokens"
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.title = str(record.resolved.get("title", "model"))
+        self.thresholds = [float(threshold) for threshold in record.scalars["sink_thresholds"]]
+        self.n_positions = int(record.arrays["sinks/per_prompt"].shape[-1])
+        count, self.depth = record.arrays["distance/per_prompt"].shape[:2]
+        self.prompts = f"{'1 prompt' if count == 1 else f'{count} prompts'} of {self.n_positions} tokens"
 
     def array(self, name: str) -> np.ndarray:
-        """An array of the record.
-
-        Raises:
-            UsageError: there is none.
-        """
         if name not in self.record.arrays:
             raise UsageError(f"the {self.record.verb} run {self.record.run_id} has no array {name}")
         return self.record.arrays[name]
@@ -96,11 +70,6 @@ class AttentionView:
     def by_head(self, name: str) -> Float64[np.ndarray, "layers heads"]:
         """Mean over prompts."""
         return np.asarray(self.array(f"{name}/per_prompt").mean(axis=0))
-
-    def by_layer(self, name: str) -> Line:
-        """Mean over prompts, and over heads where there are heads."""
-        values = self.array(f"{name}/per_prompt")
-        return np.asarray(values.reshape(*values.shape[:2], -1).mean(axis=(0, 2)))
 
     def overall(self, name: str) -> Interval:
         """Mean over layers (and heads) and prompts, with its 95 % interval over prompts."""
@@ -118,10 +87,14 @@ class AttentionView:
         low, high = (None if end is None else end[threshold] for end in self.ends("sinks"))
         return self.array("sinks/per_prompt")[:, threshold].mean(axis=0), low, high
 
+    def by_layer(self, name: str) -> Line:
+        """Mean over prompts, and over heads where there are heads."""
+        values = self.array(f"{name}/per_prompt")
+        return np.asarray(values.reshape(*values.shape[:2], -1).mean(axis=(0, 2)))
+
     def over_layers(self, name: str, text: str, stroke: Stroke) -> Curve:
-        """The means over heads and prompts, layer by layer, with their interval."""
-        low, high = self.ends(name)
-        return _over_layers(text, self.by_layer(name), stroke, low, high)
+        """The same as a curve with its interval."""
+        return _over_layers(text, self.by_layer(name), stroke, *self.ends(name))
 
     def with_heads(self, name: str, text: str = "mean over heads") -> list[Curve]:
         """The same, and the heads at both ends."""
@@ -131,16 +104,15 @@ class AttentionView:
         return [self.over_layers(name, text, Stroke(BLUE, "solid")), *outer]
 
     def layer_figure(self, slug: str, title: str, y_label: str, curves: list[Curve]) -> Figure:
-        """Curves over layers."""
         return Figure(slug, f"{self.title}: {title}", LAYER, y_label, tuple(curves), markers=True)
 
 
 @REPORTS.register("attention")
 def attention_report(record: Record) -> Report:
     """What attention looks like: the whole model, every layer, and the rollouts."""
-    if record.status != "done" or "distance/per_prompt" not in record.arrays:
+    if "distance/per_prompt" not in record.arrays:
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
-    view = AttentionView(record)
+    view = _View(record)
     return Report(
         f"{view.title}: {view.prompts}",
         kicker="posbias · what attention looks like",
@@ -154,7 +126,7 @@ def attention_report(record: Record) -> Report:
     )
 
 
-def _whole_table(view: AttentionView) -> Table:
+def _whole_table(view: _View) -> Table:
     rows = [
         ("attention distance, positions", "distance", 1, f"{view.array('distance/even').mean():.1f} (even attention)"),
         ("entropy / largest", "entropy", 3, "1 (even attention)"),
@@ -186,7 +158,7 @@ def _whole_table(view: AttentionView) -> Table:
     return Table(f"Attention of {view.title}, {view.prompts}", ("what", "mean [95 %]", "flat line"), cells)
 
 
-def _layer_table(view: AttentionView) -> Table:
+def _layer_table(view: _View) -> Table:
     shown = {
         "distance": ("distance", 1),
         "entropy": ("entropy", 3),
@@ -207,17 +179,17 @@ def _layer_table(view: AttentionView) -> Table:
     return Table("Layer by layer, means over prompts and heads", header, cells)
 
 
-def _rollout_table(view: AttentionView) -> Table:
+def _rollout_table(view: _View) -> Table:
     header = ("rollout", "first tenth", "middle tenth", "last tenth", "first position", "W1 to the flat line")
     shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token")
     cells = []
     for name, summary in view.record.scalars["rollouts"].items():
-        texts = [share_text(summary[share]) for share in shares]
-        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, Interval.of_record(summary["flat"]).text()])
+        texts = [interval_text(summary[share], ".1f", scale=100, unit=" %") for share in shares]
+        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, interval_text(summary["flat"])])
     return Table("Rollouts of its own attention (flat line: 10 % in every tenth)", header, cells)
 
 
-def attention_figures(view: AttentionView) -> list[Figure | HeatMap]:
+def attention_figures(view: _View) -> list[Figure | HeatMap]:
     """All figures, in the order of the page."""
     even, distance, entropy = view.array("distance/even"), view.overall("distance"), view.overall("entropy")
     content, mixing = view.overall("content/difference"), view.overall("mixing/tokens")
@@ -271,7 +243,7 @@ def _over_layers(
     return Curve(name, np.arange(values.size, dtype=np.float64), values, stroke, low=low, high=high)
 
 
-def _kernel_map(view: AttentionView) -> HeatMap:
+def _kernel_map(view: _View) -> HeatMap:
     kernels = view.array("kernels/mean").astype(np.float64)
     cells = kernels.shape[-1]
     chosen = np.unique(np.linspace(0, view.depth - 1, min(PANELS, view.depth)).round().astype(int))
@@ -293,13 +265,13 @@ def _kernel_map(view: AttentionView) -> HeatMap:
     )
 
 
-def _sink_figure(view: AttentionView) -> Figure:
+def _sink_figure(view: _View) -> Figure:
     shown = drawn_positions(view.n_positions)
     curves = []
     for index, threshold in enumerate(view.thresholds):
         value, low, high = (None if line is None else line[shown] for line in view.sinks(index))
         assert value is not None
-        stroke = Stroke(_threshold_colour(index), "solid")
+        stroke = Stroke(THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)], "solid")
         curves.append(Curve(f"attention above {threshold:g}", shown.astype(np.float64), value, stroke, low, high))
     first = float(curves[-1].y[0])
     inside = np.concatenate([curve.y[1:-10] if curve.y.size > 20 else curve.y for curve in curves])
@@ -317,11 +289,11 @@ def _sink_figure(view: AttentionView) -> Figure:
     )
 
 
-def _sink_layer_figure(view: AttentionView) -> Figure:
+def _sink_layer_figure(view: _View) -> Figure:
     by_layer = view.array("sinks/by_layer")
     curves = []
     for index, threshold in enumerate(view.thresholds):
-        colour = _threshold_colour(index)
+        colour = THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)]
         others = by_layer[index][:, 1 : -view.n_positions // 10 or None].max(axis=1, initial=0)
         first = by_layer[index][:, 0]
         curves.append(_over_layers(f"position 0, above {threshold:g}", first, Stroke(colour, "solid")))
@@ -330,11 +302,7 @@ def _sink_layer_figure(view: AttentionView) -> Figure:
     return view.layer_figure("sinks-by-layer", title, "share of queries and heads", curves)
 
 
-def _threshold_colour(index: int) -> str:
-    return THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)]
-
-
-def _content_map(view: AttentionView) -> HeatMap:
+def _content_map(view: _View) -> HeatMap:
     values = view.by_head("content/difference")
     return HeatMap(
         "content-heads",
@@ -349,7 +317,7 @@ def _content_map(view: AttentionView) -> HeatMap:
     )
 
 
-def _similarity_figure(view: AttentionView) -> Figure:
+def _similarity_figure(view: _View) -> Figure:
     colours = {"diagonal": VERMILION, "off_diagonal": BLUE}
     curves = [
         view.over_layers(f"similarity/{name}", f"{name.replace('_', '-')}, single prompts", Stroke(colour, "solid"))
@@ -365,7 +333,7 @@ def _similarity_figure(view: AttentionView) -> Figure:
     return view.layer_figure("similarity", title, "1 - entropy / log(bins)", curves)
 
 
-def _mixing_map(view: AttentionView) -> HeatMap:
+def _mixing_map(view: _View) -> HeatMap:
     values = view.array("mixing/by_position")
     cells = min(view.n_positions, MAP_POSITIONS)
     first = -(-np.arange(cells) * view.n_positions // cells)
@@ -383,7 +351,7 @@ def _mixing_map(view: AttentionView) -> HeatMap:
     )
 
 
-def _monotonicity_figure(view: AttentionView) -> Figure:
+def _monotonicity_figure(view: _View) -> Figure:
     curves = [view.over_layers("monotonicity/violated", "single prompts", Stroke(BLUE, "solid"))]
     if "monotonicity/of_mean/violated" in view.record.arrays:
         curves.append(_over_layers("mean over prompts", view.array("monotonicity/of_mean/violated"), ANOTHER))
@@ -392,7 +360,7 @@ def _monotonicity_figure(view: AttentionView) -> Figure:
     return view.layer_figure("monotonicity", title, "share of prefixes that rise", curves)
 
 
-def _rollout_figure(view: AttentionView) -> Figure:
+def _rollout_figure(view: _View) -> Figure:
     """Every rollout's profile, in the order of the record."""
     profiles = {
         name: Profile(view.array(f"rollouts/{name}/influence"), *view.ends(f"rollouts/{name}"))

@@ -9,10 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from posbias.records import Record
-from posbias.report.figures import FAINT, GREEN, MEASURED, RUNS, SKY, YELLOW, Curve, Figure, Stroke, theory_strokes
+from posbias.report.figures import (
+    GREEN,
+    MEASURED,
+    RUNS,
+    SKY,
+    YELLOW,
+    Curve,
+    Figure,
+    Stroke,
+    interval_curves,
+    theory_strokes,
+)
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
@@ -231,7 +241,7 @@ def _score_figure(record: Record, name: str, curve: Stored) -> Figure:
         f"{record.resolved['title']}, {label(MEASURES, name)}: {finding}",
         _axis(record.scalars["n_items"]),
         label(MEASURES, name),
-        _curves(label(MEASURES, name), curve["positions"], curve["means"], stroke),
+        interval_curves(label(MEASURES, name), curve["positions"], curve["means"], stroke),
         markers=True,
     )
 
@@ -239,10 +249,7 @@ def _score_figure(record: Record, name: str, curve: Stored) -> Figure:
 def influence_figure(slug: str, title: str, group: Stored) -> Figure:
     """Accuracy, influence and theories of one model, each as a multiple of its mean over positions.
 
-    Args:
-        slug: Short name for files and anchors.
-        title: Of the measurement.
-        group: `positions`, `n_items`, `curves` {measure: {means}} and `series` [{source, kind, what, means}].
+    `group`: `positions`, `n_items`, `curves` {measure: {means}} and `series` [{source, kind, what, means}].
     """
     drawn = [
         (label(MEASURES, name), group["curves"][name]["means"], stroke)
@@ -260,7 +267,11 @@ def influence_figure(slug: str, title: str, group: Stored) -> Figure:
         ):
             stroke = Stroke(stroke.colour, "dot")
         drawn.append((series_name(series), series["means"], stroke))
-    curves = [curve for name, means, stroke in drawn for curve in _scaled(name, group["positions"], means, stroke)]
+    curves: list[Curve] = []
+    for name, means, stroke in drawn:
+        values = [entry["value"] for entry in means if entry["value"] is not None]
+        if values and np.mean(values) > 0:
+            curves += interval_curves(name, group["positions"], means, stroke, unit=float(np.mean(values)))
     return Figure(
         slug,
         f"{title}: what weighs, and what is used, by position (each as a multiple of its mean)",
@@ -275,28 +286,6 @@ def influence_figure(slug: str, title: str, group: Stored) -> Figure:
 
 def _axis(n_items: int) -> str:
     return f"position of the answer among {n_items} (0 is the first)"
-
-
-def _curves(
-    name: str, places: Sequence[int], stored: Sequence[Stored], stroke: Stroke, *, scale: float = 1.0
-) -> tuple[Curve, ...]:
-    """The positions that have a value, with the band where it is known; nothing where none has."""
-    kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
-    value, low, high = (numbers([stored[index][end] for index in kept]) / scale for end in ("value", "low", "high"))
-    x = np.array([places[index] for index in kept], dtype=np.float64)
-    return (Curve(name, x, value, stroke, low, high, emphasis=stroke.colour != FAINT),) if kept else ()
-
-
-def _scaled(name: str, places: Sequence[int], stored: Sequence[Stored], stroke: Stroke) -> tuple[Curve, ...]:
-    """A curve as a multiple of its mean; nothing where that is 0 or unknown."""
-    values = [entry["value"] for entry in stored if entry["value"] is not None]
-    mean = float(np.mean(values)) if values else 0.0
-    return _curves(name, places, stored, stroke, scale=mean) if mean > 0 else ()
-
-
-def numbers(values: Sequence[float | None]) -> Float64[np.ndarray, "_"]:
-    """NaN where there is none."""
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 @REPORTS.register("place")

@@ -17,11 +17,10 @@ from posbias.report.behaviour import (
     correlation_statements,
     correlation_table,
     influence_figure,
-    numbers,
     series_name,
     tied_measures,
 )
-from posbias.report.figures import RUNS, Curve, Figure
+from posbias.report.figures import RUNS, Curve, Figure, interval_curves
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
@@ -137,14 +136,10 @@ def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Fi
             rows.append((f"{series_name(entry)}, pooled", entry["correlations"][measure]))
             own = [other for other in alone if _key(other) == _key(entry) and measure in other["correlations"]]
             rows += [(other["group"], other["correlations"][measure]) for other in own]
-    curves = []
-    for number, (name, stroke) in enumerate(zip(CONTROLLED, RUNS, strict=False)):
+    curves: list[Curve] = []
+    for number, (name, stroke) in enumerate(zip(CONTROLLED.values(), RUNS, strict=False)):
         stored = [found["correlations"][number] for _, found in rows]
-        kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
-        low, value, high = (numbers([stored[index][end] for index in kept]) for end in ("low", "value", "high"))
-        if kept:
-            places = np.array(kept, dtype=np.float64) + 1
-            curves.append(Curve(CONTROLLED[name], places, value, stroke, low, high))
+        curves += interval_curves(name, range(1, len(rows) + 1), stored, stroke)
     return Figure(
         "correlations",
         f"Influence and {label(MEASURES, measure)}: correlations, pooled and alone",
@@ -190,6 +185,6 @@ def _ranks(means: Sequence[Stored]) -> Float64[np.ndarray, "n_positions"]:
     """Ranks from 0 to 1, ties sharing theirs."""
     from scipy.stats import rankdata
 
-    values = numbers([mean["value"] for mean in means])
+    values = np.array([mean["value"] for mean in means], dtype=np.float64)
     ranks: np.ndarray = (rankdata(np.round(values, 12)) - 1) / max(len(values) - 1, 1)
     return ranks

@@ -7,14 +7,12 @@ influence; a statement is made only where an interval over at least 6 prompts le
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.records import Record
-from posbias.report.figures import MEASURED, Curve, Figure, theory_strokes
+from posbias.report.figures import MEASURED, Curve, Figure, interval_curves, theory_strokes
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
-from posbias.report.tables import VERDICTS, Table, interval_text, share_text
+from posbias.report.tables import VERDICTS, Table, interval_text
 from posbias.report.wording import KINDS, STATISTICS, label
 from posbias.statistics import Interval
 
@@ -103,20 +101,12 @@ def _shift_figure(record: Record, kind: str, shifts: list[Stored]) -> Figure:
     rows = [(name, mass) for name in names for mass in masses]
     sources = [source for source in record.scalars["sources"] if any(shift["source"] == source for shift in shifts)]
     strokes = {**theory_strokes([source for source in sources if source != "measured"]), "measured": MEASURED}
-    curves = []
+    curves: list[Curve] = []
     for source in sources:
         own = {(shift["intervention"], shift["mass"]): shift["shift"] for shift in shifts if shift["source"] == source}
         places = [place for place, row in enumerate(rows, start=1) if row in own]
         stored = [own[rows[place - 1]] for place in places]
-        known = all(entry["low"] is not None and entry["high"] is not None for entry in stored)
-        value, low, high = (
-            np.array([100 * entry[end] for entry in stored]) if known or end == "value" else None
-            for end in ("value", "low", "high")
-        )
-        assert value is not None
-        curves.append(
-            Curve(label(SOURCE_NAMES, source), np.array(places, np.float64), value, strokes[source], low, high)
-        )
+        curves += interval_curves(_source(source), places, stored, strokes[source], unit=0.01)
     return Figure(
         slug=f"shifts-{kind}",
         title=f"What replacing each ingredient does to the masses of the profile ({label(KINDS, kind)})",
@@ -125,11 +115,6 @@ def _shift_figure(record: Record, kind: str, shifts: list[Stored]) -> Figure:
         curves=tuple(curves),
         rows=tuple(f"{name}: {label(STATISTICS, mass)}" for name, mass in rows),
     )
-
-
-def _points_text(stored: Stored | None) -> str:
-    """A share's change in percentage points with its interval."""
-    return interval_text(None) if stored is None else Interval.of_record(stored).text("+.1f", scale=100)
 
 
 def _mass_names(record: Record) -> list[str]:
@@ -142,7 +127,11 @@ def _baseline_table(record: Record) -> Table:
     for shift in record.scalars["shifts"]:
         seen.setdefault((shift["source"], shift["kind"]), {}).setdefault(shift["mass"], shift["before"])
     cells = [
-        [_source(source), label(KINDS, kind), *map(share_text, parts.values())]
+        [
+            _source(source),
+            label(KINDS, kind),
+            *(interval_text(part, ".1f", scale=100, unit=" %") for part in parts.values()),
+        ]
         for (source, kind), parts in seen.items()
         if source != "power_rollout_rerun"  # with nothing replaced, there is nothing to run again
     ]
@@ -155,7 +144,9 @@ def _shift_table(title: str, record: Record, shifts: list[Stored], number: str) 
     rows: dict[tuple[str, str], list[str]] = {}
     for shift in shifts:
         if shift[number] is not None:
-            rows.setdefault((shift["intervention"], shift["source"]), []).append(_points_text(shift[number]))
+            rows.setdefault((shift["intervention"], shift["source"]), []).append(
+                interval_text(shift[number], "+.1f", scale=100)
+            )
     ingredients = {entry["name"]: entry["ingredient"] for entry in record.scalars["interventions"]}
     cells = [[ingredients[name], name, _source(source), *texts] for (name, source), texts in rows.items()]
     return Table(title, ["ingredient", "replaced by", "source", *_mass_names(record)], cells)
@@ -168,8 +159,8 @@ def _score_table(record: Record) -> Table:
         [
             _source(score["source"]),
             label(KINDS, score["kind"]),
-            *(Interval.of_record(score[name]).text(".1f", scale=100) for name in ("error", "no_shift")),
-            _points_text(score["difference"]),
+            *(interval_text(score[name], ".1f", scale=100) for name in ("error", "no_shift")),
+            interval_text(score["difference"], "+.1f", scale=100),
             str(len(score["interventions"])),
             VERDICTS[score["decides"]],
         ]

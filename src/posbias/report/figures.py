@@ -7,7 +7,7 @@ its dash, for print, in every figure of every report.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -228,17 +228,24 @@ def drawn_positions(n_positions: int) -> Int64[np.ndarray, "n_drawn"]:
     return np.unique(np.concatenate([even, from_end, n_positions - 1 - from_end]).astype(np.int64))
 
 
+def interval_curves(
+    name: str, places: Sequence[int], stored: Sequence[Mapping[str, Any]], stroke: Stroke, *, unit: float = 1.0
+) -> tuple[Curve, ...]:
+    """Recorded intervals over places, in multiples of `unit`, where they have a value; no curve where none has one."""
+    kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
+    value, low, high = (
+        np.array([stored[index][end] for index in kept], dtype=np.float64) / unit for end in ("value", "low", "high")
+    )
+    x = np.array([places[index] for index in kept], dtype=np.float64)
+    return (Curve(name, x, value, stroke, low, high, emphasis=True),) if kept else ()
+
+
 def profile_curve(
     name: str, profile: Profile, stroke: Stroke, *, relative: bool = False, emphasis: bool = False
 ) -> Curve:
     """Influence in multiples of the flat line, thinned where the profile is longer than a figure can show.
 
-    Args:
-        name: In the legend.
-        profile: What is drawn.
-        stroke: How.
-        relative: Over positions as fractions of the context.
-        emphasis: Drawn thicker.
+    `relative`: over positions as fractions of the context.
     """
     shown = drawn_positions(profile.n_positions)
     x = (profile.relative_positions if relative else np.arange(profile.n_positions, dtype=np.float64))[shown]
@@ -254,15 +261,7 @@ def profile_figure(
     measured: Sequence[Curve] = (),
     x_label: str = "position in the context",
 ) -> Figure:
-    """Curves of profiles beside the flat line, on a logarithmic and a linear axis.
-
-    Args:
-        slug: Short name; what is no letter or digit becomes a hyphen.
-        title: What is seen, as a sentence.
-        curves: Of `profile_curve`.
-        measured: Those that set the range of the axes; by default all.
-        x_label: What x counts.
-    """
+    """Curves of `profile_curve` beside the flat line, on two axes whose range `measured` (by default all) set."""
     main = measured or curves
     flat = Curve("flat line", np.array([0.0, max(curve.x[-1] for curve in curves)]), np.ones(2), FLAT)
     # From zero to above everything between the first and the last position, whose spikes would flatten the rest.
@@ -285,14 +284,7 @@ def profiles_figure(
     *,
     measured: Mapping[str, Profile] | None = None,
 ) -> Figure:
-    """Any profiles over one context, by the names they bear in the legend, measurements drawn in black.
-
-    Args:
-        slug: Short name for files and anchors.
-        title: What is seen, as a sentence.
-        theories: Predicted profiles with their strokes.
-        measured: Measured ones; they set the range of the axes.
-    """
+    """Theories' profiles by their names in the legend, and measurements in black, which set the range of the axes."""
     own = [profile_curve(name, profile, MEASURED, emphasis=True) for name, profile in (measured or {}).items()]
     others = [profile_curve(name, profile, stroke) for name, (profile, stroke) in theories.items()]
     return profile_figure(slug, title, [*own, *others], measured=own)

@@ -26,11 +26,6 @@ class Finding:
     sort: Literal["claim", "undecided", "statement"]
 
 
-def findings_of(view: RunView) -> list[Finding]:
-    """All findings of a run, in reading order."""
-    return [finding for group in grouped_findings(view) for finding in group]
-
-
 def paragraph(view: RunView) -> str:
     """The findings as plain text: one line for each measured kind of each subject, and for each contrast."""
     return "\n".join(" ".join(finding.text for finding in group) for group in grouped_findings(view))
@@ -75,12 +70,8 @@ def _of_measurement(subject: Subject, kind: str, *, first: bool) -> Iterator[Fin
 
 
 def _too_few(n_units: int) -> Finding:
-    if n_units == 0:
-        return Finding("single prompts were not recorded, so no claim is made.", "undecided")
-    return Finding(
-        f"with {n_units} independent prompts or seeds no claim is made (at least {UNITS_FOR_CLAIM} are needed).",
-        "undecided",
-    )
+    text = f"with {n_units} independent prompts or seeds no claim is made (at least {UNITS_FOR_CLAIM} are needed)."
+    return Finding(text if n_units else "single prompts were not recorded, so no claim is made.", "undecided")
 
 
 def _shape(subject: Subject, kind: str) -> Iterator[Finding]:
@@ -133,10 +124,8 @@ def _theory(block: KindComparison) -> Finding:
     theory = f"The {label(THEORIES, block.theory)}"
     numbers = f"(W1 {prompts.distance} against {prompts.flat.value:.3f})"
     if prompts.decides == 0:
-        return Finding(
-            f"{theory}: the data do not decide whether it is closer to the measurement than a flat line {numbers}.",
-            "undecided",
-        )
+        text = f"the data do not decide whether it is closer to the measurement than a flat line {numbers}."
+        return Finding(f"{theory}: {text}", "undecided")
     if prompts.decides > 0:
         return Finding(f"{theory} is farther from the measurement than a flat line {numbers}.", "claim")
     extra = ""
@@ -157,17 +146,13 @@ def _initialisation(kind: str, entry: Contrast) -> Iterator[Finding]:
     numbers = f"(W1 {entry.distance} against {entry.flat.value:.3f})"
     profile = "the profile at initialisation"
     if entry.decides < 0:
-        yield Finding(
-            f"{profile} is closer to the trained one than a flat line is {numbers}: part of it was there before "
-            "training.",
-            "claim",
-        )
+        text = f"{profile} is closer to the trained one than a flat line is {numbers}"
+        yield Finding(f"{text}: part of it was there before training.", "claim")
     elif entry.decides > 0:
         yield Finding(f"{profile} is farther from the trained one than a flat line is {numbers}.", "claim")
     else:
-        yield Finding(
-            f"whether {profile} is closer to the trained one than a flat line is not decided {numbers}.", "undecided"
-        )
+        text = f"whether {profile} is closer to the trained one than a flat line is not decided {numbers}."
+        yield Finding(text, "undecided")
 
 
 def _change(words: str, change: Interval) -> Finding:

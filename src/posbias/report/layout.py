@@ -21,7 +21,7 @@ tables `model`, `prompts`. Records without `subjects` are read too: `profile/inf
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -48,32 +48,22 @@ DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
 LONGEST_LIST = 8
 """Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
-_UNITS = tuple(each.name for each in fields(MeasuredKind) if each.name != "profile")
-_OF_PROMPTS = ("distance", "flat", "difference", "per_prompt", "per_prompt_flat")
-_OF_CONTRAST = ("distance", "flat", "difference")
+Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
 
 
 @dataclass(frozen=True, eq=False)
 class RunView:
     """One run that holds profiles, as a report shows it."""
 
-    verb: str
     title: str
     """What the run is about: the model, or the architecture."""
     subjects: tuple[Subject, ...]
     contrasts: Mapping[str, Contrast] = field(default_factory=dict)
     """Per kind, the first subject (trained) against the second (at initialisation)."""
-    left_out: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     """What a reader must know of the model and of the theories, one sentence each."""
-    precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    """Per kind, the loss of half precision on every prompt that was checked."""
-    details: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """Per kind, what else it found on every prompt."""
-    found: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    """What a theory found beside its profile, by name: {value, low, high}."""
-    ingredients: Mapping[str, Any] = field(default_factory=dict)
-    """Per kind, what leaving out each ingredient of a theory costs."""
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    """Of its record, in the layout above."""
 
 
 def store_subjects(
@@ -83,59 +73,34 @@ def store_subjects(
     contrasts: Mapping[str, Contrast] | None = None,
     left_out: Sequence[str] = (),
 ) -> Record:
-    """Write compared subjects into `record` (in place) in the layout above, and return it.
+    """Write compared subjects, the trained model first, into `record` (in place) in the layout above, and return it.
 
-    Args:
-        record: The run's record; its arrays and the scalars `subjects`, `contrasts`, `left_out` are set.
-        subjects: Results of `compare_subject`, the trained model first.
-        contrasts: Result of `contrast_subjects`.
-        left_out: What was not measured or does not apply, one sentence each.
-
-    Raises:
-        UsageError: a name contains a slash.
+    `left_out` says what was not measured or does not apply, one sentence each. A name with a slash is refused.
     """
     for subject in subjects:
         record.arrays.update(_subject_arrays(subject))
     record.scalars["subjects"] = {subject.name: _subject_scalars(subject) for subject in subjects}
-    record.scalars["contrasts"] = {
-        kind: {
-            "statistics": {name: interval.as_record() for name, interval in entry.statistics.items()},
-            **{name: getattr(entry, name).as_record() for name in _OF_CONTRAST},
-            "n_units": entry.n_units,
-            "decides": entry.decides,
-        }
-        for kind, entry in (contrasts or {}).items()
-    }
+    record.scalars["contrasts"] = _stored(contrasts or {})
     record.scalars["left_out"] = list(left_out)
     return record
 
 
 def view_of(record: Record) -> RunView:
-    """What a report shows of a run, from its record alone.
-
-    Raises:
-        UsageError: the run failed, or its record holds no profile.
-    """
+    """What a report shows of a run, from its record alone; refused where that failed or holds no profile."""
     if record.status != "done":
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
     stored = record.scalars.get("subjects")
     try:
         subjects = tuple(_subject(record, name, scalars) for name, scalars in (stored or {}).items())
-        contrasts = {kind: _contrast(entry) for kind, entry in record.scalars.get("contrasts", {}).items()}
+        contrasts = {
+            kind: Contrast(**_fields_of(Contrast, entry)) for kind, entry in record.scalars.get("contrasts", {}).items()
+        }
     except (AttributeError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {record.run_id} is damaged: {type(error).__name__} {error}") from None
     subjects = subjects or (_bare_subject(record),)
     if not any(subject.n_positions for subject in subjects):
         raise UsageError(f"the {record.verb} run {record.run_id} holds no profile to draw")
-    return RunView(
-        verb=record.verb,
-        title=title_of(record),
-        subjects=subjects,
-        contrasts=contrasts,
-        left_out=tuple(record.scalars.get("left_out", ())),
-        caveats=caveats_of(record),
-        **{name: record.scalars.get(name, {}) for name in ("precision", "details", "found", "ingredients")},
-    )
+    return RunView(title_of(record), subjects, contrasts, caveats_of(record), record.scalars)
 
 
 def title_of(record: Record) -> str:
@@ -190,24 +155,20 @@ def _written_out(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _subject_arrays(subject: Subject) -> dict[str, np.ndarray]:
-    groups: dict[str, dict[str, dict[str, np.ndarray | None]]] = {
-        "measured": {
-            name: {**vars(entry.profile), **{part: getattr(entry, part) for part in _UNITS}}
-            for name, entry in subject.measured.items()
-        },
-        "theories": {
-            name: {**vars(entry.profile), "per_prompt": entry.per_prompt} for name, entry in subject.theories.items()
-        },
-        "mixing": {name: vars(entry) for name, entry in subject.mixing.items()},
-        "depth": {} if subject.depth is None else {DEPTH_KIND: vars(subject.depth)},
+    groups: dict[str, Mapping[str, Any]] = {
+        "measured": subject.measured,
+        "theories": subject.theories,
+        "mixing": subject.mixing,
+        "depth": {} if subject.depth is None else {DEPTH_KIND: subject.depth},
     }
     arrays: dict[str, np.ndarray] = {}
     for group, entries in groups.items():
-        for name, parts in entries.items():
+        for name, entry in entries.items():
             if "/" in name or "/" in subject.name:
                 raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
+            parts = {**vars(getattr(entry, "profile", entry)), **vars(entry)}
             stem = f"{subject.name}/{group}/{name}"
-            arrays.update({f"{stem}/{part}": array for part, array in parts.items() if array is not None})
+            arrays |= {f"{stem}/{part}": array for part, array in parts.items() if isinstance(array, np.ndarray)}
     return arrays
 
 
@@ -216,62 +177,69 @@ def _subject_scalars(subject: Subject) -> dict[str, Any]:
         "measured": list(subject.measured),
         "theories": list(subject.theories),
         "mixing": list(subject.mixing),
-        "summaries": {
-            kind: {name: interval.as_record() for name, interval in summary.items()}
-            for kind, summary in subject.summaries.items()
-        },
+        "summaries": _stored(subject.summaries),
         "comparisons": [
             {
                 "kind": block.kind,
                 "theory": block.theory,
                 "metrics": block.comparison.as_record(),
                 "flat": block.comparison.flat.as_record(),
-                "prompts": None if block.prompts is None else _prompts_scalars(block.prompts),
+                "prompts": None if block.prompts is None else _stored(block.prompts),
             }
             for block in subject.comparisons
         ],
     }
 
 
-def _prompts_scalars(prompts: PromptComparison) -> dict[str, Any]:
-    noise = {name: finite(value) for name, value in vars(prompts.noise).items()}
-    intervals = {name: getattr(prompts, name).as_record() for name in _OF_PROMPTS}
-    return {**intervals, "noise": noise, "n_units": prompts.n_units, "decides": prompts.decides}
+def _stored(value: Any) -> Any:
+    """Intervals, and dataclasses and mappings of them, as plain values; what they decide beside the numbers."""
+    if isinstance(value, Interval):
+        return value.as_record()
+    if isinstance(value, Mapping):
+        return {name: _stored(each) for name, each in value.items()}
+    if isinstance(value, PromptComparison | Contrast):
+        return {**_stored(vars(value)), "decides": value.decides}
+    if isinstance(value, SplitHalf):
+        return _stored(vars(value))
+    return finite(value) if isinstance(value, float) else value
 
 
-def _intervals(stored: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Interval]:
-    return {name: Interval.of_record(stored[name]) for name in names or stored}
+def _read(stored: Any) -> Any:
+    """The inverse: intervals, mappings of them, and numbers."""
+    if not isinstance(stored, Mapping):
+        return stored
+    return Interval.of_record(stored) if "value" in stored else {name: _read(each) for name, each in stored.items()}
+
+
+def _fields_of(sort: type, stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: _read(stored[field.name]) for field in fields(sort)}
 
 
 def _numbers(stored: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in stored.items()}
 
 
-def _contrast(stored: Mapping[str, Any]) -> Contrast:
-    statistics = _intervals(stored["statistics"])
-    return Contrast(statistics=statistics, **_intervals(stored, _OF_CONTRAST), n_units=stored["n_units"])
-
-
 def _comparison(stored: Mapping[str, Any]) -> KindComparison:
-    prompts, of_prompts = None, stored["prompts"]
-    if of_prompts is not None:
-        noise = SplitHalf(**_numbers(of_prompts["noise"]))
-        prompts = PromptComparison(**_intervals(of_prompts, _OF_PROMPTS), noise=noise, n_units=of_prompts["n_units"])
+    prompts = None
+    if stored["prompts"] is not None:
+        noise = SplitHalf(**_numbers(stored["prompts"]["noise"]))
+        prompts = PromptComparison(**{**_fields_of(PromptComparison, stored["prompts"]), "noise": noise})
     comparison = Comparison(_numbers(stored["metrics"]), Distances(_numbers(stored["flat"])))
     return KindComparison(stored["kind"], stored["theory"], comparison, prompts)
 
 
 def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
+    def entries(group: str, sort: type[Entry]) -> dict[str, Entry]:
+        return {each: _entry(record, f"{name}/{group}/{each}", sort) for each in scalars[group]}
+
     depth = f"{name}/depth/{DEPTH_KIND}"
     return Subject(
         name=name,
-        measured={kind: _measured(record, f"{name}/measured/{kind}") for kind in scalars["measured"]},
-        theories={theory: _theory(record, f"{name}/theories/{theory}") for theory in scalars["theories"]},
-        mixing={definition: _mixing(record, f"{name}/mixing/{definition}") for definition in scalars["mixing"]},
-        depth=Depth(**_arrays(record, depth, "layers", "influence", "low", "high"))
-        if f"{depth}/layers" in record.arrays
-        else None,
-        summaries={kind: _intervals(summary) for kind, summary in scalars["summaries"].items()},
+        measured=entries("measured", MeasuredKind),
+        theories=entries("theories", TheoryProfile),
+        mixing=entries("mixing", Mixing),
+        depth=_entry(record, depth, Depth) if f"{depth}/layers" in record.arrays else None,
+        summaries=_read(scalars["summaries"]),
         comparisons=tuple(_comparison(block) for block in scalars["comparisons"]),
     )
 
@@ -288,34 +256,18 @@ def _bare_subject(record: Record) -> Subject:
         theories[str(record.resolved.get("theory") or record.arguments.get("theory") or "prediction")] = "profile"
     return Subject(
         name=record.verb,
-        measured={kind: _measured(record, stem) for kind, stem in stems("measured").items()},
-        theories={name: _theory(record, stem) for name, stem in theories.items()},
-        mixing={definition: _mixing(record, stem) for definition, stem in stems("mixing").items()},
+        measured={kind: _entry(record, stem, MeasuredKind) for kind, stem in stems("measured").items()},
+        theories={name: _entry(record, stem, TheoryProfile) for name, stem in theories.items()},
+        mixing={definition: _entry(record, stem, Mixing) for definition, stem in stems("mixing").items()},
     )
 
 
-def _arrays(record: Record, stem: str, needed: str, *others: str) -> dict[str, Any]:
-    """The arrays below a stem, by the last part of their names.
-
-    Raises:
-        UsageError: the first one is missing.
-    """
-    if f"{stem}/{needed}" not in record.arrays:
-        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/{needed}")
-    return {name: record.arrays.get(f"{stem}/{name}") for name in (needed, *others)}
-
-
-def _profile(record: Record, stem: str) -> Profile:
-    return Profile(**_arrays(record, stem, "influence", "low", "high"))
-
-
-def _measured(record: Record, stem: str) -> MeasuredKind:
-    return MeasuredKind(_profile(record, stem), **{name: record.arrays.get(f"{stem}/{name}") for name in _UNITS})
-
-
-def _theory(record: Record, stem: str) -> TheoryProfile:
-    return TheoryProfile(_profile(record, stem), record.arrays.get(f"{stem}/per_prompt"))
-
-
-def _mixing(record: Record, stem: str) -> Mixing:
-    return Mixing(**_arrays(record, stem, "value", "low", "high"))
+def _entry(record: Record, stem: str, sort: type[Entry]) -> Entry:
+    """A dataclass of the arrays below a stem, where those of its profile lie too; the first one is needed."""
+    names = [field.name for field in fields(sort)]
+    if "profile" not in names and f"{stem}/{names[0]}" not in record.arrays:
+        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/{names[0]}")
+    parts: dict[str, Any] = {name: record.arrays.get(f"{stem}/{name}") for name in names}
+    if "profile" in names:
+        parts["profile"] = _entry(record, stem, Profile)
+    return sort(**parts)

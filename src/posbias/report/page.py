@@ -78,12 +78,7 @@ REPORTS: Registry[Callable[..., Report]] = Registry("report")
 
 
 def report_of(*records: Record) -> Report:
-    """The report of a finished run, or of several that hold profiles, side by side and then one by one.
-
-    Raises:
-        UsageError: no records, one that failed, is damaged or holds nothing to draw, or one of a verb that is drawn by
-            itself among others.
-    """
+    """The report of a finished run, or of several that hold profiles, side by side and then one by one."""
     if not records:
         raise UsageError("a report needs at least one run")
     alone = [record.verb for record in records if record.verb in REPORTS]
@@ -105,10 +100,10 @@ def write_report(records: Sequence[Record], out: Path) -> Path:
 
     Args:
         records: Finished runs; several that hold profiles are shown side by side and then one by one.
-        out: Directory, made where missing.
+        out: Made where missing.
 
     Returns:
-        The path of the HTML file.
+        The path of the page.
 
     Raises:
         UsageError: no records, one that failed or holds nothing to draw, or one of a verb that is drawn by itself among
@@ -133,12 +128,7 @@ def write_report(records: Sequence[Record], out: Path) -> Path:
 
 
 def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
-    """The page as text: everything is escaped, and a name that the template does not find is an error.
-
-    Args:
-        report: What is shown.
-        links: Name and address of the pages beside it.
-    """
+    """The page as text, with `links` to pages beside it; all is escaped, a name that the template lacks is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -164,16 +154,7 @@ def show_report(report: Report, console: "Console") -> None:
 def conclude(record: Record, directory: Path, *, found: bool = False) -> Path:
     """The end of every run: its record is saved, its report drawn, and the pieces they are made of are removed.
 
-    Args:
-        record: What came out.
-        directory: Of the run.
-        found: The record was finished before and lies there: it stays as it is, whatever of the rest was done.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        RunError: something cannot be written.
+    A record that was `found` finished in the directory stays as it is. Returns the path of the page.
     """
     if found:
         remove_report(directory)

@@ -34,11 +34,7 @@ NOTE = (
 
 @REPORTS.register(PROFILES)
 def profiles_report(*records: Record) -> Report:
-    """What the profiles of a run show; of several runs, what they show side by side, and then each by itself.
-
-    Raises:
-        UsageError: a run failed or holds no profile.
-    """
+    """What the profiles of a run show; of several runs, what they show side by side, and then each by itself."""
     views = [view_of(record) for record in records]
     if len(views) == 1:
         return _report_of_one(views[0], records[0])
@@ -58,7 +54,7 @@ def profiles_report(*records: Record) -> Report:
             caveats=view.caveats,
             figures=figures_of(view),
             tables=[*_ingredients(view), *detailed_tables(view)],
-            left_out=view.left_out,
+            left_out=view.scalars.get("left_out", ()),
             record=record,
         )
         for number, (view, record) in enumerate(zip(views, records, strict=True), start=1)
@@ -87,7 +83,7 @@ def _report_of_one(view: RunView, record: Record) -> Report:
         figures=figures_of(view),
         note=NOTE,
         tables=overview,
-        left_out=view.left_out,
+        left_out=view.scalars.get("left_out", ()),
         sections=[Section("In detail", anchor="details", tables=details)] if details else [],
         record=record,
         glossary=GLOSSARY,
@@ -95,7 +91,8 @@ def _report_of_one(view: RunView, record: Record) -> Report:
 
 
 def _ingredients(view: RunView) -> list[Table]:
-    return [ingredient_table(view.ingredients)] if view.ingredients else []
+    found = view.scalars.get("ingredients")
+    return [ingredient_table(found)] if found else []
 
 
 def figures_of(view: RunView) -> list[Figure]:

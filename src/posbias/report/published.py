@@ -4,7 +4,7 @@ Of claims a table of all verdicts, then each with its evidence; of an experiment
 made them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -60,15 +60,14 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
 
 
 def _assumptions(entry: Stored) -> str:
-    if "premises" in entry:
-        return f"Premises on this model: {'; '.join(map(_premise, entry['premises']))}."
-    broken = f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
-    return f"Assumes: {'; '.join(entry['assumptions'])}.{broken}"
-
-
-def _premise(stored: Stored) -> str:
-    found = f" ({stored['found']})" if stored["found"] else ""
-    return f"{stored['premise']} – {'met' if stored['met'] else 'not met'}{found}"
+    if "premises" not in entry:
+        broken = f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
+        return f"Assumes: {'; '.join(entry['assumptions'])}.{broken}"
+    premises = [
+        f"{each['premise']} – {'met' if each['met'] else 'not met'}" + (f" ({each['found']})" if each["found"] else "")
+        for each in entry["premises"]
+    ]
+    return f"Premises on this model: {'; '.join(premises)}."
 
 
 def _value(entry: Stored) -> str:
@@ -105,13 +104,10 @@ def stored_figures(record: Record) -> list[Figure]:
     """The figures of a reproduction's record."""
     return [
         Figure(
-            stored["slug"],
-            stored["title"],
-            stored["x_label"],
-            stored["y_label"],
-            tuple(_stored_curve(curve, record.arrays) for curve in stored["curves"]),
-            log_range=_pair(stored["log_range"]),
-            linear_range=_pair(stored["linear_range"]),
+            **{name: stored[name] for name in ("slug", "title", "x_label", "y_label")},
+            curves=tuple(_stored_curve(curve, record.arrays) for curve in stored["curves"]),
+            log_range=stored["log_range"] and tuple(stored["log_range"]),
+            linear_range=stored["linear_range"] and tuple(stored["linear_range"]),
             rows=tuple(stored.get("rows", ())),
         )
         for stored in record.scalars["figures"]
@@ -119,19 +115,8 @@ def stored_figures(record: Record) -> list[Figure]:
 
 
 def _stored_curve(stored: Stored, arrays: Mapping[str, np.ndarray]) -> Curve:
-    parts = {part: arrays.get(f"{stored['arrays']}/{part}") for part in _PARTS}
+    parts: dict[str, Any] = {part: arrays.get(f"{stored['arrays']}/{part}") for part in _PARTS}
     if parts["x"] is None or parts["y"] is None:
         raise UsageError(f"the record has no curve {stored['arrays']}")
-    return Curve(
-        name=stored["name"],
-        x=parts["x"],
-        y=parts["y"],
-        stroke=Stroke(stored["colour"], stored["dash"]),
-        low=parts["low"],
-        high=parts["high"],
-        emphasis=stored["emphasis"],
-    )
-
-
-def _pair(stored: Sequence[float] | None) -> tuple[float, float] | None:
-    return None if stored is None else (float(stored[0]), float(stored[1]))
+    stroke = Stroke(stored["colour"], stored["dash"])
+    return Curve(stored["name"], stroke=stroke, emphasis=stored["emphasis"], **parts)

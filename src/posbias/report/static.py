@@ -78,6 +78,8 @@ def _draw_curves(canvas: "Canvas", figure: Figure) -> None:
 
 
 def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     for curve in figure.curves:
         _draw_curve(panel, curve, figure)
     panel.set_xlabel(figure.x_label)
@@ -89,7 +91,9 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
         cut = f", {figure.cut_note}" if scale == "linear" and figure.cut_note else ""
         panel.set_title(f"{scale} scale{cut}", loc="right", fontsize=9.5, color="#555555")
         if scale == "log":
-            _plain_ticks(panel, figure.log_range)
+            panel.yaxis.set_major_locator(LogLocator(subs=log_steps(figure.log_range)))
+            panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            panel.yaxis.set_minor_formatter(NullFormatter())
     elif not figure.log_axes and all(float(curve.y.min()) >= 0 for curve in figure.curves):
         panel.set_ylim(bottom=0)
     for name in figure.log_axes:
@@ -130,15 +134,6 @@ def _draw_rows(panel: "Axes", figure: Figure) -> None:
     panel.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
     panel.set_ylim(len(figure.rows) + 0.6, 0.4)
     panel.set_xlabel(figure.y_label)
-
-
-def _plain_ticks(panel: "Axes", log_range: tuple[float, float]) -> None:
-    """Written as numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    panel.yaxis.set_major_locator(LogLocator(subs=log_steps(log_range)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panel.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> None:

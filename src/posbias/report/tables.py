@@ -17,13 +17,13 @@ from posbias.comparison import (
     KindComparison,
     Sample,
     Subject,
-    TheoryProfile,
     summarise,
 )
 from posbias.profiles import Profile, uniform_profile
 from posbias.report.layout import RunView
 from posbias.report.wording import FOUND, KINDS, MIXINGS, SUBJECTS, THEORIES, label
 from posbias.report.wording import METRICS as METRIC_NAMES
+from posbias.report.wording import STATISTICS as STATISTIC_NAMES
 from posbias.statistics import Interval
 from posbias.statistics.intervals import MISSING
 
@@ -35,8 +35,8 @@ BOOTSTRAP_SEED = 0
 """Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
 SHOWN_LAYERS = 7
 """Layers of a table or figure of depth: first, last, and evenly between."""
-TENTHS = {"first_tenth": "first tenth", "middle_tenth": "middle tenth", "last_tenth": "last tenth"}
-ENDS = {"first_token": "first position", "last_token": "last position"}
+TENTHS = ("first_tenth", "middle_tenth", "last_tenth")
+ENDS = ("first_token", "last_token")
 _LOSSES = {"wasserstein": ".4f", "median_relative": ".2%", "largest_relative": ".2%"}
 
 
@@ -53,11 +53,19 @@ class Table:
 
 def print_tables(tables: Iterable[Table], console: "Console") -> None:
     """Title, header and cells of each: ruled on a terminal, aligned plain columns into a pipe or a file."""
+    from rich.markup import escape
+    from rich.table import Table as Ruled
+
     for table in tables:
-        if console.is_terminal:
-            console.print(_ruled(table))
-        else:
+        if not console.is_terminal:
             console.file.write(f"{table.title}\n{plain_columns(table.header, table.cells)}\n\n")
+            continue
+        ruled = Ruled(title=table.title, title_justify="left", title_style="bold", header_style="bold")
+        for name in table.header:
+            ruled.add_column(name, overflow="fold")
+        for row in table.cells:
+            ruled.add_row(*map(escape, row))
+        console.print(ruled)
 
 
 def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -> None:
@@ -75,19 +83,6 @@ def plain_columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
     )
 
 
-def _ruled(table: Table) -> Any:
-    """A table for a terminal (rich); its texts are taken literally."""
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold")
-    for name in table.header:
-        drawn.add_column(name, overflow="fold")
-    for row in table.cells:
-        drawn.add_row(*(escape(cell) for cell in row))
-    return drawn
-
-
 def number_text(value: float | None, digits: int = 3) -> str:
     """A number with fixed decimals, a dash where there is none."""
     if value is None or not math.isfinite(value):
@@ -95,14 +90,9 @@ def number_text(value: float | None, digits: int = 3) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
-def interval_text(stored: Mapping[str, Any] | None, digits: int = 3, *, sign: str = "") -> str:
-    """A stored number with its interval; `sign` "+": with its sign where it is positive too."""
-    return MISSING if stored is None else Interval.of_record(stored).text(f"{sign}.{digits}f")
-
-
-def share_text(stored: Mapping[str, Any]) -> str:
-    """A share in percent with its interval."""
-    return Interval.of_record(stored).text(".1f", scale=100, unit=" %")
+def interval_text(stored: Mapping[str, Any] | None, spec: str = ".3f", *, scale: float = 1.0, unit: str = "") -> str:
+    """A recorded number with its interval, as `Interval.text`; a dash where there is none."""
+    return MISSING if stored is None else Interval.of_record(stored).text(spec, scale=scale, unit=unit)
 
 
 def state_of(view: RunView, subject: Subject) -> str:
@@ -119,7 +109,7 @@ def overview_tables(views: Sequence[RunView]) -> list[Table]:
     """What a run is read for first: theories, shares, depth, precision, and what else was found."""
     tables = [
         _theory_table(views),
-        _share_table(views),
+        _share_table("Where does the influence lie?", views, (*TENTHS, "last_token", "minimum_position")),
         _depth_table(views),
         _precision_table(views),
         _detail_table(views),
@@ -130,16 +120,25 @@ def overview_tables(views: Sequence[RunView]) -> list[Table]:
 
 def detailed_tables(view: RunView) -> list[Table]:
     """Every metric with its intervals and noise, every share, mixing."""
-    tables = [_metric_table(view), _interval_table(view), _all_shares_table(view), _mixing_table(view)]
+    shares = (*TENTHS, *ENDS, "interior_recency", "mean_position", "minimum_position")
+    tables = [
+        _metric_table(view),
+        _interval_table(view),
+        _share_table("Shares of the influence", [view], shares),
+        _mixing_table(view),
+    ]
     return [table for table in tables if table.cells]
+
+
+def _states(views: Sequence[RunView]) -> list[tuple[str, Subject]]:
+    return [(state_of(view, subject), subject) for view in views for subject in view.subjects]
 
 
 def _comparisons(views: Sequence[RunView]) -> list[tuple[list[str], Subject, KindComparison]]:
     """Every theory beside every measured kind, after what each of the three is called."""
     return [
-        ([state_of(view, subject), label(KINDS, block.kind), label(THEORIES, block.theory)], subject, block)
-        for view in views
-        for subject in view.subjects
+        ([state, label(KINDS, block.kind), label(THEORIES, block.theory)], subject, block)
+        for state, subject in _states(views)
         for block in subject.comparisons
     ]
 
@@ -161,17 +160,18 @@ def _theory_table(views: Sequence[RunView]) -> Table:
 def _statistics(views: Sequence[RunView]) -> list[tuple[list[str], Mapping[str, Interval]]]:
     """Every statistic of every profile, measured or predicted, with its interval where it was estimated."""
     found: list[tuple[list[str], Mapping[str, Interval]]] = []
-    for view in views:
-        for subject in view.subjects:
-            state = state_of(view, subject)
-            for kind, measured in subject.measured.items():
-                summary = subject.summaries.get(kind) or _point_statistics(measured.profile)
-                found.append(([state, label(KINDS, kind)], summary))
-            for name, theory in subject.theories.items():
-                # Beside a measurement intervals are given of distances, not of a theory's own shares.
-                alone = not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1
-                summary = _bootstrapped(theory) if alone else _point_statistics(theory.profile)
-                found.append(([state, label(THEORIES, name)], summary))
+    for state, subject in _states(views):
+        for kind, measured in subject.measured.items():
+            summary = subject.summaries.get(kind) or _point_statistics(measured.profile)
+            found.append(([state, label(KINDS, kind)], summary))
+        for name, theory in subject.theories.items():
+            # Beside a measurement intervals are given of distances, not of a theory's own shares.
+            if not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1:
+                generator = np.random.default_rng(BOOTSTRAP_SEED)
+                summary = summarise(Sample.of(theory.per_prompt), generator=generator)
+            else:
+                summary = _point_statistics(theory.profile)
+            found.append(([state, label(THEORIES, name)], summary))
     return found
 
 
@@ -179,30 +179,21 @@ def _point_statistics(profile: Profile) -> Mapping[str, Interval]:
     return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
 
 
-def _bootstrapped(theory: TheoryProfile) -> Mapping[str, Interval]:
-    assert theory.per_prompt is not None
-    return summarise(Sample.of(theory.per_prompt), generator=np.random.default_rng(BOOTSTRAP_SEED))
-
-
-def _percent(share: Interval) -> str:
-    return share.text(".1f", scale=100, unit=" %")
-
-
-def _share_table(views: Sequence[RunView]) -> Table:
+def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> Table:
+    """A row for each profile, a column for each statistic."""
+    look: dict[str, dict[str, Any]] = {"minimum_position": {"spec": ".0f"}, "mean_position": {}}
+    percent = {"spec": ".1f", "scale": 100, "unit": " %"}
     cells = [
-        [*names, *(_percent(found[name]) for name in (*TENTHS, "last_token")), found["minimum_position"].text(".0f")]
-        for names, found in _statistics(views)
+        [*about, *(found[name].text(**look.get(name, percent)) for name in names)]
+        for about, found in _statistics(views)
     ]
-    header = ["model", "profile", *TENTHS.values(), "last position", "minimum at"]
-    return Table("Where does the influence lie?", header, cells)
+    return Table(title, ["model", "profile", *(label(STATISTIC_NAMES, name) for name in names)], cells)
 
 
 def _depth_table(views: Sequence[RunView]) -> Table:
     """Shares of the influence on the stream after some layers, and how far that profile is from the final one's."""
-    header = ["model", "after layer", *TENTHS.values(), *ENDS.values(), "W1 to flat", "W1 to last layer"]
     cells = []
-    states = [(state_of(view, subject), subject) for view in views for subject in view.subjects]
-    for state, subject in states:
+    for state, subject in _states(views):
         if subject.depth is None:
             continue
         flat, last = uniform_profile(subject.depth.influence.shape[1]).influence, subject.depth.influence[-1]
@@ -211,7 +202,10 @@ def _depth_table(views: Sequence[RunView]) -> Table:
             shares = [f"{100 * float(STATISTICS[share](profile)):.1f} %" for share in (*TENTHS, *ENDS)]
             distances = [f"{float(METRICS['wasserstein'](profile, other)):.3f}" for other in (flat, last)]
             cells.append([state, str(int(subject.depth.layers[row])), *shares, *distances])
-    return Table("How does the profile form?", header, cells)
+    shares = [label(STATISTIC_NAMES, name) for name in (*TENTHS, *ENDS)]
+    return Table(
+        "How does the profile form?", ["model", "after layer", *shares, "W1 to flat", "W1 to last layer"], cells
+    )
 
 
 def _precision_table(views: Sequence[RunView]) -> Table:
@@ -225,7 +219,7 @@ def _precision_table(views: Sequence[RunView]) -> Table:
             str(len(loss["wasserstein"])),
         ]
         for view in views
-        for kind, loss in view.precision.items()
+        for kind, loss in view.scalars.get("precision", {}).items()
     ]
     return Table("What does half precision cost?", header, cells)
 
@@ -238,47 +232,42 @@ def _range_text(values: Sequence[float | None], style: str) -> str:
 
 def _detail_table(views: Sequence[RunView]) -> Table:
     """What kinds with passes of their own found on the prompts, the mean and the range over prompts."""
-    cells = []
-    for view in views:
-        for kind, found in view.details.items():
-            for name, values in found.items():
-                numbers = np.asarray(values, dtype=np.float64)
-                texts = [f"{value:.4g}" for value in (numbers.mean(), numbers.min(), numbers.max())]
-                cells.append([view.title, label(KINDS, kind), name.replace("_", " "), *texts])
+    found = [
+        ([view.title, label(KINDS, kind), name.replace("_", " ")], np.asarray(values, dtype=np.float64))
+        for view in views
+        for kind, of_kind in view.scalars.get("details", {}).items()
+        for name, values in of_kind.items()
+    ]
+    cells = [[*about, *(f"{each:.4g}" for each in (its.mean(), its.min(), its.max()))] for about, its in found]
     return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)
 
 
 def _found_table(views: Sequence[RunView]) -> Table:
     """What theories found beside their profiles, with intervals where they have them."""
     cells = [
-        [view.title, label(FOUND, name), interval_text(stored)] for view in views for name, stored in view.found.items()
+        [view.title, label(FOUND, name), interval_text(stored)]
+        for view in views
+        for name, stored in view.scalars.get("found", {}).items()
     ]
     return Table("What does the theory find beside the profile?", ["prediction", "found", "value [95 %]"], cells)
 
 
 def ingredient_table(found: Mapping[str, Any]) -> Table:
-    """For each measured kind the whole theory, what leaving out each of its ingredients costs, and the flat line.
-
-    Args:
-        found: The scalar `ingredients` of the record; empty where there is none.
-    """
+    """For each measured kind the whole theory, what leaving out each of its ingredients costs, and the flat line."""
     header = ["measured", "left out", "W1 [95 %]", "more than with nothing left out [95 %]", "verdict"]
     cells = []
     for kind, entry in found.items():
         for left_out, row in entry["left_out"].items():
             cost = row["cost"]
             what = "nothing" if cost is None else left_out.replace("_", " ")
-            verdict = MISSING if cost is None else _cost_verdict(Interval.of_record(cost), entry["count"])
-            cells.append(
-                [label(KINDS, kind), what, interval_text(row["distance"]), interval_text(cost, sign="+"), verdict]
-            )
+            verdict = MISSING
+            if cost is not None:  # closer or farther without it, where the interval says
+                decides = (Interval.of_record(cost).low > 0) - (Interval.of_record(cost).high < 0)
+                verdict = VERDICTS[0 if entry["count"] < UNITS_FOR_CLAIM else decides]
+            texts = interval_text(row["distance"]), interval_text(cost, "+.3f")
+            cells.append([label(KINDS, kind), what, *texts, verdict])
         cells.append([label(KINDS, kind), "(flat line)", interval_text(entry["flat"]), MISSING, MISSING])
     return Table("What does leaving out each ingredient cost?", header, cells)
-
-
-def _cost_verdict(cost: Interval, count: int) -> str:
-    """Whether the theory is closer or farther without it, where the interval says."""
-    return VERDICTS[0 if count < UNITS_FOR_CLAIM else (cost.low > 0) - (cost.high < 0)]
 
 
 def _metric_table(view: RunView) -> Table:
@@ -286,14 +275,12 @@ def _metric_table(view: RunView) -> Table:
     known = list(METRIC_NAMES)
     metrics = list(blocks[0][2].comparison.values) if blocks else []
     metrics.sort(key=lambda name: known.index(name) if name in known else len(known))
+    digits = {"minimum_shift": 0}
     cells = []
     for names, _, block in blocks:
-        own, flat = block.comparison.values, block.comparison.flat.values
-        digits = {name: 0 if name == "minimum_shift" else 3 for name in metrics}
-        texts = [
-            f"{number_text(own[name], digits[name])} ({number_text(flat[name], digits[name])})" for name in metrics
-        ]
-        cells.append([*names, *texts])
+        pairs = [(name, block.comparison.values[name], block.comparison.flat.values[name]) for name in metrics]
+        shown = [[number_text(each, digits.get(name, 3)) for each in pair] for name, *pair in pairs]
+        cells.append([*names, *(f"{own} ({flat})" for own, flat in shown)])
     header = ["model", "measured", "theory", *(label(METRIC_NAMES, name) for name in metrics)]
     return Table("Every distance, the flat line's in parentheses", header, cells)
 
@@ -311,27 +298,13 @@ def _interval_table(view: RunView) -> Table:
     return Table("Intervals and noise of W1", header, cells)
 
 
-def _all_shares_table(view: RunView) -> Table:
-    cells = [
-        [
-            *names,
-            *(_percent(found[name]) for name in (*TENTHS, *ENDS, "interior_recency")),
-            str(found["mean_position"]),
-            found["minimum_position"].text(".0f"),
-        ]
-        for names, found in _statistics([view])
-    ]
-    header = ["model", "profile", *TENTHS.values(), *ENDS.values(), "last tenth without last position"]
-    return Table("Shares of the influence", [*header, "mean position", "minimum at"], cells)
-
-
 def _mixing_table(view: RunView) -> Table:
     cells = []
-    for subject in view.subjects:
+    for state, subject in _states([view]):
         for definition, mixing in subject.mixing.items():
             value = mixing.value
             numbers = [number_text(float(each)) for each in (value.min(), value.mean(), value.max())]
-            names = [state_of(view, subject), label(MIXINGS, definition), str(value.size)]
+            names = [state, label(MIXINGS, definition), str(value.size)]
             cells.append([*names, *numbers, str(value.argmax())])
     header = ["model", "definition", "layers", "smallest", "mean", "largest", "in layer"]
     return Table("Mixing over layers", header, cells)

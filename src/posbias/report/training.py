@@ -10,7 +10,7 @@ from posbias.records import Record
 from posbias.report.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.statistics import Interval, mean_ends, mean_of
+from posbias.statistics import mean_ends, mean_of
 from posbias.statistics.intervals import MISSING
 
 ENDED_WELL = ("done", "stopped_early")
@@ -66,17 +66,12 @@ def _loss_table(record: Record) -> Table:
     cells = []
     for point, indices in _points(record).items():
         members = [record.scalars["members"][index] for index in indices]
-        losses = [member["loss"] for member in members if member["status"] in ENDED_WELL]
-        mean = mean_over_seeds(losses).text(".4f") if losses else MISSING
-        cells.append([*point, f"{len(losses)} of {len(members)}", mean])
+        losses = np.array([member["loss"] for member in members if member["status"] in ENDED_WELL], np.float64)
+        mean = mean_of(losses).interval(least=0.0).text(".4f") if losses.size else MISSING
+        cells.append([*point, f"{losses.size} of {len(members)}", mean])
     header = [*(axis.removeprefix("model.") for axis in record.resolved["axes"]), "seeds", "loss"]
     title = f"{record.resolved['title']}: mean loss at the end (nats) with its 95 % interval over seeds"
     return Table(title, header, cells)
-
-
-def mean_over_seeds(losses: list[float]) -> Interval:
-    """The mean with its 95 % interval; infinite from a single seed."""
-    return mean_of(np.asarray(losses, dtype=np.float64)).interval(least=0.0)
 
 
 def endings_of(record: Record) -> list[str]:

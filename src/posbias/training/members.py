@@ -51,21 +51,12 @@ class Member:
 
     @property
     def stack_key(self) -> tuple[Any, ...]:
-        """Members with equal keys are trained as one program.
-
-        Raises:
-            UsageError: the model does not fit the task, or its parts do not fit each other.
-        """
+        """Members with equal keys are trained as one program; a model must fit its task to have one."""
         shape = shape_of(self.config, self.task.n_positions)
         return shape, self.task.stack_key, self.task.rows, self.optimiser.name
 
     def check(self) -> None:
-        """Refuse a model that cannot do its task, before anything is trained.
-
-        Raises:
-            UsageError: vocabulary, width or outputs differ, the mask shows the task's answers, or the architecture's
-                parts do not fit each other.
-        """
+        """Refuse, before anything is trained, a model whose sizes, mask or parts do not fit its task or each other."""
         for field_name, ours, theirs in (
             ("vocabulary_size", self.config.vocabulary_size, self.task.vocabulary_size),
             ("width", self.config.width, self.task.width if self.task.width is not None else self.config.width),

@@ -50,9 +50,10 @@ class Optimiser(ABC):
         return OPTIMISERS.spell(self)
 
 
+@OPTIMISERS.register("adam")
 @dataclass(frozen=True)
-class _Adaptive(Optimiser):
-    """What Adam and AdamW share."""
+class Adam(Optimiser):
+    """Adam without weight decay."""
 
     moments: ClassVar[tuple[str, ...]] = ("mean", "square")
     beta1: float = 0.9
@@ -86,15 +87,9 @@ class _Adaptive(Optimiser):
         values.sub_(gradients.mul_(rate))
 
 
-@OPTIMISERS.register("adam")
-@dataclass(frozen=True)
-class Adam(_Adaptive):
-    """Adam without weight decay."""
-
-
 @OPTIMISERS.register("adamw")
 @dataclass(frozen=True)
-class AdamW(_Adaptive):
+class AdamW(Adam):
     """Adam with weight decay that does not pass through the moments."""
 
     weight_decay: float = 1e-2
@@ -132,13 +127,7 @@ class SGD(Optimiser):
 
 
 def settings_of(optimisers: Sequence[Optimiser], *, dtype: torch.dtype, device: torch.device) -> Settings:
-    """The members' settings as tensors [member, 1].
-
-    Args:
-        optimisers: One per member, all of one kind.
-        dtype: Of the parameters.
-        device: Where they are.
-    """
+    """The members' settings as tensors [member, 1]; all members have optimisers of one kind."""
     names = [name for name, value in vars(optimisers[0]).items() if isinstance(value, int | float)]
     return {
         name: torch.tensor([[getattr(each, name)] for each in optimisers], dtype=torch.float64, device=device).to(dtype)

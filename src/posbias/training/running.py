@@ -34,7 +34,7 @@ from posbias.training.optimisers import OPTIMISERS
 from posbias.training.options import STOPPING, TrainingOptions, TrainingRun
 from posbias.training.stack import Layout
 from posbias.training.study import Study
-from posbias.training.trainer import Trained, check_members, group, train
+from posbias.training.trainer import Trained, group, train
 
 MODELS = "models"
 """Where a run keeps its members' models."""
@@ -86,7 +86,6 @@ def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool =
 def planned(study: Study, *, run: TrainingRun, confirmed: bool) -> tuple[list[Member], StudyRun | None]:
     """What a study will train, or what it has trained already. Arguments and errors as `run_study`, before training."""
     members = study.members(confirmed=confirmed)
-    check_members(members)
     if run.directory is None:
         return members, None
     known = finished_training(members, study.options, run.directory) if run.resume else None
@@ -99,14 +98,7 @@ def planned(study: Study, *, run: TrainingRun, confirmed: bool) -> tuple[list[Me
 
 
 def check_disk(members: list[Member], run: TrainingRun) -> int:
-    """Refuse a training whose checkpoints, models, record and page would not fit on the disk.
-
-    Returns:
-        Bytes that may be needed at most.
-
-    Raises:
-        UsageError: there is less.
-    """
+    """Refuse a training whose checkpoints, models, record and page would not fit on the disk; the bytes it may need."""
     assert run.directory is not None
     needed = RECORD_AND_PAGE
     for stack in group(members, stack_size=run.stack_size):
@@ -126,7 +118,7 @@ def check_disk(members: list[Member], run: TrainingRun) -> int:
 
 
 def _saved(index: int, trained: TrainedMember, directory: Path | None) -> str | None:
-    """Save a member's model; its place within the run, or None where there is nothing to save."""
+    """Save a member's model, if it has one; its place within the run."""
     if directory is None or trained.parameters is None:
         return None
     place, member = f"{MODELS}/{index:04d}", trained.member
@@ -150,15 +142,7 @@ def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
 
 
 def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """A study's run as a record.
-
-    Its status is "failed" where no member ended well. A study that was found finished keeps the record it had.
-
-    Args:
-        done: What `run_study` returns.
-        arguments: What the user passed.
-        command: What repeats it in a shell.
-    """
+    """A study's run as a record, "failed" where no member ended well; one that was found finished keeps its own."""
     if done.found is not None:
         return done.found
     study, trained = done.study, done.trained
@@ -228,16 +212,10 @@ def _padded(rows: list[np.ndarray], missing: float) -> np.ndarray:
 def finished_training(
     members: Sequence[Member], options: TrainingOptions, directory: Path
 ) -> tuple[Trained, Record] | None:
-    """These members as they were trained before, and the record that says so.
+    """These members as they were trained before into a directory, to the last bit, and the record that says so.
 
-    Args:
-        members: What is wanted.
-        options: Likewise.
-        directory: Of a run of verb "train".
-
-    Returns:
-        Results to the last bit; None where there is no whole record of just these members and options, where no member
-        ended well, or where a model is missing or damaged.
+    None where there is no whole record of just these members and options, where no member ended well, or where a model
+    is missing or damaged.
     """
     try:
         record = load_record(directory)
@@ -272,11 +250,7 @@ def _same(members: Sequence[Member], options: TrainingOptions, record: Record) -
 
 
 def _member(member: Member, index: int, *, record: Record, directory: Path) -> TrainedMember:
-    """One member as its record and its model have it.
-
-    Raises:
-        UsageError: a status that is not known, too few losses, or no weights of this model where it ended well.
-    """
+    """One member as its record and its model have it."""
     entry = record.scalars["members"][index]
     status, steps = entry["status"], entry["steps"]
     if status not in STATUSES:

@@ -64,12 +64,7 @@ class Layout:
 
 
 class Stack:
-    """Members of one stack key in training.
-
-    Args:
-        members: At least one; equal `stack_key`.
-        device: Where parameters and data are.
-    """
+    """Members of one `stack_key` in training."""
 
     def __init__(self, members: Sequence[Member], *, device: torch.device) -> None:
         self.members = tuple(members)

@@ -86,14 +86,7 @@ class Study:
         return math.prod(len(points) for points in self.axes.values()) * len(self.seeds)
 
     def members(self, *, confirmed: bool = False) -> list[Member]:
-        """Every point of the grid with every seed, in the grid's order, seeds last.
-
-        Args:
-            confirmed: Whether more than 1000 are wanted.
-
-        Raises:
-            UsageError: too many, or a point that makes no model or no task.
-        """
+        """Every point of the grid, in its order, with every seed; more than 1000 are refused unless `confirmed`."""
         if self.n_members > MANY and not confirmed:
             raise UsageError(
                 f"study {self.name!r} has {self.n_members} members; more than {MANY} must be confirmed with --yes"
@@ -132,24 +125,12 @@ class Study:
 
 @checked
 def load_study(path: str | Path) -> Study:
-    """Read a study file and check all of it but the points of its grid.
-
-    Raises:
-        UsageError: no such file, not YAML, an unknown field, or a value that is not allowed.
-    """
+    """Read a study file and check all of it but the points of its grid."""
     return study_of(read_yaml(path), name=Path(path).stem)
 
 
 def study_of(document: Any, *, name: str) -> Study:
-    """A study from plain values.
-
-    Args:
-        document: As in the file.
-        name: Unless the document has one.
-
-    Raises:
-        UsageError: an unknown field, or a value that is not allowed.
-    """
+    """A study from plain values as in the file, which may have another name."""
     document = _mapping(document, "the study", SECTIONS)
     name = str(document.get("name", name))
     for section in ("task", "train"):

@@ -101,11 +101,7 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
 
 
 def check_members(members: Sequence[Member]) -> None:
-    """Refuse what cannot be trained, before anything is.
-
-    Raises:
-        UsageError: no members, a name twice, a model that does not fit its task.
-    """
+    """Refuse what cannot be trained, before anything is."""
     if not members:
         raise UsageError("there is nothing to train: 0 members given, at least 1 is needed")
     name, times = Counter(member.name for member in members).most_common(1)[0]
@@ -167,11 +163,7 @@ def _train_stack(
     report: Report,
     place: tuple[PartStore, str],
 ) -> list[TrainedMember]:
-    """The members of one stack; where the stack as a whole fails, each alone, so that one cannot stop the others.
-
-    Raises:
-        RunError: a checkpoint cannot be written to `place`.
-    """
+    """The members of one stack; where the stack as a whole fails, each alone, so that one cannot stop the others."""
     store, name = place
     try:
         return StackTrainer(members, options, run=run, report=report).train(store, name)
@@ -212,11 +204,7 @@ class StackTrainer:
         return [Stack(part, device=self._device) for part in parts]
 
     def train(self, store: PartStore, name: str) -> list[TrainedMember]:
-        """What became of every member, trained on from the checkpoint of that name where there is one.
-
-        Raises:
-            RunError: a checkpoint cannot be written (a full disk).
-        """
+        """What became of every member, trained on from the checkpoint of that name where there is one."""
         with crew_for(self._device) as crew:
             found = store.find(name)
             if found is not None:

@@ -192,11 +192,11 @@ def _distance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["model"],
             row["tokens"],
             LABELS[row["theory"]],
-            interval_text(row["wasserstein"], 4),
+            interval_text(row["wasserstein"], ".4f"),
             number_text(row["flat_wasserstein"]["value"], 4),
             number_text(row["noise"]["mean"], 4),
             number_text(row["spearman"]["value"], 3),
-            interval_text(row["log_error"], 2),
+            interval_text(row["log_error"], ".2f"),
             number_text(row["interior_recency"], 4),
         ]
         for row in rows
@@ -210,11 +210,11 @@ def _shape_table(shapes: Sequence[Mapping[str, Any]]) -> Table:
     names = (("first_tenth", 3), ("interior_recency", 4))
     cells = []
     for row in shapes:
-        texts = [interval_text(row[name], digits) for name, digits in names]
-        texts += [number_text(row["flat_interior_recency"], 4), interval_text(row["last_over_middle"], 4)]
+        texts = [interval_text(row[name], f".{digits}f") for name, digits in names]
+        texts += [number_text(row["flat_interior_recency"], 4), interval_text(row["last_over_middle"], ".4f")]
         texts += [
-            interval_text(row["last_token"], 3),
-            interval_text(row["minimum_position"], 0),
+            interval_text(row["last_token"], ".3f"),
+            interval_text(row["minimum_position"], ".0f"),
         ]
         texts += [number_text(row[name]) for name in ("middle_over_flat", "mixing", "fitted_mixing")]
         cells.append([row["model"], row["tokens"], *texts])
@@ -227,11 +227,11 @@ def _rope_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         [
             row["model"],
             row["tokens"],
-            interval_text(row["wasserstein"], 5),
+            interval_text(row["wasserstein"], ".5f"),
             number_text(row["noise"]["mean"], 4),
             number_text(row["flat_wasserstein"], 4),
             number_text(row["spearman"]["value"], 4),
-            interval_text(row["log_error"], 4),
+            interval_text(row["log_error"], ".4f"),
         ]
         for row in rows
     ]

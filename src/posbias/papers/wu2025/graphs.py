@@ -4,14 +4,19 @@ The mass outside a set of positions after any number of layers is one vector pul
 block of N - 1 layers leaves at most a share c < 1 outside, the mass outside falls geometrically to 0.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from posbias.architecture import Causal, Prefix, SlidingWindow
+from posbias.architecture import MASKS, Causal, Prefix, SlidingWindow
 from posbias.errors import UsageError
+from posbias.files import read_whole
+from posbias.limits import MASK_BYTES
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, Verdict, claim_generator, curve
 from posbias.papers.kernels import (
     ROUNDING,
@@ -121,6 +126,32 @@ def verify_mask(visible: Bool[np.ndarray, "query key"], *, seed: int = 0) -> Ver
         raise UsageError(f"a mask to verify needs 2 to {LARGEST_MASK} positions, got {len(visible)}")
     reachable(visible)
     return CentreNodes(visible).check(claim_generator(CentreNodes.name, seed))
+
+
+def read_mask(text: str, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    """A mask from its literal spelling at `n_positions`, or from a file of 0 and 1 (rows are queries).
+
+    Raises:
+        UsageError: an unknown mask, a file that cannot be read, or values other than 0 and 1.
+    """
+    path = Path(text)
+    if path.suffix not in {".npy", ".csv", ".txt"}:
+        if not 2 <= n_positions <= LARGEST_MASK:
+            raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
+        return np.asarray(MASKS.parse(text).visible(n_positions))
+    content = BytesIO(read_whole(path, "mask file", MASK_BYTES))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's word on an empty file
+            if path.suffix == ".npy":
+                values = np.lib.format.read_array(content, allow_pickle=False)
+            else:
+                values = np.loadtxt(content, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+    except (ValueError, EOFError, MemoryError) as error:
+        raise UsageError(f"mask file {text!r} is not a matrix of 0 and 1: {str(error).split(chr(10))[0]}") from None
+    if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isin(values, (0, 1)).all():
+        raise UsageError(f"mask file {text!r} must hold a matrix of 0 and 1, got shape {list(values.shape)}")
+    return np.asarray(values, dtype=bool)
 
 
 def _two_groups(visible: Bool[np.ndarray, "n n"]) -> Bool[np.ndarray, "n n"]:
