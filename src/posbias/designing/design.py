@@ -19,7 +19,8 @@ from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased, added_to
 from posbias.profiles import Profile
-from posbias.theory.mean_field import MeanFieldSpec, mean_field, spec_of
+from posbias.theory.mean_field import mean_field, spec_of
+from posbias.theory.mean_field.spec import MeanFieldSpec
 from posbias.theory.rollout import rollout_profile
 
 KEY_BIAS = "key_bias"

@@ -5,7 +5,7 @@ padding go on as they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, Mask, NoEncoding
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, answering
+from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked
 from posbias.interventions.masks import HIDDEN_SCORE, additive, check_maskable
 from posbias.models.families import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
@@ -83,14 +83,13 @@ class KeyBiased(Intervention):
         """Add the bias to every attention module's mask."""
         check_maskable(model, self)
         family = model.family
-        blocks = family.blocks(model.network)
+        blocks, heads = family.blocks(model.network), family.heads(model.config)
         biases = self.layers(len(blocks))
-        with ExitStack() as hooks:
-            for layer, block in enumerate(blocks):
-                heads = family.heads(model.config)
-                biases[layer].check_heads(heads)
-                hook = _hook(biases[layer], heads, family.mask(model.config, layer))
-                hooks.enter_context(block.attention.register_forward_pre_hook(hook, with_kwargs=True))
+        for bias in biases:
+            bias.check_heads(heads)
+        hooks = [_hook(bias, heads, family.mask(model.config, layer)) for layer, bias in enumerate(biases)]
+        attentions = zip(blocks, hooks, strict=True)
+        with hooked(block.attention.register_forward_pre_hook(hook, with_kwargs=True) for block, hook in attentions):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -107,7 +106,7 @@ class KeyBiased(Intervention):
         def encoding(config: Any, layer: int) -> Any:
             return added_to(family.encoding(config, layer), biases[layer])
 
-        return model.described_by(answering(family, {"attention_parts": parts, "encoding": encoding}))
+        return described(model, attention_parts=parts, encoding=encoding)
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The key bias in place of encoding `none`."""
