@@ -16,8 +16,6 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     RunError: The request was fine, but the run could not be finished (NaN gradients, a full disk ...).
     ServerResponder: A model on a server.
     UsageError: The request is wrong: an unknown name, a value out of range, a length that does not fit.
-    architecture: What mixes tokens in a transformer: masks, encodings, mixing schedules, and the `Architecture`
-        that joins them.
     attention_statistics: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and
         mixing of a model.
     audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line,
@@ -27,7 +25,9 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     compare: Every registered distance of a prediction to a measurement, beside the flat line's.
     counterfactuals: Replace one ingredient at a time, in the model and in the theories, and keep every prompt's
         profile.
+    design: The architecture whose profile is the target.
     evaluate: Put every sample at every position to one model, and judge its answers.
+    intervened: Within the context, the model with one ingredient replaced; measure it like any other.
     load_model: Load a causal language model, frozen and in evaluation mode.
     load_prompts: Equally long prompts for a model.
     load_record: Read a run directory written by `Record.save`.
@@ -36,7 +36,6 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     place: Order passages so that the relevant ones stand where this model uses them.
     predict: The position-bias profile a theory predicts.
     run_study: Train all members of a study and save each that ended well as a model directory.
-    train: Train all members.
     uniform_profile: The flat baseline: every position weighs 1/N.
     write_report: Write `report.html` and a PNG per figure into the directory `out`, each atomically, the page
         last.
@@ -48,14 +47,15 @@ from typing import TYPE_CHECKING, Any
 from posbias.version import __version__
 
 if TYPE_CHECKING:
-    from posbias import architecture
     from posbias.architecture import Architecture
     from posbias.auditing import AuditOptions, audit
     from posbias.comparison import compare
     from posbias.decomposition import counterfactuals
+    from posbias.designing import design
     from posbias.errors import RunError, UsageError
     from posbias.evaluation import EvaluateOptions, evaluate, measured_use, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
+    from posbias.interventions import intervened
     from posbias.measurement import MeasureOptions, PassOptions, attention_statistics, measure
     from posbias.models import load_model
     from posbias.profiles import Profile, uniform_profile
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from posbias.records import Record, load_record
     from posbias.report import write_report
     from posbias.theory import closed_form, predict
-    from posbias.training import run_study, train
+    from posbias.training import run_study
 
 _HOMES = {
     name: home
@@ -72,9 +72,11 @@ _HOMES = {
         "auditing": "AuditOptions audit",
         "comparison": "compare",
         "decomposition": "counterfactuals",
+        "designing": "design",
         "errors": "RunError UsageError",
         "evaluation": "EvaluateOptions evaluate measured_use place",
         "evaluation.responders": "LocalResponder ServerResponder",
+        "interventions": "intervened",
         "measurement": "MeasureOptions PassOptions attention_statistics measure",
         "models": "load_model",
         "profiles": "Profile uniform_profile",
@@ -82,7 +84,7 @@ _HOMES = {
         "records": "Record load_record",
         "report": "write_report",
         "theory": "closed_form predict",
-        "training": "run_study train",
+        "training": "run_study",
     }.items()
     for name in names.split()
 }
@@ -101,13 +103,14 @@ __all__ = [
     "ServerResponder",
     "UsageError",
     "__version__",
-    "architecture",
     "attention_statistics",
     "audit",
     "closed_form",
     "compare",
     "counterfactuals",
+    "design",
     "evaluate",
+    "intervened",
     "load_model",
     "load_prompts",
     "load_record",
@@ -116,15 +119,12 @@ __all__ = [
     "place",
     "predict",
     "run_study",
-    "train",
     "uniform_profile",
     "write_report",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "architecture":
-        return import_module("posbias.architecture")
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
     return getattr(import_module(f"posbias.{_HOMES[name]}"), name)

@@ -12,6 +12,7 @@ import pytest
 
 import posbias as pb
 from posbias import parts as storage
+from posbias.architecture import Rope
 from posbias.auditing import measurement_record, run
 from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.run import AuditOptions
@@ -97,7 +98,7 @@ def test_an_encoding_may_be_put_in_place_of_the_configured_one(tiny_llama):
     model = pb.load_model(tiny_llama)
     assert str(pb.Architecture.from_model(model).encoding) == "none"
     turned = pb.Architecture.from_model(model, encoding="rope(head_dim=8)")
-    assert turned.head_groups[0][0].encoding == pb.architecture.Rope(head_dim=8)
+    assert turned.head_groups[0][0].encoding == Rope(head_dim=8)
     with pytest.raises(UsageError, match="needs what load_model returns, got dict"):
         pb.Architecture.from_model({})
 

@@ -48,8 +48,10 @@ def test_decoding_with_a_cache_and_padding_gives_the_same_tokens(name, implement
     with intervened(model, "key_biased(biases='gamma_key(alpha=3.0)')"), torch.no_grad():
         cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
         whole = model.network.generate(both, attention_mask=torch.ones_like(both), use_cache=False, **wanted)
-        model.network.generate(padded, attention_mask=shown, **wanted)
+        filled = model.network.generate(padded, attention_mask=shown, **wanted)
     assert torch.equal(cached, whole)
+    if implementation == "sdpa":  # in float64 the eager attention of rows that are all padding is NaN, biased or not
+        assert torch.equal(filled[:, 3:], cached)
 
 
 def test_mean_field_and_the_described_model_see_the_bias():

@@ -14,6 +14,7 @@ import typer
 from posbias.cli import (
     audit,
     decompose,
+    design,
     evaluate,
     listing,
     measure,
@@ -46,6 +47,7 @@ app.command(epilog=predict.EXAMPLE)(predict.predict)
 app.command(epilog=measure.MEASURE_EXAMPLE)(measure.measure)
 app.command(epilog=measure.ATTENTION_EXAMPLE)(measure.attention)
 app.command(epilog=decompose.EXAMPLE)(decompose.decompose)
+app.command(epilog=design.EXAMPLE)(design.design)
 app.command(epilog=runs.COMPARE_EXAMPLE)(runs.compare)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)

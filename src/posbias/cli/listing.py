@@ -32,6 +32,7 @@ SORTS = {
     "stopping-rules": "STOPPING",
     "tasks": "LANGUAGE_TASKS",
     "synthetic-tasks": "SYNTHETIC_TASKS",
+    "targets": "TARGETS",
 }
 """Each sort that is listed, and its registry."""
 _REGISTERED = re.compile(r"^@([A-Z_]+)\.register\(", re.MULTILINE)

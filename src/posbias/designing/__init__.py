@@ -1,6 +1,17 @@
 """Design: the architecture, or the key bias of a model, whose profile is the one that is asked for."""
 
 from posbias.designing.design import Design, design, distance_apart
+from posbias.designing.measured import MeasuredDesign, design_record, measure_design
 from posbias.designing.targets import TARGETS, Target, resolve_target
 
-__all__ = ["TARGETS", "Design", "Target", "design", "distance_apart", "resolve_target"]
+__all__ = [
+    "TARGETS",
+    "Design",
+    "MeasuredDesign",
+    "Target",
+    "design",
+    "design_record",
+    "distance_apart",
+    "measure_design",
+    "resolve_target",
+]

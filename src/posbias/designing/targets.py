@@ -163,9 +163,10 @@ def resolve_target(target: Any) -> Target:
         return TARGETS.parse(target)
     if isinstance(target, Sequence | np.ndarray):
         try:
-            return Given(np.asarray(target, dtype=np.float64))
+            weights = np.asarray(target, dtype=np.float64)
         except (TypeError, ValueError):
             raise UsageError("a target needs numbers, one per position") from None
+        return Given(weights)
     raise UsageError(f"{target!r} is no target; known: {', '.join(TARGETS)}, a Profile, weights, or a .csv file")
 
 

@@ -21,6 +21,9 @@ from posbias.interventions.masks import HIDDEN_SCORE, additive, check_maskable
 from posbias.models.families import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 
+CACHES = ("past_key_values", "layer_past")
+"""Under which names attention modules are given their cache."""
+
 
 @dataclass(frozen=True)
 class AlibiBiased(KeyEncoding):
@@ -87,20 +90,24 @@ class KeyBiased(Intervention):
         biases = self.layers(len(blocks))
         for bias in biases:
             bias.check_heads(heads)
-        hooks = [_hook(bias, heads, family.mask(model.config, layer)) for layer, bias in enumerate(biases)]
-        attentions = zip(blocks, hooks, strict=True)
-        with hooked(block.attention.register_forward_pre_hook(hook, with_kwargs=True) for block, hook in attentions):
+        padding = _Padding()
+        hooks = [_hook(bias, heads, family.mask(model.config, layer), padding) for layer, bias in enumerate(biases)]
+        modules: list[tuple[nn.Module, Any]] = [
+            (model.network, padding.read),
+            *((b.attention, hook) for b, hook in zip(blocks, hooks, strict=True)),
+        ]
+        with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in modules):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """The bias among the logits by position of every layer."""
         family = model.family
         blocks = family.blocks(model.network)
-        of_block = dict(zip(map(id, blocks), self.layers(len(blocks)), strict=True))
+        of_block = {id(block.module): bias for block, bias in zip(blocks, self.layers(len(blocks)), strict=True)}
         biases = list(of_block.values())
 
         def parts(block: Any, config: Any) -> AttentionParts:
-            whole, bias = family.attention_parts(block, config), of_block[id(block)]
+            whole, bias = family.attention_parts(block, config), of_block[id(block.module)]
             return replace(whole, position_logits=lambda n: _logits(whole, bias, n))
 
         def encoding(config: Any, layer: int) -> Any:
@@ -116,30 +123,53 @@ class KeyBiased(Intervention):
         return replace(architecture, encoding=self.layers(architecture.depth))
 
 
-def _hook(bias: KeyEncoding, heads: int, own: Mask) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """Add a layer's bias to the mask that its attention module is given, or to its own mask where it is given none."""
+class _Padding:
+    """How many slots at the beginning of every prompt of a batch are padding, as the network is told."""
+
+    def __init__(self) -> None:
+        self.slots: Tensor | None = None
+
+    def read(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook on the whole network: its two-dimensional mask, if any."""
+        shown = named.get("attention_mask")
+        padded = isinstance(shown, Tensor) and shown.ndim == 2 and not bool(shown.all())
+        self.slots = (shown.cumsum(-1) == 0).sum(-1) if padded else None  # type: ignore[union-attr]
+
+
+def _hook(
+    bias: KeyEncoding, heads: int, own: Mask, padding: _Padding
+) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Add a layer's bias to the mask that its attention module is given, or to its own mask where it is given none.
+
+    The last key is the last position; a window's cache holds no others before its first.
+    """
     known: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    def biased(keys: int, like: Tensor) -> Tensor:
-        key = keys, like.dtype, like.device
+    def biased(n_positions: int, like: Tensor) -> Tensor:
+        key = n_positions, like.dtype, like.device
         if key not in known:
             known.clear()  # decoding asks for one length after another
-            known[key] = torch.as_tensor(_centred(bias.key_logits(keys, heads))).to(like)[None, :, None, :]
+            known[key] = torch.as_tensor(_centred(bias.key_logits(n_positions, heads))).to(like)
         return known[key]
 
-    def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def hook(
+        module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         read: Tensor = given[0] if given else named["hidden_states"]
         mask = named.get("attention_mask")
+        cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
+        past = 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+        total = past + read.shape[1]
         if mask is None:
-            cache = named.get("past_key_values")
-            past = 0 if cache is None else int(cache.get_seq_length(getattr(module, "layer_idx", 0)))
-            visible = own.visible(past + read.shape[1])[past:]
-            mask = additive(visible).to(read)
+            mask = additive(own.visible(total)[past:]).to(read)
         elif mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=read.dtype, device=read.device).masked_fill(~mask, HIDDEN_SCORE)
+        position = torch.arange(total - mask.shape[-1], total, device=read.device)[None]
+        if padding.slots is not None:
+            position = (position - padding.slots[:, None].to(position)).clamp(min=0)
+        added = biased(total, read)[:, position].transpose(0, 1)[:, :, None]
         # Sums beyond the type's range stay hidden: the least finite number, not -inf, whose rows would be NaN.
-        summed = (mask + biased(mask.shape[-1], read)).clamp(min=torch.finfo(read.dtype).min)
-        return given, {**named, "attention_mask": summed}
+        return given, {**named, "attention_mask": (mask + added).clamp(min=torch.finfo(read.dtype).min)}
 
     return hook
 

@@ -122,6 +122,8 @@ class Family:
     gate_in_up: ClassVar[bool] = False
     """The first half of the up projection is the gate."""
     activation: ClassVar[str] = "act_fn"
+    groups_heads: ClassVar[bool] = False
+    """Whether `num_key_value_heads` counts; the configuration of another family may hold it without a meaning."""
     scale: ClassVar[str] = "scaling"
     """What the attention multiplies q.k by; ask `logit_scale`."""
 
@@ -130,8 +132,8 @@ class Family:
         return int(config.num_attention_heads)
 
     def key_heads(self, config: Any) -> int:
-        """Key/value heads per layer: as many as query heads unless configured."""
-        return int(getattr(config, "num_key_value_heads", None) or self.heads(config))
+        """Key/value heads per layer."""
+        return int(config.num_key_value_heads) if self.groups_heads else self.heads(config)
 
     def depth(self, config: Any) -> int:
         """Decoder blocks."""

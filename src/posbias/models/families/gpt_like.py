@@ -122,6 +122,7 @@ class CodeGen(GPTJ):
 class Phi(Family):
     """Phi 1 and 2: attention and MLP side by side behind one LayerNorm, partial rotary positions."""
 
+    groups_heads = True
     final_norm = "model.final_layernorm"
     parallel = True
     attention_output = "self_attn.dense"

@@ -19,6 +19,7 @@ Q_AND_K = ("q_norm", "k_norm")
 class LlamaLike(Family):
     """A pre-norm decoder with rotary positions, fewer key heads where they are grouped, and windows by layer."""
 
+    groups_heads = True
     windows: ClassVar[Windows] = "layer_types"
     refused: ClassVar[tuple[str, ...]] = ("use_bidirectional_attention",)  # of embedding models, which are no decoders
 

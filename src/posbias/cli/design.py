@@ -1,0 +1,72 @@
+"""`posbias design`: the architecture, or the key bias of a model, with the position bias that is asked for."""
+
+from typing import Annotated, Any
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import running
+from posbias.errors import UsageError
+
+EXAMPLE = (
+    "Examples: `posbias design flat --depth 24 --heads 8 --mixing 0.1 --length 512` · any target at one length: "
+    "`posbias design 'u_shape(middle=4.0)' --over key_bias --depth 12` · what a model needs to be born flat, and "
+    "whether networks are: `posbias design flat --model config:demo --length 128 --count 8`"
+)
+
+
+@options.grouped
+def design(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(help="flat, power(exponent=E), recency(rate=R), u_shape(middle=M), or a .csv file.")
+    ] = "flat",
+    *,
+    over: Annotated[
+        str, typer.Option(help="What may change: key_bias, gamma_key, alibi, mixing, sinks; comma-separated.")
+    ] = "gamma_key",
+    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
+    heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
+    mixing: Annotated[
+        str, typer.Option(help="Share of attention in each layer's update, 0 to 1: number, list or schedule.")
+    ] = "0.1",
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model at initialisation, 'config:PATH_OR_ID', by mean field.", show_default=False),
+    ] = None,
+    length: Annotated[str, typer.Option(help="Context length N, or several with commas.")] = "512",
+    count: Annotated[
+        int, typer.Option(help="With --model: fresh initialisations that are measured; 0: none.", min=0)
+    ] = 8,
+    flags: options.RunFlags,
+) -> None:
+    """Design an architecture with a chosen position bias. Exactly where a closed form exists; else by search."""
+    from posbias.designing import design as find
+    from posbias.designing import design_record, measure_design
+
+    try:
+        lengths = [int(word) for word in length.split(",")]
+    except ValueError:
+        raise UsageError(f"--length {length}: allowed are whole numbers, separated by commas") from None
+    given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths, "seed": flags.seed}
+    if model is None:
+        options.refuse(context, ["count"], "is read with --model only")
+    else:
+        options.refuse(context, ["depth", "heads", "mixing"], "cannot be given with --model, which has its own")
+    with running(context, flags) as run:
+        if model is None:
+            found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
+            run.finish(design_record(found, run.arguments, command=run.command))
+            return
+        from posbias.models import HuggingFaceModel, load_model
+        from posbias.prompts import load_prompts
+
+        if not model.startswith("config:"):
+            raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")
+        loaded = load_model(model)
+        found = find(target, model=loaded, theory="mean_field", **given)
+        measured = None
+        if count and isinstance(loaded, HuggingFaceModel):
+            prompts = load_prompts("synthetic", loaded, n_positions=max(lengths), count=max(count, 2), seed=flags.seed)
+            measured = measure_design(found, loaded, prompts, seed=flags.seed)
+        run.finish(design_record(found, run.arguments, command=run.command, measured=measured, model=loaded.describe()))

@@ -1,0 +1,138 @@
+"""A design in pictures: target, before and after, every row of the designed rollout, and how it carries to lengths."""
+
+import numpy as np
+
+from posbias.profiles import Profile
+from posbias.records import Record
+from posbias.report.figures import (
+    BLUE,
+    FLAT,
+    MEASURED,
+    VERMILION,
+    Curve,
+    Figure,
+    HeatMap,
+    Panel,
+    Stroke,
+    profile_curve,
+    profile_figure,
+)
+from posbias.report.layout import caveats_of
+from posbias.report.page import REPORTS, Report
+from posbias.report.tables import Table, interval_text
+
+BEFORE, AFTER = Stroke(VERMILION, "dash"), Stroke(BLUE, "solid")
+NOTE = (
+    "W1: Wasserstein distance between the shapes of two profiles with the context scaled to [0, 1], the last position "
+    "left out, since the residual stream alone decides what it keeps. Brackets are 95 % intervals over initialisations."
+)
+
+
+@REPORTS.register("design")
+def design_report(record: Record) -> Report:
+    """What was aimed at, what was found, and what it does at other lengths."""
+    return Report(
+        f"Design: {record.resolved['title']}",
+        kicker="posbias · an architecture with a chosen position bias",
+        statements=_statements(record),
+        caveats=caveats_of(record),
+        figures=_figures(record),
+        note=NOTE,
+        tables=_tables(record),
+        record=record,
+    )
+
+
+def _statements(record: Record) -> list[str]:
+    scalars = record.scalars
+    at = {entry["n_positions"]: entry for entry in scalars["distances"]}
+    asked = at[max(scalars["lengths"])]
+    theory = "the residual rollout" if record.resolved["theory"] == "rollout" else "the mean field"
+    how = "exactly, by a closed form" if scalars["exact"] else "as near as the search came"
+    said = [
+        f"Under {theory} the profile meets the target {how}: W1 {asked['after']:.2g} at {asked['n_positions']} "
+        f"positions, where it was {asked['before']:.3f}.",
+    ]
+    other = [entry for length, entry in at.items() if length not in scalars["lengths"]]
+    if other:
+        carried = ", ".join(f"{entry['after']:.2g} at {entry['n_positions']}" for entry in other)
+        said.append(f"At lengths that were not asked for: W1 {carried}.")
+    if scalars["range_nats"]:
+        said.append(f"The key biases of a layer span at most {scalars['range_nats']:.3g} nats.")
+    if record.resolved["theory"] == "rollout":
+        said.append(
+            f"The residual stream alone leaves {scalars['residual']:.3g} on the last position; no design goes below."
+        )
+    if "measured" in scalars:
+        found = scalars["measured"]
+        said.append(
+            f"Measured on {found['networks']} fresh initialisations: W1 to the target "
+            f"{interval_text(found['distance'], '.4f')}, undesigned {interval_text(found['before'], '.4f')}; one half "
+            f"of the designed networks lies {found['noise']:.4f} from the other."
+        )
+    return said
+
+
+def _tables(record: Record) -> list[Table]:
+    rows = [
+        [f"{entry['n_positions']}", f"{entry['after']:.3g}", f"{entry['before']:.3f}"]
+        for entry in record.scalars["distances"]
+    ]
+    tables = [Table("W1 to the target, by length", ["positions", "designed", "as it was"], rows)]
+    for name, values in record.scalars["parameters"].items():
+        if len(values) <= 128:
+            cells = [[str(index), f"{value:.6g}"] for index, value in enumerate(values)]
+            tables.append(Table(f"{name} (layer 0 is nearest the input; alibi: by head)", ["", name], cells))
+    return tables
+
+
+def _figures(record: Record) -> list[Figure | HeatMap]:
+    arrays, scalars = record.arrays, record.scalars
+    length = max(scalars["lengths"])
+    profiles = {name: Profile(arrays[f"{name}/{length}"]) for name in ("profile", "before")}
+    target = Profile.normalised(arrays[f"target/{length}"])
+    curves = [
+        profile_curve("target", target, FLAT, emphasis=True),
+        profile_curve("as it was", profiles["before"], BEFORE),
+        profile_curve("designed", profiles["profile"], AFTER),
+    ]
+    if "measured/influence" in arrays:
+        ends = {name: arrays[f"measured/{name}"] for name in ("influence", "low", "high")}
+        curves.append(profile_curve("designed, measured at initialisation", Profile(**ends), MEASURED))
+    figures: list[Figure | HeatMap] = [
+        profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)
+    ]
+    if "rows" in arrays:
+        shown = np.where(arrays["rows"] > 0, arrays["rows"], np.nan)
+        figures.append(
+            HeatMap(
+                "rows",
+                "Every output position: where its influence comes from in the designed rollout",
+                "input position",
+                "output position",
+                "influence",
+                (Panel("", shown),),
+                x=(0.0, float(length - 1)),
+                y=(0.0, float(length - 1)),
+                scale="logarithmic",
+                floor=max(float(np.nanmin(shown)), float(np.nanmax(shown)) * 1e-5),
+            )
+        )
+    at = scalars["distances"]
+    lengths = np.array([entry["n_positions"] for entry in at], dtype=np.float64)
+    transfer = [
+        Curve(name, lengths, np.array([max(entry[key], 1e-17) for entry in at]), stroke)
+        for name, key, stroke in (("as it was", "before", BEFORE), ("designed", "after", AFTER))
+    ]
+    figures.append(
+        Figure(
+            "transfer",
+            "W1 to the target at lengths that were asked for and others",
+            "context length N (positions)",
+            "W1 to the target",
+            tuple(transfer),
+            markers=True,
+            log_axes="xy",
+        )
+    )
+    return figures

@@ -1,0 +1,55 @@
+"""`posbias design`, run as a user runs it."""
+
+import json
+
+import numpy as np
+import pytest
+
+import posbias as pb
+
+
+def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
+    flags = ["--depth", 6, "--heads", 2, "--mixing", 0.2, "--length", "32,64", "--out", tmp_path / "run", "--json"]
+    result = posbias("design", "power(exponent=1.0)", *flags)
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    record = pb.load_record(tmp_path / "run")
+    assert record.verb == "design"
+    assert record.scalars["exact"]
+    assert [entry["n_positions"] for entry in record.scalars["distances"]] == [16, 32, 64, 128]
+    assert all(entry["after"] < 1e-12 < 0.05 < entry["before"] for entry in record.scalars["distances"])
+    np.testing.assert_allclose(record.arrays["rows"].sum(axis=1), 1, rtol=1e-12)
+    assert printed["scalars"]["parameters"]["gamma_key"][0] == 2.0
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
+    assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"design.png", "rows.png", "transfer.png"}
+
+
+def test_a_models_design_is_measured(posbias, tmp_path):
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "vocab_size": 256, "max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--model", f"config:{tmp_path}", "--length", 32, "--count", 6, "--out", tmp_path / "run"]
+    result = posbias("design", "flat", *flags)
+    assert result.returncode == 0, result.stderr
+    assert "Measured on 6 fresh initialisations: W1 to the target 0.0" in result.stdout
+    scalars = pb.load_record(tmp_path / "run").scalars
+    assert scalars["measured"]["distance"]["value"] < scalars["measured"]["before"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["flat", "--length", "many"], "--length many: allowed are whole numbers"),
+        (["flat", "--over", "windows"], "unknown free parameter 'windows'; known: alibi, gamma_key, mixing, sinks"),
+        (["flat", "--count", 4], "--count is read with --model only"),
+        (["flat", "--model", "config:x", "--depth", 3], "--depth cannot be given with --model"),
+        (["flat", "--model", "demo"], "write --model config:demo"),
+        (["nowhere.csv"], "cannot read the target nowhere.csv"),
+        (["flat", "--mixing", "1.0"], "mixing is 1 in more than one layer"),
+    ],
+)
+def test_wrong_flags_are_one_line(posbias, flags, message):
+    result = posbias("design", *flags)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
