@@ -8,7 +8,7 @@ import torch
 
 from posbias.errors import UsageError
 from posbias.models import load_model
-from posbias.papers import reproduce
+from posbias.papers import influence_profiles, reproduce
 from posbias.papers.findings import Seeded
 from posbias.papers.liu2026.experiment import losses_table, position_copy_figures
 from posbias.papers.liu2026.partial_information import partial_information_losses
@@ -126,7 +126,8 @@ def test_bad_requests_are_one_line():
         reproduce(PAPER, settings="small")
 
 
-def test_the_smoke_size_runs_and_its_members_are_models(tmp_path):
+def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(influence_profiles, "SEQUENCES", 4)
     threads = torch.get_num_threads()
     settings = StudySettings("smoke", run=TrainingRun(directory=tmp_path))
     made = reproduce(PAPER, settings=settings)

@@ -27,6 +27,7 @@ from posbias.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
 from posbias.theory.power_rollout import power_rollout_prompt
+from posbias.theory.power_rollout.rollout import describe
 from posbias.training import Member, TrainedMember
 from posbias.training.trainer import group
 
@@ -213,7 +214,9 @@ def power_profile(profiled: Profiled, inputs: Tensor) -> Float[Tensor, "position
         inputs: Token ids [batch, position], or vectors.
     """
     model, prompts = _with_prompts(profiled, inputs)
-    return torch.from_numpy(np.mean([power_rollout_prompt(model, ids) for ids in prompts.token_ids], axis=0))
+    apart = describe(model, n_positions=prompts.n_positions)
+    rows = [power_rollout_prompt(model, ids, description=apart) for ids in prompts.token_ids]
+    return torch.from_numpy(np.mean(rows, axis=0))
 
 
 def jacobian_norms(
