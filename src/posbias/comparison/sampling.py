@@ -1,7 +1,7 @@
 """Distances and statistics with intervals over the prompts (or seeds), never over the positions.
 
 Each unit is normalised, then averaged, by its scale where it has one. Smooth functions of the average have intervals
-from the jackknife (`posbias.statistics.intervals`); a median and the place of a minimum jump, and are resampled. A
+from the jackknife (`posbias.statistics`); a median and the place of a minimum jump, and are resampled. A
 distance cannot be negative and noise only adds to it: claims rest on the paired difference to the flat line, where
 that works against the theory, never for it.
 """
