@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from posbias.architecture.masks import Mask
@@ -122,9 +122,9 @@ class SyntheticTask(ABC):
     """Length of an input in positions."""
     n_outputs: int
     """Classes or tokens that an output tells apart."""
-    vocabulary_size: int | None
+    vocabulary_size: int | None = None
     """Token numbers an input may hold; None where inputs are vectors."""
-    width: int | None
+    width: int | None = None
     """Features of an input vector; None where inputs are tokens."""
     rows: tuple[int, ...]
     """Positions whose outputs are scored."""
@@ -226,6 +226,14 @@ def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) ->
     )
     per_member = losses.view(len(targets), -1).sum(-1)
     return per_member / (targets != IGNORED).view(len(targets), -1).sum(-1)
+
+
+def right_answers(
+    logits: Float[Tensor, "member batch one output"], targets: Int64[Tensor, "member batch"]
+) -> Float64[Tensor, "member"]:
+    """Right answers per member; NaN where a logit is not finite."""
+    right = (logits[:, :, 0].argmax(-1) == targets).double()
+    return torch.where(logits[:, :, 0].isfinite().all(-1), right, torch.nan).sum(1)
 
 
 def ranks(raw: Int64[Tensor, "*batch place"]) -> Int64[Tensor, "*batch place"]:
