@@ -93,8 +93,7 @@ def correlate_runs(
     Args:
         runs: Records of behaviour, or directories of audits with behaviour (or of the behaviour itself), at least 1.
         seed: Of resamples and permutations, >= 0.
-        arguments: As the user passed them.
-        command: The shell line that repeats it.
+        arguments, command: As the user passed them, for the record.
 
     Raises:
         UsageError: no runs, other sorts of run, or samples that come twice.
