@@ -109,8 +109,7 @@ def prompt_theories(
         model: In the state that is measured.
         token_ids: The prompt.
         mixing: Measured on this prompt (mean over tokens); None without a family description.
-        initialisation: Its number, which seeds mean field's sampled heads; None for trained weights, of which mean
-            field does not speak.
+        initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
 
     Returns:
         A profile [n_positions] of each theory; of mean field [network n_positions], of which it is the mean, with a

@@ -76,16 +76,18 @@ class Draws:
     ) -> tuple[Int64[Tensor, "member ..."], Float32[Tensor, "member ..."]]:
         """Whole numbers first, then standard normals, of the given shapes per member (no normals for ()).
 
-        Both come from the stream of the purpose and an index: the step, or the number of the evaluation batch, below
-        2^30.
+        `index` is the step, or the number of the evaluation batch, below 2^30.
         """
+        if not 0 <= index < 1 << INDEX_BITS:
+            raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
         whole = torch.empty(len(self.bases), *integers, dtype=torch.int64, device=self.device)
         normal = torch.empty(len(self.bases), *(normals or (0,)), dtype=torch.float32, device=self.device)
 
         def fill(members: range) -> None:
             generator = torch.Generator(self.device)
             for member in members:
-                generator.manual_seed(_stream(self.bases[member], purpose, index))
+                low = (self.bases[member] + index * STRIDE) & ((1 << INDEX_BITS) - 1)
+                generator.manual_seed((self.bases[member] >> 32 << 32) | (purpose << INDEX_BITS) | low)
                 whole[member].random_(generator=generator)
                 if normals:
                     normal[member].normal_(generator=generator)
@@ -137,11 +139,7 @@ class SyntheticTask(ABC):
             object.__setattr__(self, name, value)
 
     def check_mask(self, mask: Mask) -> None:
-        """Refuse a mask through which a scored row could see later inputs that hold its answer.
-
-        Raises:
-            UsageError: positions past the first scored row see each other both ways, and later inputs hold answers.
-        """
+        """Refuse a mask through which a scored row could see later inputs that hold its answer."""
         mutual = mask.mutual_prefix(self.n_positions)
         if self.needs_causal and mutual > self.rows[0] + 1:
             raise UsageError(
@@ -175,14 +173,9 @@ class TaskStack(ABC):
         return self.drawn(Purpose.TRAINING, step, size)
 
     def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
-        """Scores per member (axis 0) on seeded data of their own, disjoint from every training step.
+        """Named scores per member (axis 0) on seeded data of their own, disjoint from every training step.
 
-        Args:
-            predict: Logits at the task's rows for inputs of the whole stack.
-            examples: Sequences per member and evaluation set, >= 1.
-
-        Returns:
-            Named scores; NaN for a member whose logits are not finite.
+        `examples` (>= 1) counts sequences per member and evaluation set; NaN for a member whose logits are not finite.
         """
         check_whole("examples of an evaluation", examples, least=1)
         tally: dict[str, Tensor] = {}
@@ -203,9 +196,6 @@ def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: to
         tasks: One per member, all of one `stack_key`.
         seeds: One per member, whole numbers >= 0; members of one task name and one seed see paired data.
         device: Where batches are drawn; the bits depend on the kind of device, not on the stack.
-
-    Raises:
-        UsageError: no tasks, as many seeds as tasks are needed, a seed is not a whole number, or keys differ.
     """
     if not tasks:
         raise UsageError("a stack needs at least 1 task, got none")
@@ -256,13 +246,6 @@ def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "
                 value = value + (value >= earlier)
         taken.append(value)
     return torch.stack(taken, dim=-1)
-
-
-def _stream(base: int, purpose: Purpose, index: int) -> int:
-    if not 0 <= index < 1 << INDEX_BITS:
-        raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
-    low = (base + index * STRIDE) & ((1 << INDEX_BITS) - 1)
-    return (base >> 32 << 32) | (purpose << INDEX_BITS) | low
 
 
 def per_member(values: Sequence[float], device: torch.device) -> Float32[Tensor, "member one two"]:
