@@ -199,10 +199,7 @@ class _Kept(BaseModel, Generic[Kind]):
 class AnswerCache:
     """Answers by key; without a directory they are kept in memory, for as long as the responder lives.
 
-    Args:
-        directory: Where they are kept; None: in memory.
-        reuse: Whether those that lie there already count; otherwise only what this cache has kept.
-        hide: Takes the key out of what lies there.
+    Those that lie there already count where `reuse` is set; otherwise only what this cache has kept.
     """
 
     def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:

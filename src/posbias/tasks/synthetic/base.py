@@ -78,16 +78,13 @@ class Draws:
 
         `index` is the step, or the number of the evaluation batch, below 2^30.
         """
-        if not 0 <= index < 1 << INDEX_BITS:
-            raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
         whole = torch.empty(len(self.bases), *integers, dtype=torch.int64, device=self.device)
         normal = torch.empty(len(self.bases), *(normals or (0,)), dtype=torch.float32, device=self.device)
 
         def fill(members: range) -> None:
             generator = torch.Generator(self.device)
             for member in members:
-                low = (self.bases[member] + index * STRIDE) & ((1 << INDEX_BITS) - 1)
-                generator.manual_seed((self.bases[member] >> 32 << 32) | (purpose << INDEX_BITS) | low)
+                generator.manual_seed(_stream(self.bases[member], purpose, index))
                 whole[member].random_(generator=generator)
                 if normals:
                     normal[member].normal_(generator=generator)
@@ -246,6 +243,13 @@ def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "
                 value = value + (value >= earlier)
         taken.append(value)
     return torch.stack(taken, dim=-1)
+
+
+def _stream(base: int, purpose: Purpose, index: int) -> int:
+    if not 0 <= index < 1 << INDEX_BITS:
+        raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
+    low = (base + index * STRIDE) & ((1 << INDEX_BITS) - 1)
+    return (base >> 32 << 32) | (purpose << INDEX_BITS) | low
 
 
 def per_member(values: Sequence[float], device: torch.device) -> Float32[Tensor, "member one two"]:
