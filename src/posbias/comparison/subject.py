@@ -307,11 +307,7 @@ class Comparison(Distances):
 
 @checked
 def compare(predicted: Profile, measured: Profile) -> Comparison:
-    """Every registered distance of a prediction to a measurement, and in `.flat` the flat line's.
-
-    Raises:
-        UsageError: profiles of different lengths.
-    """
+    """Every registered distance of a prediction to a measurement, beside the flat line's."""
     if predicted.n_positions != measured.n_positions:
         raise UsageError(
             f"cannot compare a profile of {predicted.n_positions} positions with one of {measured.n_positions};"

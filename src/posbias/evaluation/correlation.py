@@ -268,8 +268,7 @@ def _freed(rows: Ranks, fixed: Fixed) -> Ranks:
     from scipy.stats import rankdata
 
     design = np.column_stack([np.ones(rows.shape[1]), *(rankdata(row) for row in fixed)])
-    left: np.ndarray = rows - rows @ (design @ np.linalg.pinv(design))
-    return left
+    return np.asarray(rows - rows @ (design @ np.linalg.pinv(design)))
 
 
 def _pooled(left: Sequence[Rows], right: Sequence[Rows], freedom: int) -> Draws:

@@ -95,7 +95,7 @@ class Comparison:
     best: int
     """Index of the position with the highest mean; the first of several."""
     differences: tuple[Difference, ...]
-    """One for each other position, in order."""
+    """One for each other position."""
     n_samples: int
 
 
@@ -253,9 +253,8 @@ class Shape:
     quadratic: Contrast | None
     """Bend: fitted height of the ends over the centre; None with 2 positions."""
     first_end: Contrast | None
-    """Mean of the first end minus mean of the middle; None with 2 positions."""
+    """Mean of the first end minus mean of the middle; None with 2 positions, as `last_end`."""
     last_end: Contrast | None
-    """Mean of the last end minus mean of the middle; None with 2 positions."""
     n_samples: int
     alpha: float
 

@@ -122,7 +122,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
 
     Args:
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
-        responder: A local model or a server; with its own tokenizer, lengths and places in tokens are exact.
+        responder: With its own tokenizer, lengths and places in tokens are exact.
         options: Count, positions, seed, and where an interrupted run continues.
 
     Raises:
@@ -267,10 +267,10 @@ def load_behaviour(run: str | Path) -> Record:
 
 @checked
 def measured_use(run: Record | str | Path, *, measure: str | None = None) -> MeasuredUse:
-    """The curve of a finished evaluation, or audit with behaviour, for placing passages.
+    """The curve of a finished run, for placing passages.
 
     Args:
-        run: Its record or directory.
+        run: An evaluation or an audit with behaviour: its record or directory.
         measure: One of PLACEABLE; None: the first of them that the run measured.
 
     Raises:

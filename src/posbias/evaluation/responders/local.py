@@ -92,7 +92,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
 
 @checked
 class LocalResponder(Responder):
-    """A loaded model with a tokenizer; with a chat template where requests are conversations."""
+    """A loaded model. It has a tokenizer, and a chat template where requests are conversations."""
 
     def __init__(self, model: Model, options: LocalOptions | None = None) -> None:
         if model.tokenizer is None:

@@ -7,11 +7,10 @@ model's name is part of it) and the address, written atomically. It holds the an
 no key.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -236,8 +235,3 @@ class AnswerCache:
     @staticmethod
     def _path(directory: Path, key: str) -> Path:
         return directory / key[:2] / f"{key}.json"
-
-
-def answer_key(address: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of the address and the body of a request, which names the model."""
-    return hashlib.sha256(json.dumps({"address": address, "body": body}, sort_keys=True).encode()).hexdigest()
