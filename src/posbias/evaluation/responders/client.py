@@ -183,9 +183,6 @@ class Client:
     def connected(self) -> Iterator[None]:
         """Requests are possible meanwhile, on connections that are kept until the end; what is still under way then is
         cancelled if an error ends it.
-
-        Raises:
-            UsageError: a proxy in the environment is none.
         """
         import httpx2
         from anyio.from_thread import start_blocking_portal
