@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
-from posbias.comparison.sampling import PromptComparison, compare_with_prompts
+from posbias.comparison.subject import PromptComparison, compare_with_prompts
 from posbias.directories import write_atomically
 
 KINDS = ("jacobian", "probability")

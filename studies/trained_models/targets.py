@@ -11,7 +11,7 @@ import numpy as np
 from run import CHOSEN, FORMS
 from variants import SCRAMBLED, SEED, computed_once, options
 
-from posbias.comparison.sampling import compare_with_prompts
+from posbias.comparison.subject import compare_with_prompts
 from posbias.measurement import measure_prompt, resolve_kinds
 from posbias.models import load_model
 from posbias.models.model import Model

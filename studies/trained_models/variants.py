@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save
 
-from posbias.comparison.sampling import compare_with_prompts
+from posbias.comparison.subject import compare_with_prompts
 from posbias.directories import write_atomically
 from posbias.models import load_model
 from posbias.models.model import Model

@@ -17,7 +17,7 @@ from posbias.auditing import measurement_record, run
 from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample
-from posbias.comparison.sampling import contrast
+from posbias.comparison.subject import contrast
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure_prompt
 from posbias.models import reinitialise

@@ -17,7 +17,7 @@ from posbias.comparison import (
     contrast_subjects,
     summarise,
 )
-from posbias.comparison.sampling import contrast, split_half_noise
+from posbias.comparison.subject import contrast, split_half_noise
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
 from posbias.statistics import jackknife, leave_one_out
@@ -130,12 +130,12 @@ def test_contrast_finds_what_changed_and_nothing_else() -> None:
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import posbias.statistics.resampling as resampling
+    from posbias import statistics
 
     sample = Sample.of(prompts_around(u_shape(), seed=12))
     whole = summarise(sample, generator=generator())
     compared = compare_with_prompts(uniform_profile(128), sample, generator=generator())
-    monkeypatch.setattr(resampling, "BLOCK_VALUES", 128 * 37)
+    monkeypatch.setattr(statistics, "BLOCK_VALUES", 128 * 37)
     assert summarise(sample, generator=generator()) == whole
     assert compare_with_prompts(uniform_profile(128), sample, generator=generator()) == compared
 

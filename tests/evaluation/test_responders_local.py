@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from evaluation.replies import generated, scored
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
 from posbias.evaluation.responders.local import encode_requests, score_answer
@@ -79,7 +80,7 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside() -> None:
     model = tiny("llama")
     responder = LocalResponder(model)
     requests = moved()
-    responder.score(requests[:1])  # the cache is tried on copies of its own
+    scored(responder, requests[:1])  # the cache is tried on copies of its own
     responder = LocalResponder(model)
     responder.respond(requests, generate=False, score=True)
     plain, floor = count_tokens([tokens.prompt for tokens in encode_requests(model.tokenizer, requests)])
@@ -109,10 +110,10 @@ def test_the_floor_is_the_number_of_distinct_prefixes(lists: list[list[int]]) ->
 def test_lengths_may_differ_and_batches_change_nothing(batch: int) -> None:
     model = tiny("gemma3_text")
     requests = [*moved(max_tokens=3), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
-    ours = LocalResponder(model, LocalOptions(batch=batch)).generate(requests)
-    plain = LocalResponder(model, LocalOptions(reuse=False, batch=1)).generate(requests)
+    ours = generated(LocalResponder(model, LocalOptions(batch=batch)), requests)
+    plain = generated(LocalResponder(model, LocalOptions(reuse=False, batch=1)), requests)
     assert [response.token_ids for response in ours] == [response.token_ids for response in plain]
-    small = LocalResponder(model, LocalOptions(cache_bytes=1)).generate(requests)
+    small = generated(LocalResponder(model, LocalOptions(cache_bytes=1)), requests)
     assert [response.token_ids for response in small] == [response.token_ids for response in plain]
 
 
@@ -146,20 +147,20 @@ def test_what_does_not_fit_is_skipped_never_truncated() -> None:
     assert first.response is not None
     assert first.response.skipped == "60 tokens and 5 of the answer; the model takes 64"
     assert second.score is not None
-    assert responder.score([long])[0] is not None
+    assert scored(responder, [long])[0] is not None
 
 
 def test_generation_ends_at_an_end_token_and_at_a_stop_text() -> None:
     model = tiny("llama")
-    (free,) = LocalResponder(model).generate([Request("t5 t6 t7", max_tokens=6)])
+    (free,) = generated(LocalResponder(model), [Request("t5 t6 t7", max_tokens=6)])
     assert free.finish == "length"
     third = free.text.split()[2]
-    (stopped,) = LocalResponder(model).generate([Request("t5 t6 t7", max_tokens=6, stop=(third,))])
+    (stopped,) = generated(LocalResponder(model), [Request("t5 t6 t7", max_tokens=6, stop=(third,))])
     assert stopped.finish == "stop"
     assert stopped.text == free.text[: free.text.index(third)]
     assert free.token_ids is not None
     model.network.generation_config.eos_token_id = [free.token_ids[1]]
-    (ended,) = LocalResponder(model).generate([Request("t5 t6 t7", max_tokens=6)])
+    (ended,) = generated(LocalResponder(model), [Request("t5 t6 t7", max_tokens=6)])
     assert ended.token_ids == free.token_ids[: free.token_ids.index(free.token_ids[1]) + 1]
     assert ended.finish == "stop"
 
@@ -176,11 +177,11 @@ def test_requests_that_cannot_be_put_are_one_line() -> None:
     model = tiny("llama")
     responder = LocalResponder(model)
     with pytest.raises(UsageError, match="no chat template") as caught:
-        responder.generate([Request([{"role": "user", "content": "t5"}])])
+        generated(responder, [Request([{"role": "user", "content": "t5"}])])
     assert "\n" not in str(caught.value)
     model.tokenizer.chat_template = "{% for message in messages %}t1 {{ message['content'] }}{% endfor %} t2"
-    (chat,) = LocalResponder(model).generate([Request([{"role": "user", "content": "t5"}], max_tokens=2)])
-    (text,) = LocalResponder(model).generate([Request("t1 t5 t2", max_tokens=2)])
+    (chat,) = generated(LocalResponder(model), [Request([{"role": "user", "content": "t5"}], max_tokens=2)])
+    (text,) = generated(LocalResponder(model), [Request("t1 t5 t2", max_tokens=2)])
     assert chat.token_ids == text.token_ids
     assert responder.respond([]) == []
     model.tokenizer = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.replies import generated, scored
 from evaluation.serving import Reply, chat, stand_in
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import AnswerScore, Request, ServerOptions, ServerResponder
@@ -35,7 +36,7 @@ def test_answers_come_back_in_order_from_several_connections() -> None:
 
     with stand_in(slow) as server:
         responder = ServerResponder(server.address, "m", replace(FAST, concurrency=3, price_in=1e6, price_out=2e6))
-        texts = [response.text for response in responder.generate(requests(9))]
+        texts = [response.text for response in generated(responder, requests(9))]
     assert texts == [f"to question {index}" for index in range(9)]
     assert server.most_together == 3
     assert {body["temperature"] for body in server.asked} == {0}
@@ -47,7 +48,7 @@ def test_answers_come_back_in_order_from_several_connections() -> None:
 def test_what_may_pass_is_tried_again(failure: Reply) -> None:
     with stand_in(lambda index, path, body: failure if index < 2 else echo_back(index, path, body)) as server:
         responder = ServerResponder(server.address, "m", FAST)
-        (response,) = responder.generate(requests(1))
+        (response,) = generated(responder, requests(1))
     assert response.text == "to question 0"
     assert len(server.asked) == 3
     assert responder.describe()["retried"] == 2
@@ -57,12 +58,12 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     with stand_in(lambda i, p, b: (429, {"Retry-After": "0.4"}, {}) if i == 0 else echo_back(i, p, b)) as server:
         responder = ServerResponder(server.address, "m", FAST)
         begin = time.monotonic()
-        responder.generate(requests(1))
+        generated(responder, requests(1))
     assert time.monotonic() - begin >= 0.4
     with stand_in(lambda *_: (429, {"Retry-After": "99999"}, {})) as server:
         responder = ServerResponder(server.address, "m", FAST)
         with pytest.raises(RunError, match="asks to wait 99999 s"):
-            responder.generate(requests(1))
+            generated(responder, requests(1))
     assert len(server.asked) == 1
 
 
@@ -70,7 +71,7 @@ def test_attempts_are_spaced_to_the_requests_per_minute() -> None:
     with stand_in(echo_back) as server:
         responder = ServerResponder(server.address, "m", replace(FAST, requests_per_minute=600, concurrency=4))
         begin = time.monotonic()
-        responder.generate(requests(5))
+        generated(responder, requests(5))
     assert time.monotonic() - begin >= 4 * 0.1
 
 
@@ -83,9 +84,9 @@ def test_a_refusal_is_not_tried_again_and_finished_answers_are_kept(tmp_path: Pa
     with stand_in(answer) as server:
         responder = ServerResponder(server.address, "m", options)
         with pytest.raises(RunError, match=r"refuses: HTTP 401.*3 of 6 answers are finished and kept in the cache"):
-            responder.generate(requests(6))
+            generated(responder, requests(6))
         server.answer = echo_back
-        assert len(responder.generate(requests(6))) == 6
+        assert len(generated(responder, requests(6))) == 6
     assert len(server.asked) == 3 + 1 + 3
     assert responder.usage.reused == 3
 
@@ -94,21 +95,21 @@ def test_nothing_is_asked_twice(tmp_path: Path) -> None:
     with stand_in(echo_back) as server:
         for _ in range(2):
             responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path))
-            first = responder.generate([*requests(3), *requests(3)])
+            first = generated(responder, [*requests(3), *requests(3)])
         assert len(server.asked) == 3
         assert [response.text for response in first[:3]] == [response.text for response in first[3:]]
         files = sorted(tmp_path.rglob("*.json"))
         assert len(files) == 3
         files[0].write_text("{damaged")
         again = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path))
-        again.generate(requests(3))
+        generated(again, requests(3))
         assert len(server.asked) == 4
         other = ServerResponder(server.address, "another", replace(FAST, cache=tmp_path))
-        other.generate(requests(1))
+        generated(other, requests(1))
         assert len(server.asked) == 5
         with stand_in(lambda *_: chat("another server")) as elsewhere:
             moved = ServerResponder(elsewhere.address, "m", replace(FAST, cache=tmp_path))
-            assert moved.generate(requests(1))[0].text == "another server"
+            assert generated(moved, requests(1))[0].text == "another server"
         assert len(server.asked) == 5
 
 
@@ -117,7 +118,7 @@ def test_an_unreachable_server_is_one_line() -> None:
         address = server.address
     responder = ServerResponder(address, "m", replace(FAST, retries=1))
     with pytest.raises(RunError, match="failed 2 times: cannot be reached") as caught:
-        responder.generate(requests(8))
+        generated(responder, requests(8))
     assert "\n" not in str(caught.value)
     assert "0 of 8 answers" in str(caught.value)
 
@@ -130,7 +131,7 @@ def test_a_server_that_stalls_is_given_up() -> None:
     with stand_in(stall) as server:
         responder = ServerResponder(server.address, "m", replace(FAST, retries=0, timeout=0.1))
         with pytest.raises(RunError, match=r"no answer within 0\.1 s"):
-            responder.generate(requests(1))
+            generated(responder, requests(1))
 
 
 def test_an_answer_that_trickles_in_is_given_up() -> None:
@@ -153,7 +154,7 @@ def test_an_answer_that_trickles_in_is_given_up() -> None:
     )
     begin = time.monotonic()
     with pytest.raises(RunError, match=r"no answer within 0\.4 s"):
-        responder.generate(requests(1))
+        generated(responder, requests(1))
     assert time.monotonic() - begin < 2
     thread.join()
     listening.close()
@@ -163,7 +164,7 @@ def test_without_reuse_only_ones_own_answers_are_taken_again(tmp_path: Path) -> 
     with stand_in(echo_back) as server:
         for reuse, asked in ((True, 3), (False, 6), (True, 6)):
             responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path, reuse=reuse))
-            responder.generate([*requests(3), *requests(3)])
+            generated(responder, [*requests(3), *requests(3)])
             assert len(server.asked) == asked
 
 
@@ -175,21 +176,21 @@ def test_the_key_stays_in_the_header(
     options = replace(FAST, key_variable="MY_KEY", cache=tmp_path)
     with stand_in(lambda i, p, b: echo_back(i, p, b) if i == 0 else (401, {}, {"error": f"wrong key {KEY}"})) as server:
         responder = ServerResponder(server.address, "m", options)
-        responder.generate(requests(1))
+        generated(responder, requests(1))
         with pytest.raises(RunError, match=r"wrong key \*\*\*") as caught:
-            responder.generate(requests(2))
+            generated(responder, requests(2))
     assert server.authorizations == [f"Bearer {KEY}"] * 2
     shown = [str(caught.value), caplog.text, json.dumps(responder.describe()), repr(responder.options), repr(responder)]
     shown += [path.read_text() for path in tmp_path.rglob("*.json")]
     assert not any(KEY in text for text in shown)
     with stand_in(lambda *_: chat(f"your key is {KEY}")) as server:
         responder = ServerResponder(server.address, "m", options)
-        assert responder.generate(requests(1))[0].text == "your key is ***"
+        assert generated(responder, requests(1))[0].text == "your key is ***"
     assert not any(KEY in path.read_text() for path in tmp_path.rglob("*.json"))
     monkeypatch.setenv("MY_KEY", "a")  # a placeholder, as local servers take
     with stand_in(lambda *_: chat("banana")) as server:
         responder = ServerResponder(server.address, "m", options)
-        assert responder.generate(requests(1))[0].text == "banana"
+        assert generated(responder, requests(1))[0].text == "banana"
     monkeypatch.setenv("MY_KEY", "two\nlines-of-key")
     with pytest.raises(UsageError, match="MY_KEY") as usage:
         ServerResponder(server.address, "m", options)
@@ -208,7 +209,7 @@ def test_the_key_stays_in_the_header(
 def test_a_prompt_beyond_the_context_is_skipped(message: str) -> None:
     with stand_in(lambda *_: (400, {}, {"error": message})) as server:
         responder = ServerResponder(server.address, "m", FAST)
-        (response,) = responder.generate(requests(1))
+        (response,) = generated(responder, requests(1))
         forced = ServerResponder(server.address, "m", replace(FAST, kind="text"))
         (reply,) = forced.respond(requests(1), generate=False, score=True)
     assert reply.score is None
@@ -222,8 +223,8 @@ def test_a_prompt_beyond_the_context_is_skipped(message: str) -> None:
 def test_an_empty_message_is_an_answer() -> None:
     with stand_in(lambda *_: chat(None)) as server:
         responder = ServerResponder(server.address, "m", FAST)
-        assert responder.generate(requests(1))[0].text == ""
-        assert responder.score(requests(1)) == [None]
+        assert generated(responder, requests(1))[0].text == ""
+        assert scored(responder, requests(1)) == [None]
     assert responder.describe()["scores"] is False
 
 
@@ -239,8 +240,8 @@ def test_scores_are_read_off_a_repeated_prompt() -> None:
     reply = echoed(["2+2", " is", " 4", "2", "!"], [None, -1.0, -0.5, -9.0, -0.1], listed)
     with stand_in(lambda *_: reply) as server:
         responder = ServerResponder(server.address, "m", replace(FAST, kind="text"))
-        (score,) = responder.score([Request("2+2 is", answer=" 42")])
-        (straddling,) = responder.score([Request("2+2 i", answer="s 42")])
+        (score,) = scored(responder, [Request("2+2 is", answer=" 42")])
+        (straddling,) = scored(responder, [Request("2+2 i", answer="s 42")])
     assert score == AnswerScore((-0.5, -9.0), (1, None))
     assert score is not None
     assert (score.logprob, score.greedy, score.n_tokens) == (-9.5, None, 2)
@@ -252,7 +253,7 @@ def test_scores_are_read_off_a_repeated_prompt() -> None:
 def test_a_server_without_log_probabilities_is_asked_once(reply: Reply) -> None:
     with stand_in(lambda *_: reply) as server:
         responder = ServerResponder(server.address, "m", replace(FAST, kind="text", concurrency=1))
-        assert responder.score(requests(5)) == [None] * 5
+        assert scored(responder, requests(5)) == [None] * 5
     assert len(server.asked) == 1
     assert responder.scores is False
     assert responder.describe()["no_scores_because"]
@@ -276,4 +277,4 @@ def test_wrong_settings_are_refused() -> None:
     assert KEY not in str(caught.value)
     responder = ServerResponder("http://localhost:1", "m", replace(FAST, kind="text"))
     with pytest.raises(UsageError, match="allowed kind: chat"):
-        responder.generate([Request([{"role": "user", "content": "hi"}])])
+        generated(responder, [Request([{"role": "user", "content": "hi"}])])

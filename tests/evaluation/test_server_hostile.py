@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.hostile import HOSTILE, LARGE_ANSWERS, LATE, Hostile, answer, hostile_server, repeated, spoken
+from evaluation.replies import generated
 from evaluation.serving import chat, stand_in
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
@@ -108,9 +109,9 @@ def test_the_limit_of_an_answer_can_be_raised() -> None:
     with stand_in(long) as server:
         small = ServerResponder(server.address, "m", replace(OPTIONS, max_answer_bytes=5000))
         with pytest.raises(RunError, match=r"larger than 5,000 bytes; max_answer_bytes=\.\.\. .*allows more; 0 of 1"):
-            small.generate([Request("q")])
+            generated(small, [Request("q")])
         raised = ServerResponder(server.address, "m", replace(OPTIONS, max_answer_bytes=6000))
-        assert raised.generate([Request("q")])[0].text == "long " * 1000
+        assert generated(raised, [Request("q")])[0].text == "long " * 1000
     with pytest.raises(UsageError, match="max_answer_bytes"):
         ServerOptions(max_answer_bytes=0)
 
@@ -138,7 +139,7 @@ def test_an_interruption_cuts_off_what_is_under_way(monkeypatch: pytest.MonkeyPa
         responder = ServerResponder(address, "m", replace(OPTIONS, timeout=600.0))
         monkeypatch.setattr(responder, "_gather", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            responder.generate([Request("q")])
+            generated(responder, [Request("q")])
     assert threading.active_count() <= before
 
 
@@ -161,7 +162,7 @@ def test_a_damaged_cached_answer_is_asked_again(damage: bytes, tmp_path: Path) -
     with stand_in(lambda *_: chat("fresh")) as server:
         for asked in (1, 2):
             responder = ServerResponder(server.address, "m", replace(OPTIONS, cache=tmp_path))
-            assert responder.generate([Request("q")])[0].text == "fresh"
+            assert generated(responder, [Request("q")])[0].text == "fresh"
             assert len(server.asked) == asked
             (kept,) = tmp_path.rglob("*.json")
             kept.write_bytes(damage.replace(b"KEY", kept.stem.encode()))
@@ -177,7 +178,7 @@ def test_a_body_that_json_cannot_say_is_refused(wrong: dict[str, object]) -> Non
 def test_a_proxy_that_is_none_is_one_line(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
     with pytest.raises(UsageError, match="a proxy that the environment names") as caught:
-        ServerResponder("http://h", "m", OPTIONS).generate([Request("q")])
+        generated(ServerResponder("http://h", "m", OPTIONS), [Request("q")])
     assert "word" not in str(caught.value)
 
 

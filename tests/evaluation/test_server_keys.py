@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.hostile import Hostile, answer, hostile_server, repeated, said, spoken, variants
+from evaluation.replies import scored
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
 from posbias.evaluation.responders.masking import Mask
@@ -85,7 +86,7 @@ def test_a_key_spread_over_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with hostile_server(Hostile("", answer(repeated(tokens)), "", kind="text")) as address:
         responder = ServerResponder(address, "m", replace(OPTIONS, kind="text"))
         with pytest.raises(RunError, match="the repeated prompt holds the key"):
-            responder.score([Request("q", answer=" x")])
+            scored(responder, [Request("q", answer=" x")])
 
 
 def test_a_key_is_refused_where_it_would_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

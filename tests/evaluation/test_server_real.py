@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.replies import generated, scored
 from evaluation.serving import TransformersServer
 from posbias.errors import RunError
 from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
@@ -38,7 +39,7 @@ def test_a_server_that_is_killed_and_begun_again_loses_nothing(server: Transform
     text = requests(chat=False)
     responder = ServerResponder(server.address, server.model, replace(OPTIONS, cache=tmp_path))
     served: list[str] = []
-    worker = threading.Thread(target=lambda: served.extend(answer.text for answer in responder.generate(text)))
+    worker = threading.Thread(target=lambda: served.extend(answer.text for answer in generated(responder, text)))
     worker.start()
     while responder.usage.requests < 2:
         time.sleep(0.02)
@@ -49,22 +50,22 @@ def test_a_server_that_is_killed_and_begun_again_loses_nothing(server: Transform
     assert finished < len(text)
     assert responder.usage.requests == len(text)
     assert responder.describe()["retried"] > 0
-    local = LocalResponder(load_model("demo")).generate(text)
+    local = generated(LocalResponder(load_model("demo")), text)
     assert served == [response.text for response in local]
     counts = sum(response.prompt_tokens or 0 for response in local), sum(response.tokens or 0 for response in local)
     assert (responder.usage.prompt_tokens, responder.usage.generated_tokens) == counts
 
-    assert responder.score(text[:2]) == [None, None]
+    assert scored(responder, text[:2]) == [None, None]
     assert responder.describe()["no_scores_because"] == "the server repeats no log-probabilities"
 
     talk = requests(chat=True)[:2]
     chatting = ServerResponder(server.address, server.model, replace(OPTIONS, kind="chat"))
-    spoken = [response.text for response in chatting.generate(talk)]
-    assert spoken == [response.text for response in LocalResponder(load_model("demo")).generate(talk)]
+    spoken = [response.text for response in generated(chatting, talk)]
+    assert spoken == [response.text for response in generated(LocalResponder(load_model("demo")), talk)]
 
     server.kill()  # what is finished needs no server; what is not ends in one line
     gone = ServerResponder(server.address, server.model, replace(OPTIONS, cache=tmp_path, retries=1))
-    assert [response.text for response in gone.generate(text)] == served
+    assert [response.text for response in generated(gone, text)] == served
     with pytest.raises(RunError, match="cannot be reached"):
-        gone.generate([Request("Something new")])
+        generated(gone, [Request("Something new")])
     assert server.model not in str(gone.describe())

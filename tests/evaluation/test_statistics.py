@@ -6,8 +6,7 @@ from scipy import stats
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import compare_to_best, detectable_difference, middle_loss, position_means
-from posbias.statistics import detectable, holm, paired_shares, wilson
-from posbias.statistics.shares import tango
+from posbias.statistics import detectable, holm, paired_shares, tango, wilson
 
 RUNS = 200
 """Simulated studies; a rate of 5 % then has a standard error of 1.5 %."""

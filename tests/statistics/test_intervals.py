@@ -7,8 +7,7 @@ import pytest
 
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
-from posbias.statistics import Interval, draw_weights, percentile_interval, weighted_median
-from posbias.statistics.resampling import expanded_tail
+from posbias.statistics import Interval, draw_weights, expanded_tail, percentile_interval, weighted_median
 
 
 def test_an_interval_spells_its_ends_in_the_unit_of_its_value():

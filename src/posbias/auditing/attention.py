@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from posbias.checks import checked
 from posbias.comparison import Sample, compare_with_prompts, summarise
@@ -56,8 +56,7 @@ def attention_record(
 
     Args:
         statistics, rollouts: Of the model and the prompts that are `described`.
-        arguments: As the user passed them; where `kernels` is true, the mean kernels are saved as they were kept,
-            otherwise in at most MAP_CELLS cells.
+        arguments: As the user passed them; without `kernels` the mean kernels are saved in at most MAP_CELLS cells.
         resolved: What is known beside model and prompts: the command, the options.
     """
     model, prompts = described
@@ -78,17 +77,17 @@ def attention_record(
         "row_error": statistics.row_error,
         "left_out": [*statistics.left_out, *rollouts.left_out],
         "caveats": list(statistics.caveats),
-        "rollouts": {name: _summary(rows) for name, rows in rollouts.rollouts.items()},
+        "rollouts": {name: _summary(Sample.of(rows)) for name, rows in rollouts.rollouts.items()},
     }
     return record
 
 
-def _summary(rows: Float64[np.ndarray, "count n_positions"]) -> dict[str, Any]:
+def _summary(sample: Sample) -> dict[str, Any]:
     """Shares of the profile, and its distance to the flat line, with intervals over prompts."""
-    sample = Sample.of(rows)
     shares = summarise(sample, generator=np.random.default_rng(0))
-    flat = compare_with_prompts(uniform_profile(rows.shape[1]), sample, generator=np.random.default_rng(0))
-    return {**{name: share.as_record() for name, share in shares.items()}, "flat": flat.distance.as_record()}
+    flat = uniform_profile(sample.units.shape[1])
+    shares["flat"] = compare_with_prompts(flat, sample, generator=np.random.default_rng(0)).distance
+    return {name: share.as_record() for name, share in shares.items()}
 
 
 def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, whole: bool) -> dict[str, np.ndarray]:

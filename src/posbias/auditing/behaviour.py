@@ -64,7 +64,7 @@ class SampleSpans:
     """The prompts of one sample, with the answer at each of the chosen positions and at their neighbours."""
 
     examples: dict[int, Example]
-    """By position of the answer; every one located in tokens."""
+    """By position of the answer."""
     positions: tuple[int, ...]
     """Those that were chosen, ascending."""
 
@@ -152,17 +152,18 @@ class Weighing:
         for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
             shares, reasons = self._sample(samples[row], row)
             left_out |= dict.fromkeys(reasons)
-            for (source, kind), matrix in shares.items():
+            for profile, matrix in shares.items():
+                source, _, kind = profile.partition("/")
                 about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
                 if source in ARCHITECTURE_THEORIES:  # these do not know what stands where
                     del about[GOLD]
                 for what, values in about.items():
                     blank = np.full((len(samples), len(positions)), np.nan)
-                    tables.setdefault(Name(source, kind, what), blank)[row] = values
+                    tables.setdefault(Name(source, kind or None, what), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
 
-    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[tuple[str, str | None], np.ndarray], list[str]]:
-        """share[gold position, position] by source and kind, from one measured prompt per position of the answer."""
+    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[str, np.ndarray], list[str]]:
+        """share[gold position, position] by SOURCE[/KIND], from one measured prompt per position of the answer."""
         pieces: list[dict[str, np.ndarray]] = []
         reasons: list[str] = []
         for column, gold in enumerate(self.evaluation.positions):
@@ -176,11 +177,8 @@ class Weighing:
             pieces.append(
                 {name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles.items()}
             )
-        shares: dict[tuple[str, str | None], np.ndarray] = {}
-        for name in [name for name in pieces[0] if all(name in piece for piece in pieces)]:
-            source, _, kind = name.partition("/")
-            shares[source, kind or None] = np.stack([piece[name] for piece in pieces])
-        return shares, reasons
+        shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
+        return {name: np.stack([piece[name] for piece in pieces]) for name in shared}, reasons
 
     def _measure(self, token_ids: Int64[np.ndarray, "_"], answer: int, index: int) -> dict[str, np.ndarray]:
         """Profiles of one prompt, each summing to 1, by name."""
@@ -208,10 +206,7 @@ class Weighing:
 def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
     """Each position's mean over the prompts whose answer stands at another one; NaN with a single position."""
     count = len(matrix)
-    if count < 2:
-        return np.full(count, np.nan)
-    mean: np.ndarray = (matrix * (1 - np.eye(count))).sum(axis=0) / (count - 1)
-    return mean
+    return np.asarray((matrix * (1 - np.eye(count))).sum(axis=0) / (count - 1 or np.nan))
 
 
 @checked
@@ -293,8 +288,7 @@ def audit_behaviour(
         model: With a tokenizer that knows character offsets.
         plan: Task, samples, kinds.
         out: Run directory; with it an interrupted run can be resumed.
-        arguments: As the user passed them.
-        command: The shell line that repeats the run.
+        arguments, command: As the user passed them, for the record.
 
     Raises:
         UsageError: wrong input, a task whose items have no places, a tokenizer without offsets, or prompts that do not

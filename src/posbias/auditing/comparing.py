@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.auditing.measuring import MeasurePlan, measured_subject
+from posbias.auditing.measuring import MeasurePlan, measured_subject, state_name
 from posbias.comparison import MeasuredKind, Sample, Subject, TheoryProfile, compare_subject
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
@@ -22,7 +22,7 @@ from posbias.measurement import measure, preflight, resolve_kinds
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.report.layout import RunView, store_subjects, view_of
-from posbias.report.wording import SUBJECTS, label
+from posbias.report.tables import state_of
 from posbias.statistics import Interval, blocks, jackknife, leave_one_out
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients
 from posbias.theory.predict import parse_theory
@@ -78,15 +78,11 @@ def comparison_record(
     theories = _predictions(first, chosen.theory, shared=_shared_units(predicted, measured, kinds))
     subject = Subject(name="comparison", measured=kinds, theories=theories)
     compared = compare_subject(subject, generator=np.random.default_rng(seed))
-    titles = [
-        f"{view.title} {label(SUBJECTS, part.name)}" if part.name in SUBJECTS else view.title
-        for view, part in zip(views, (first, second), strict=True)
-    ]
     record = Record(
         verb="compare",
         arguments={**vars(chosen), "seed": seed},
         resolved={
-            "title": " beside ".join(titles),
+            "title": " beside ".join(map(state_of, views, (first, second))),
             "command": command,
             "predicted_run": predicted.run_id,
             "measured_run": measured.run_id,
@@ -157,9 +153,7 @@ def ingredient_record(
 ) -> Record:
     """Measure a model, predict it with and without each ingredient, and report what leaving each out costs.
 
-    The record holds the measured kinds beside all predictions, and in the scalar `ingredients`, by kind and by what was
-    left out, `distance` (W1 to the measurement) and `cost` (how much larger than with nothing left out), with intervals
-    over prompts.
+    The record holds the measured kinds beside all predictions, and `ingredient_scalars` as the scalar `ingredients`.
 
     Raises:
         UsageError: the theory is not the diagonal `power_rollout` with its key path, for any target.
@@ -177,12 +171,8 @@ def ingredient_record(
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=plan.options)
     table = ingredients(model, prompts, target=given.target)
     described = measurement.model or model.describe()
-    state = "trained" if described.get("init_seed") is None else "initialised"
-    subject = measured_subject(
-        state,
-        measurement,
-        {_theory_name(name): TheoryProfile(Profile.mean_of(rows), rows) for name, rows in table.items()},
-    )
+    theories = {_theory_name(name): TheoryProfile(Profile.mean_of(rows), rows) for name, rows in table.items()}
+    subject = measured_subject(state_name(described), measurement, theories)
     compared = compare_subject(subject, generator=np.random.default_rng(plan.seed))
     resolved = {
         "title": described.get("source", "a model"),
@@ -201,7 +191,10 @@ def ingredient_record(
 
 
 def ingredient_scalars(subject: Subject, table: Table, *, seed: int) -> dict[str, Any]:
-    """By kind: the flat line, and for everything left out its distance and what it costs, on the prompts measured."""
+    """By kind: the flat line's distance, and by what was left out `distance` (W1 to the measurement) and `cost`.
+
+    All with intervals over the prompts measured.
+    """
     prompts = {(block.kind, block.theory): block.prompts for block in subject.comparisons if block.prompts is not None}
     found: dict[str, Any] = {}
     for kind, measured in subject.measured.items():

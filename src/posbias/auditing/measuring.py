@@ -30,7 +30,6 @@ def measurement_record(
 ) -> Record:
     """A measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
     described = measurement.model or model.describe()  # it reads all weights: once is enough
-    state = "trained" if described.get("init_seed") is None else "initialised"
     record = Record(
         verb="measure",
         arguments=dict(arguments),
@@ -44,7 +43,7 @@ def measurement_record(
         seeds=dict(measurement.seeds),
     )
     generator = np.random.default_rng(measurement.seeds.get("measure", 0))
-    subject = compare_subject(measured_subject(state, measurement), generator=generator)
+    subject = compare_subject(measured_subject(state_name(described), measurement), generator=generator)
     if measurement.options.keep == "mean":
         averages = {kind: MeasuredKind(entry.profile) for kind, entry in subject.measured.items()}
         subject = replace(subject, measured=averages)
@@ -58,14 +57,18 @@ def measurement_record(
     return store_subjects(record, [subject], left_out=measurement.left_out)
 
 
+def state_name(model: Mapping[str, Any]) -> str:
+    """The subject's name, from a model's description."""
+    return "trained" if model.get("init_seed") is None else "initialised"
+
+
 def measured_subject(
     name: str, measurement: Measurement, theories: Mapping[str, TheoryProfile] | None = None
 ) -> Subject:
     """What was measured on one state of a model, with the theories set beside it; not compared yet."""
     # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
     by_norm = measurement.options.averaging == "norms"
-    mixing: dict[str, Mixing] = {}
-    depth: Depth | None = None
+    mixing, depth = {}, None
     if measurement.mixing is not None and measurement.mixing_frobenius is not None:
         mixing = {
             "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
@@ -94,7 +97,7 @@ def measured_subject(
 
 @dataclass(frozen=True)
 class Loading:
-    """How models are loaded."""
+    """How models are loaded, as `load_model` takes it."""
 
     init_seed: int | None = None
     """Measure the models re-initialised at random with this seed; None: as they are."""
@@ -104,9 +107,10 @@ class Loading:
     """Bytes that weights and passes may take; None: what is free."""
 
     def load(self, source: str | Path) -> Model:
-        """What `load_model` makes of a source."""
-        given = {name: getattr(self, name) for name in ("init_seed", "dtype", "device", "max_memory")}
-        return load_model(source, **given)
+        """The model of a source."""
+        return load_model(
+            source, init_seed=self.init_seed, dtype=self.dtype, device=self.device, max_memory=self.max_memory
+        )
 
 
 @checked
@@ -198,8 +202,7 @@ def measure_models(
         plan: What is measured of each; its engine serves all of them.
         out: Directory for all: one run directory per model, and a report with all models side by side. With
             `options.run.resume` finished models are taken from there, and an unfinished one goes on.
-        arguments: What goes into the records beside the model; the plan by default.
-        command: What repeats the run in a shell.
+        arguments, command: For the records, beside the model; the arguments are those of the plan by default.
 
     Yields:
         Name and record of each model as it is done. A model that fails has a record with status "failed" that says why,

@@ -109,8 +109,7 @@ def prompt_theories(
         model: In the state that is measured.
         token_ids: The prompt.
         mixing: Measured on this prompt (mean over tokens); None without a family description.
-        initialisation: Its number, which seeds mean field's sampled heads; None for trained weights, of which mean
-            field does not speak.
+        initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
 
     Returns:
         A profile [n_positions] of each theory; of mean field [network n_positions], of which it is the mean, with a
@@ -191,20 +190,10 @@ def beside_measured(
     }
 
 
-@dataclass(frozen=True, eq=False)
-class Examined:
-    """A state of the model with everything about it."""
-
-    subject: Subject
-    """Not compared yet."""
-    left_out: list[str]
-    caveats: list[str]
-
-
 def examine(
     name: str, units: Sequence[Unit], *, model: Model, prompts: Prompts, options: AuditOptions, store: PartStore
-) -> Examined:
-    """Measure all units of a state and set the theories beside them; comparing is left to `compare_subject`."""
+) -> tuple[Subject, list[str], list[str]]:
+    """One state of the model, not compared yet, with what was left out of it and caveats."""
     work = UnitWork(
         request=model.reload_request,
         network_sha256=None if options.engine.in_process else network_sha256(model.network),
@@ -226,7 +215,7 @@ def examine(
     subject = measured_subject(name, measurement, theories)
     networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
     caveats = [scatter_caveat(np.concatenate(networks), initialisations=len(networks))] if networks else []
-    return Examined(subject, [*measurement.left_out, *left_out], caveats)
+    return subject, [*measurement.left_out, *left_out], caveats
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,21 +304,22 @@ def _run(
         found = conclude(finished, directory, found=True)
         return Audit(finished, view.subjects, dict(view.contrasts), directory, found)
     store = PartStore(directory, settings, resume=options.resume)
-    passes = MeasureOptions(passes=options.passes, run=RunOptions(options.engine))
     states = _states(model, prompts, options)
     cost = preflight(
         model,
         prompts,
         kinds=options.kinds,
-        options=passes,
+        options=MeasureOptions(passes=options.passes, run=RunOptions(options.engine)),
         max_memory=options.max_memory,
         beside=theories_of_tokens(model, initialised=INITIALISED in states),
         units=[unit for units in states.values() for unit in units],
     )
-    given: dict[str, Any] = {"model": model, "prompts": prompts, "options": options, "store": store}
-    examined = [examine(name, units, **given) for name, units in states.items()]
+    examined = [
+        examine(name, units, model=model, prompts=prompts, options=options, store=store)
+        for name, units in states.items()
+    ]
     generator = np.random.default_rng(options.seed)
-    subjects = tuple(compare_subject(state.subject, generator=generator) for state in examined)
+    subjects = tuple(compare_subject(subject, generator=generator) for subject, _, _ in examined)
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
     resolved = {
         "title": str(settings["model"].get("source", "model")),
@@ -339,11 +329,11 @@ def _run(
         **settings,
     }
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
-    left_out = list(dict.fromkeys(reason for state in examined for reason in state.left_out))
+    left_out = list(dict.fromkeys(reason for _, reasons, _ in examined for reason in reasons))
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
     record.scalars["findings"] = paragraph(view_of(record))
     record.scalars["cost"] = cost
-    record.scalars["caveats"] = [caveat for state in examined for caveat in state.caveats]
+    record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
     page = None if directory is None else conclude(record, directory)
     return Audit(record, subjects, contrasts, directory, page)
 

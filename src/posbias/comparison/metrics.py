@@ -197,8 +197,7 @@ def _centred_ranks(profiles: Distributions) -> Distributions:
     from scipy.stats import rankdata  # half a second to import
 
     ranks = np.asarray(rankdata(profiles, axis=-1), dtype=np.float64)
-    centred: np.ndarray = ranks - (profiles.shape[-1] + 1) / 2
-    return centred
+    return np.asarray(ranks - (profiles.shape[-1] + 1) / 2)
 
 
 def _log_ratio(predicted: Distributions, measured: Distributions) -> Float64[np.ndarray, "... n_positions"]:
@@ -207,5 +206,4 @@ def _log_ratio(predicted: Distributions, measured: Distributions) -> Float64[np.
     with np.errstate(divide="ignore"):
         first, second = np.log(predicted), np.log(measured)
     unequal = np.broadcast_to(predicted != measured, shape)
-    ratio: np.ndarray = np.subtract(first, second, out=np.zeros(shape), where=unequal)
-    return ratio
+    return np.asarray(np.subtract(first, second, out=np.zeros(shape), where=unequal))

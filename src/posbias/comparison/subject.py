@@ -1,9 +1,13 @@
 """What is compared in one report: a *subject* (a model as trained, or re-initialised) with everything known about it.
 
 A subject holds measured kinds, theories, mixing per layer, and for every (kind, theory) pair a comparison: every
-registered distance, and the same for the flat line, without which a distance says little. The audit fills
-`MeasuredKind`, `TheoryProfile` and `Mixing` and calls `compare_subject`; the report reads the result back from the
-record (report/layout.py).
+registered distance, and the same for the flat line, without which a distance says little. Intervals are over prompts
+(or seeds), never over positions. `report/layout.py` reads all of it back from a record.
+
+Each unit is normalised, then averaged, by its scale where it has one. Smooth functions of the average have intervals
+from the jackknife; a median and the place of a minimum jump, and are resampled (`posbias.statistics`). A distance
+cannot be negative and noise only adds to it: claims rest on the paired difference to the flat line, where that works
+against the theory, never for it.
 """
 
 from collections.abc import Mapping
@@ -13,18 +17,266 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
-from posbias.comparison.metrics import METRICS, finite
-from posbias.comparison.sampling import (
-    Contrast,
-    PromptComparison,
-    Sample,
-    compare_with_prompts,
-    contrast,
-    summarise,
-)
+from posbias.comparison.metrics import METRICS, RESAMPLED, SIGNED, STATISTICS, finite, wasserstein
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
-from posbias.statistics import Interval
+from posbias.statistics import (
+    CONFIDENCE,
+    DRAWS,
+    Interval,
+    blocks,
+    draw_weights,
+    halves,
+    jackknife,
+    leave_one_out,
+    percentile_interval,
+    weighted_median,
+)
+
+UNITS_FOR_CLAIM = 6
+"""Independent units below which no interval supports a claim: the widest percentile interval of n units, from their
+smallest to their largest, covers the true median with probability 1 - 2^(1-n), which reaches 95 % at n = 6."""
+HALVINGS = 200
+"""Random halvings behind the split-half noise; its mean then moves by under 3 %."""
+
+Units = Float64[np.ndarray, "n_units n_positions"]
+Predictions = Float64[np.ndarray, "n_predictions n_predicted"]
+"""One predicted profile per unit; that the counts and lengths match is checked with a message of our own."""
+Weights = Float64[np.ndarray, "rows n_independent"]
+Averages = Float64[np.ndarray, "_ n_positions"]
+Values = Float64[np.ndarray, "rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Profiles of independent prompts (or of prompts each with its own initialisation), over the same positions."""
+
+    units: Units
+    """One profile per unit; rows sum to 1. These are resampled."""
+    scales: Float64[np.ndarray, "n_units"] | None = None
+    """How much each unit counts in an average, > 0: its raw total, where raw influences are averaged and normalised
+    once, a ratio that is formed anew on every draw. None: all count the same."""
+
+    @classmethod
+    def of(cls, values: Units, scales: Float64[np.ndarray, "n_scales"] | None = None) -> "Sample":
+        """Normalise raw influence per unit to profiles."""
+        totals = values.sum(axis=-1)
+        bad = np.flatnonzero(~(np.isfinite(totals) & (totals > 0)) | (values.min(axis=-1) < 0))
+        if bad.size:
+            raise UsageError(f"prompt {bad[0]} has no profile: its influence must be finite, >= 0 and not all zero")
+        if scales is not None and len(scales) != len(values):
+            raise UsageError(f"{len(scales)} scales for {len(values)} prompts; one is needed for each")
+        if scales is not None and not np.all(np.isfinite(scales) & (scales > 0)):
+            raise UsageError(f"scales must be finite and > 0, got {scales.min()} to {scales.max()}")
+        return cls(values / totals[:, None], scales)
+
+    @property
+    def average(self) -> Float64[np.ndarray, "n_positions"]:
+        """The profile of the sample: the mean over its units."""
+        if self.scales is None:
+            return np.asarray(self.units.mean(axis=0))
+        count = len(self.units)
+        return np.asarray(self.averages(np.full((1, count), 1 / count))[0])
+
+    def averages(self, weights: Weights) -> Averages:
+        """Averages with the units weighted by rows that sum to 1."""
+        return np.asarray(self.scaled(weights) @ self.units)
+
+    def scaled(self, weights: Weights) -> Weights:
+        """Weights times the units' scales; rows that sum to 1 still do."""
+        if self.scales is None:
+            return weights
+        rows = weights * (self.scales / self.scales.max())
+        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class SplitHalf:
+    """W1 between the averages of two random halves of the units: the noise floor of the measurement.
+
+    The average of all units is closer to the truth than this, by about a factor of two.
+    """
+
+    mean: float
+    low: float
+    """2.5 % quantile over random halvings (NaN with a single unit, as the other two)."""
+    high: float
+
+
+@dataclass(frozen=True)
+class BesideFlat:
+    """How far something and the flat line are from a measurement, with intervals over its independent units."""
+
+    distance: Interval
+    """W1 to the average over units."""
+    flat: Interval
+    """W1 of the flat line to the same."""
+    difference: Interval
+    """`distance` minus `flat` on the same units: below zero, it is closer than the flat line."""
+    n_units: int
+    """Independent units; of two samples those of the smaller."""
+
+    @property
+    def decides(self) -> int:
+        """-1: closer than the flat line; 1: farther; 0: the data do not decide."""
+        return decided(self.difference, self.n_units)
+
+
+@dataclass(frozen=True)
+class PromptComparison(BesideFlat):
+    """A theory beside a measurement."""
+
+    noise: SplitHalf
+    per_prompt: Interval
+    """Median over units of the W1 to the single unit (of the unit's own prediction, where there is one)."""
+    per_prompt_flat: Interval
+
+
+def compare_with_prompts(
+    predicted: Profile | Predictions | Sample,
+    measured: Sample | Units,
+    *,
+    generator: np.random.Generator,
+    draws: int = DRAWS,
+) -> PromptComparison:
+    """Distance of a theory to a measurement, with intervals over prompts, beside the flat line and split-half noise.
+
+    Args:
+        predicted: One profile for all prompts; or one row per prompt, which is left out with its prompt; or an average
+            over prompts of its own, drawn independently of the measurement's.
+        measured: Influence per prompt, raw or normalised.
+        generator: Source of halvings and resamples.
+        draws: Bootstrap draws of the medians over prompts.
+    """
+    sample = measured if isinstance(measured, Sample) else Sample.of(measured)
+    count, n_positions = sample.units.shape
+    if isinstance(predicted, Sample):
+        rows, n_units = predicted.average[None], min(count, len(predicted.units))
+        gaps = _gaps_between(sample, predicted)
+    else:
+        n_units = count
+        rows = predicted.influence[None] if isinstance(predicted, Profile) else Sample.of(predicted).units
+        if not isinstance(predicted, Profile) and len(predicted) != count:
+            raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
+        if rows.shape[1] != n_positions:
+            raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
+        parts = blocks(leave_one_out(count), n_positions)
+        left_out = [_gaps(sample.averages(part), part @ rows if len(rows) > 1 else rows) for part in parts]
+        gaps = _gap_intervals(np.concatenate(left_out, axis=1))
+    medians = _medians(rows, sample, generator=generator, draws=draws)
+    noise = split_half_noise(sample, generator=generator)
+    return PromptComparison(*gaps, n_units, noise, *medians)
+
+
+def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
+    """W1 between the averages of random halves of the units."""
+    units = sample.units
+    if len(units) < 2:
+        return SplitHalf(float("nan"), float("nan"), float("nan"))
+    first, n_first = halves(len(units), generator=generator, draws=halvings), len(units) // 2
+    contrast = sample.scaled(first / n_first) - sample.scaled((1 - first) / (len(units) - n_first))
+    zero = np.zeros((1, units.shape[1]))
+    values = np.concatenate([wasserstein(rows @ units, zero) for rows in blocks(contrast, units.shape[1])])
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return SplitHalf(float(values.mean()), float(low), float(high))
+
+
+def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> dict[str, Interval]:
+    """Every registered statistic of the average profile, with its interval; those that jump are resampled."""
+    n_units = len(sample.units)
+    return {
+        name: percentile_interval(values[0], values[1:], n_units)
+        if name in RESAMPLED
+        else jackknife(values).interval(least=-1.0 if name in SIGNED else 0.0, most=1.0)
+        for name, values in _statistics_of(sample, generator=generator, draws=draws).items()
+    }
+
+
+@dataclass(frozen=True)
+class Contrast(BesideFlat):
+    """A second measurement of the same kind beside the first: the model at initialisation and as trained."""
+
+    statistics: dict[str, Interval]
+    """First minus second, per registered statistic; the two samples are independent."""
+
+
+def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, draws: int = DRAWS) -> Contrast:
+    """Statistics of `first` minus those of `second`, and the distance between them, with intervals."""
+    gaps = _gaps_between(first, second)
+    n_units = min(len(first.units), len(second.units))
+    draws = draws if n_units > 1 else 0
+    own, others = (_statistics_of(sample, generator=generator, draws=draws) for sample in (first, second))
+    statistics = {}
+    for name, values in own.items():
+        other = others[name]
+        if name in RESAMPLED:
+            statistics[name] = percentile_interval(values[0] - other[0], values[1:] - other[1:], n_units)
+        else:
+            statistics[name] = jackknife(values - other[0], values[0] - other).interval(least=-1.0, most=1.0)
+    return Contrast(*gaps, n_units, statistics)
+
+
+def decided(difference: Interval, n_units: int) -> int:
+    """The sign of a difference whose interval excludes 0, where there are units enough for a claim; else 0."""
+    if n_units < UNITS_FOR_CLAIM or not difference.excludes(0.0):
+        return 0
+    return -1 if difference.value < 0 else 1
+
+
+def _gaps(averages: Averages, others: Averages) -> Float64[np.ndarray, "two rows"]:
+    """W1 to the averages: of the other profiles, and of the flat line."""
+    flat = uniform_profile(averages.shape[1]).influence[None]
+    distances = wasserstein(others, averages)
+    return np.stack([distances, np.broadcast_to(wasserstein(flat, averages), distances.shape)])
+
+
+def _gaps_between(first: Sample, second: Sample) -> tuple[Interval, Interval, Interval]:
+    """As `_gap_intervals`, of two independent samples and the flat line."""
+    n_positions, others = first.units.shape[1], second.units.shape[1]
+    if n_positions != others:
+        raise UsageError(f"cannot contrast profiles of {n_positions} and {others} positions")
+    weights = [blocks(leave_one_out(len(sample.units)), n_positions) for sample in (first, second)]
+    own = [_gaps(first.averages(rows), second.average[None]) for rows in weights[0]]
+    other = [_gaps(first.average[None], second.averages(rows)) for rows in weights[1]]
+    return _gap_intervals(np.concatenate(own, axis=1), np.concatenate(other, axis=1))
+
+
+def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, Interval, Interval]:
+    """Distance, flat distance and their difference, from their values with each unit of each sample left out."""
+    return (
+        jackknife(*(gaps[0] for gaps in samples)).interval(least=0.0, most=1.0),
+        jackknife(*(gaps[1] for gaps in samples)).interval(least=0.0, most=1.0),
+        jackknife(*(gaps[0] - gaps[1] for gaps in samples)).interval(least=-1.0, most=1.0),
+    )
+
+
+def _medians(
+    predicted: Units, sample: Sample, *, generator: np.random.Generator, draws: int
+) -> tuple[Interval, Interval]:
+    """Median over units of W1 to the single unit: of the prediction, and of the flat line."""
+    units, n_units = sample.units, len(sample.units)
+    weights = draw_weights(n_units, generator=generator, draws=draws)
+    flat = uniform_profile(units.shape[1]).influence[None]
+    first, second = (
+        percentile_interval(float(np.median(values)), weighted_median(values, weights), n_units)
+        for values in (wasserstein(predicted, units), wasserstein(flat, units))
+    )
+    return first, second
+
+
+def _statistics_of(sample: Sample, *, generator: np.random.Generator, draws: int) -> dict[str, Values]:
+    """Every statistic of the average, then of averages without a unit, or of resampled units where it jumps."""
+    n_units, n_positions = sample.units.shape
+    left_out, drawn = leave_one_out(n_units), draw_weights(n_units, generator=generator, draws=draws)
+    rows = {True: np.concatenate([left_out[:1], drawn]), False: left_out}
+    found: dict[str, list[Values]] = {name: [] for name in STATISTICS}
+    for jumps, weights in rows.items():
+        for part in blocks(weights, n_positions):
+            averages = sample.averages(part)
+            for name in STATISTICS:
+                if (name in RESAMPLED) == jumps:
+                    found[name].append(STATISTICS[name](averages))
+    return {name: np.concatenate(values) for name, values in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,36 +299,25 @@ class Distances:
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Distances):
-    """The distances of a prediction to a measurement, and in `.flat` those of the flat line to the same."""
+    """The distances of a prediction to a measurement."""
 
     flat: Distances
+    """Those of the flat line to the same."""
 
 
 @checked
 def compare(predicted: Profile, measured: Profile) -> Comparison:
-    """Every registered distance of a prediction to a measurement, beside the flat line's.
-
-    Returns:
-        One attribute per metric (`wasserstein`, `spearman` ...), and `.flat` with the same for the flat baseline.
-
-    Raises:
-        UsageError: profiles of different lengths.
-    """
+    """Every registered distance of a prediction to a measurement, beside the flat line's."""
     if predicted.n_positions != measured.n_positions:
         raise UsageError(
             f"cannot compare a profile of {predicted.n_positions} positions with one of {measured.n_positions};"
             " both need the same length"
         )
-    flat = uniform_profile(measured.n_positions)
-    return Comparison(
-        _distances(predicted.influence, measured.influence), Distances(_distances(flat.influence, measured.influence))
+    own, flat = (
+        {name: float(METRICS[name](profile.influence, measured.influence)) for name in METRICS}
+        for profile in (predicted, uniform_profile(measured.n_positions))
     )
-
-
-def _distances(
-    predicted: Float64[np.ndarray, "n_positions"], measured: Float64[np.ndarray, "n_positions"]
-) -> dict[str, float]:
-    return {name: float(METRICS[name](predicted, measured)) for name in METRICS}
+    return Comparison(own, Distances(flat))
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
 from posbias.comparison import STATISTICS
-from posbias.comparison.sampling import decided
+from posbias.comparison.subject import decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Examiner, Profiles, Series, read_setting
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions

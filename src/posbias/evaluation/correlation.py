@@ -84,6 +84,12 @@ class Pair:
         names = tuple(name for name, kept in zip(self.samples, there, strict=False) if kept)
         return Pair(self.first[there], self.second[there], self.positions, self.n_items, names)
 
+    def fixed(self, held: Names) -> Fixed:
+        """What is held fixed, per position."""
+        positions = np.array(self.positions, dtype=np.float64)
+        known = {"position": positions, "ends": np.minimum(positions, self.n_items - 1 - positions)}
+        return np.array([known[name] for name in held]).reshape(-1, len(positions))
+
     def __len__(self) -> int:
         return len(self.first)
 
@@ -142,15 +148,12 @@ class Correlations:
 
 @checked
 def correlate(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlations:
-    """Rank correlations over positions of one model, or pooled over several models and lengths.
+    """Rank correlations over positions of one model, or pooled over several models and lengths, one pair each.
 
     Ranks of the mean curves are formed within each model and length, then cleared of the ranks of what is held fixed
     (partial rank correlation), then correlated over all positions together. Resamples draw the samples of each pair
-    anew, those that pairs share (`Pair.samples`) together; permutations move the positions within each pair.
-
-    Args:
-        pairs: One per model and length; samples with a gap are left out.
-        seed: Of resamples and permutations, >= 0.
+    anew, those that pairs share (`Pair.samples`) together; permutations move the positions within each pair. Samples
+    with a gap are left out.
 
     Raises:
         UsageError: nothing given, or no sample that has both quantities at every position.
@@ -175,10 +178,8 @@ def correlate(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlations:
 def correct_for_number(entries: Sequence[Mapping[str, Any]]) -> None:
     """Correct the p-values of stored correlations for their number (Holm, for each control by itself), in place.
 
-    One then counts as established only where the corrected p-value is at most 0.05, too.
-
-    Args:
-        entries: Each with `correlations`, {measure: Correlations.as_record}: together one family.
+    One then counts as established only where the corrected p-value is at most 0.05, too. The `correlations` {measure:
+    Correlations.as_record} of all entries are one family.
     """
     for controlled in CONTROLS:
         family = [
@@ -202,7 +203,6 @@ def drawn_together(samples: Sequence[Names | int], *, generator: np.random.Gener
 
     Args:
         samples: Names of the samples of each pair, or how many where none is shared.
-        generator: Of the draws.
 
     Returns:
         For every pair the plain mean in the first row, then the draws; a draw that takes none of a pair's samples has
@@ -238,10 +238,7 @@ def _connected(named: Sequence[Sequence[object]]) -> list[list[int]]:
 def _correlation(
     name: str, groups: Sequence[Pair], weights: Sequence[Weights], generator: np.random.Generator
 ) -> RankCorrelation:
-    fixed = [
-        np.array([_control(held, group) for held in CONTROLS[name]]).reshape(-1, len(group.positions))
-        for group in groups
-    ]
+    fixed = [group.fixed(CONTROLS[name]) for group in groups]
     parts = list(zip(weights, groups, fixed, strict=True))
     left = [_cleared(rows @ group.first, held) for rows, group, held in parts]
     right = [_cleared(rows @ group.second, held) for rows, group, held in parts]
@@ -258,12 +255,6 @@ def _correlation(
     return RankCorrelation(name, _interval(found, min(map(len, groups))), p_value)
 
 
-def _control(name: str, group: Pair) -> Float64[np.ndarray, "n_positions"]:
-    """What is held fixed, per position."""
-    positions = np.array(group.positions, dtype=np.float64)
-    return positions if name == "position" else np.minimum(positions, group.n_items - 1 - positions)
-
-
 def _cleared(curves: Ranks, fixed: Fixed) -> Ranks:
     """Ranks of each row, 0 ... 1, less what a linear function of the ranks of `fixed` explains of them."""
     from scipy.stats import rankdata
@@ -277,8 +268,7 @@ def _freed(rows: Ranks, fixed: Fixed) -> Ranks:
     from scipy.stats import rankdata
 
     design = np.column_stack([np.ones(rows.shape[1]), *(rankdata(row) for row in fixed)])
-    left: np.ndarray = rows - rows @ (design @ np.linalg.pinv(design))
-    return left
+    return np.asarray(rows - rows @ (design @ np.linalg.pinv(design)))
 
 
 def _pooled(left: Sequence[Rows], right: Sequence[Rows], freedom: int) -> Draws:

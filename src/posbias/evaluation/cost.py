@@ -114,9 +114,6 @@ def preflight_answers(
     Returns:
         The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
         fail, which the run itself will report.
-
-    Raises:
-        UsageError: it does not fit; the message says what would.
     """
     if not isinstance(responder, LocalResponder):
         return {}

@@ -74,7 +74,7 @@ class Difference:
     """One position against the best one, on the same samples."""
 
     position: int
-    """Index of the position (column)."""
+    """Index of its column."""
     interval: Interval
     """Mean score minus that of the best position, <= 0, with an interval that holds jointly over all pairs of positions
     (Bonferroni): Tango's where scores are 0 and 1."""
@@ -95,7 +95,7 @@ class Comparison:
     best: int
     """Index of the position with the highest mean; the first of several."""
     differences: tuple[Difference, ...]
-    """One for each other position, in order."""
+    """One for each other position."""
     n_samples: int
 
 
@@ -144,15 +144,10 @@ def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidenc
 
     The best of several equal positions looks better than it is. Two answers to that: intervals and p-values hold for
     all pairs of positions at once, hence for whichever pair is chosen afterwards; and `cross_fitted` estimates the
-    difference with the best position chosen on other samples.
-
-    Args:
-        scores: At least 2 positions, and at least 6 samples that have a score at each.
-        generator: Source of the folds.
-        confidence: Joint coverage of the intervals, in (0, 1).
+    difference with the best position chosen on other samples (the generator draws the folds).
 
     Raises:
-        UsageError: fewer positions or samples, or an infinite score.
+        UsageError: below 2 positions or 6 samples that have a score at each, or an infinite score.
     """
     complete = complete_samples(scores, "a comparison")
     n_samples, n_positions = complete.shape
@@ -175,9 +170,7 @@ def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE)
     """Test and interval of a contrast over samples: Student's and the one corrected for skewness, at once.
 
     Scores of 0 and 1: the error is at least that of one sample which differs at one position, since never having seen
-    a difference does not exclude one.
-
-    At least 2 samples, no NaN; the weights sum to 0; the interval covers 1 - alpha.
+    a difference does not exclude one. At least 2 samples, no NaN; the weights sum to 0; the interval covers 1 - alpha.
     """
     found = _mean_contrast(scores, weights)
     values = scores @ weights
@@ -240,8 +233,7 @@ def _cross_fitted(scores: Scores, generator: np.random.Generator) -> Float64[np.
     for number in range(fold.max() + 1):
         best = int(np.argmax(scores[fold != number].mean(axis=0)))
         gaps[fold == number] = scores[fold == number] - scores[fold == number][:, [best]]
-    mean: np.ndarray = gaps.mean(axis=0)
-    return mean
+    return np.asarray(gaps.mean(axis=0))
 
 
 @dataclass(frozen=True)
@@ -261,9 +253,8 @@ class Shape:
     quadratic: Contrast | None
     """Bend: fitted height of the ends over the centre; None with 2 positions."""
     first_end: Contrast | None
-    """Mean of the first end minus mean of the middle; None with 2 positions."""
+    """Mean of the first end minus mean of the middle; None with 2 positions, as `last_end`."""
     last_end: Contrast | None
-    """Mean of the last end minus mean of the middle; None with 2 positions."""
     n_samples: int
     alpha: float
 
@@ -355,9 +346,7 @@ def position_curve(
 
     Args:
         scores: score[sample, position], NaN where an example was skipped.
-        positions: Of each column, ascending.
-        gold_tokens: Mean token index of the item in each column.
-        seed: Of the folds, >= 0.
+        positions, gold_tokens, seed: As in `PositionCurve`.
 
     Raises:
         UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
@@ -398,12 +387,8 @@ def shape_of(scores: Scores, *, positions: Weights | None = None) -> Shape:
        curves, of whatever form, at most a share alpha is called a U); an inverted U if both lie below.
     3. Else rising or falling if the trend is established; else unclear.
 
-    Args:
-        scores: One row per sample, NaN where skipped; at least 2 positions and 6 complete samples.
-        positions: Of the columns, ascending; None: 0, 1, 2 ...
-
     Raises:
-        UsageError: fewer positions or samples, positions that do not ascend, or an infinite score.
+        UsageError: below 2 positions or 6 complete samples, positions that do not ascend, or an infinite score.
     """
     alpha = 1 - CONFIDENCE
     complete = complete_samples(scores, "a shape")
@@ -446,13 +431,10 @@ def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positio
     """Weights of the orthogonal linear and quadratic contrasts, in units of the score.
 
     Applied to scores: the change from first to last position of the fitted line, and the height of the ends over the
-    centre of the fitted parabola. Both sum to 0; the second is orthogonal to every line.
-
-    Args:
-        positions: Finite, strictly ascending, at least 2. With 2 the quadratic weights are 0.
+    centre of the fitted parabola. Both sum to 0; the second is orthogonal to every line, and 0 with 2 positions.
 
     Raises:
-        UsageError: positions that are not.
+        UsageError: positions that are not finite, strictly ascending and at least 2.
     """
     if len(positions) < 2 or not (np.isfinite(positions).all() and (np.diff(positions) > 0).all()):
         raise UsageError(f"positions must ascend and be at least 2, got {positions.tolist()}")

@@ -29,7 +29,6 @@ from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.samples import (
     TEXTS,
     EvaluateOptions,
-    Pieces,
     Sample,
     as_bytes,
     read_json,
@@ -42,8 +41,7 @@ from posbias.records import Record, load_record
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "tokenizer")
-"""What of a responder's description a piece depends on; the rest says how the responses were made, at what cost so far.
-"""
+"""What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
 OUTPUTS_FILE = "outputs.jsonl"
 BEHAVIOUR = "behaviour"
 """Where the behaviour of an audited model is kept, below the audit's directory."""
@@ -68,7 +66,7 @@ class Evaluation:
     """Every generated text with its sample, position and answers."""
     options: EvaluateOptions
     responder: Mapping[str, Any]
-    """Who answered, plain; never a key."""
+    """What `Responder.describe` says."""
     reused: int
     """Samples found finished."""
     cost: Mapping[str, Any] = field(default_factory=dict)
@@ -115,8 +113,7 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Scores]:
 def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
     """1 / rank; NaN throughout where a scored answer's rank is not known, for then only good ranks would be counted."""
     unknown = np.isnan(first_rank) & ~np.isnan(logprob)
-    found: Scores = np.full_like(first_rank, np.nan) if unknown.any() else 1 / first_rank
-    return found
+    return np.full_like(first_rank, np.nan) if unknown.any() else np.asarray(1 / first_rank)
 
 
 @checked
@@ -125,7 +122,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
 
     Args:
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
-        responder: A local model or a server; with its own tokenizer, lengths and places in tokens are exact.
+        responder: With its own tokenizer, lengths and places in tokens are exact.
         options: Count, positions, seed, and where an interrupted run continues.
 
     Raises:
@@ -159,8 +156,10 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
     for effort in efforts:
         total.update(effort["counts"])
     described |= {**efforts[-1]["learnt"], **total}
-    if not options.generate:
-        _check_scored(pieces, described)
+    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
+    if not options.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
+        why = described.get("no_scores_because") or "none came back"
+        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
     return Evaluation(
         task=task,
         positions=options.positions_of(task),
@@ -174,14 +173,6 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         file_sha256=data,
         fingerprint=_fingerprint(settings, samples, options),
     )
-
-
-def _check_scored(pieces: Sequence[Pieces], responder: Mapping[str, Any]) -> None:
-    """Refuse samples that fit into the context and have no score, where nothing was generated either."""
-    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
-    if any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
-        why = responder.get("no_scores_because") or "none came back"
-        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
 
 
 def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
@@ -258,7 +249,7 @@ def finished_evaluation(
 
 
 def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
-    """The generated texts with their samples, positions and accepted answers, one JSON object per line."""
+    """`Evaluation.outputs`, one JSON object per line."""
     path = directory / OUTPUTS_FILE
     lines = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in evaluation.outputs)
     try:

@@ -75,9 +75,9 @@ def export_lm_eval(
 
     Args:
         task: What the examples are of.
-        examples: Any number, >= 1; conversations of one message are written as its text (start the harness with
+        examples: At least 1; conversations of one message are written as its text (start the harness with
             `--apply_chat_template`).
-        directory: Where to write; files there are replaced.
+        directory: Files there are replaced.
         max_tokens: Generated at most; None: the task's own.
 
     Returns:

@@ -139,10 +139,10 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
     """Order passages so that the relevant ones stand where this model uses them.
 
     Maximises sum_i s_i c_slot(i) / sum_i s_i: where the relevances are proportional to the chance that passage i holds
-    the answer, this is the expected score of the model.
+    the answer, this is the expected score of the model. Passages equally relevant keep their order.
 
     Args:
-        relevance: One value per passage, finite, >= 0, not all zero; passages equally relevant keep their order.
+        relevance: One value per passage, finite, >= 0, not all zero.
         use: The measured curve.
         seed: Of resamples and halves, >= 0.
 
@@ -218,9 +218,7 @@ def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Flo
     """Matrix that carries a curve over measured positions to slots, linearly between relative positions j / (n - 1).
 
     Slots before the first or after the last measured position take its value. Columns sum to 1; the identity where all
-    positions of as many items were measured.
-
-    `positions`, ascending, were measured in contexts of `n_items`; one slot alone stands at relative position 0.
+    positions of as many items were measured. One slot alone stands at relative position 0.
     """
     measured = np.array(positions, dtype=np.float64) / max(n_items - 1, 1)
     wanted = np.arange(n_slots) / max(n_slots - 1, 1)
@@ -243,9 +241,8 @@ def shrink_to_flat(scores: Scores, weights: Float64[np.ndarray, "draws n_samples
     F is that of a two-way layout without replication (samples times positions): spread between positions over what
     samples and positions leave unexplained. 1 - 1/F is the share of that spread that is not noise.
 
-    Args:
-        scores: No NaN; at least 2 positions.
-        weights: How often each sample counts in each resample, >= 0; a resample of fewer than 2 samples is flat.
+    `scores` without NaN, of at least 2 positions; `weights` say how often each sample counts in each resample, of which
+    one with fewer than 2 samples is flat.
 
     Source: Morris 1983, "Parametric empirical Bayes inference", with the moment estimate of the signal; that a curve
     that is not significant is flat is our own, stricter rule.
@@ -286,12 +283,7 @@ def held_out_gain(
     gain of the order that all samples give, too (in 91 to 100 of 100 cases); the same samples' own estimate of that
     gain, optimistic by what the choice owes to luck, had coverages of .54 to .81 and is not given.
 
-    Args:
-        scores: No NaN; at least 2 samples.
-        spread: `slot_weights`.
-        relevance: Falling.
-        against: The usual order.
-        seed: Of halves and resamples.
+    `scores` without NaN, of at least 2 samples; `spread` as of `slot_weights`; `relevance` falling.
     """
     n_samples = len(scores)
     generator = np.random.default_rng(seed)
@@ -305,8 +297,7 @@ def held_out_gain(
         means = np.divide(judged @ scores, sizes, out=np.full((len(sizes), scores.shape[1]), np.nan), where=sizes > 0)
         curves = means @ spread
         own = np.take_along_axis(curves, slots, axis=1) @ relevance
-        gained: np.ndarray = (own - curves[:, against] @ relevance) / relevance.sum()
-        return gained
+        return np.asarray((own - curves[:, against] @ relevance) / relevance.sum())
 
     def both_ways(first: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
         one, other = counts * first, counts * (1 - first)

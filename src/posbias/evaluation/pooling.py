@@ -59,7 +59,7 @@ class Group:
     positions: tuple[int, ...]
     n_items: int
     samples: tuple[str, ...]
-    """Names of the samples; those that other models were given, too, have the same names there."""
+    """Names; samples that other models were given, too, have the same names there."""
     tables: Mapping[str, Scores]
     """As `Evaluation.tables`."""
     series: Mapping[Name, Scores]
@@ -93,8 +93,7 @@ def correlate_runs(
     Args:
         runs: Records of behaviour, or directories of audits with behaviour (or of the behaviour itself), at least 1.
         seed: Of resamples and permutations, >= 0.
-        arguments: As the user passed them.
-        command: The shell line that repeats it.
+        arguments, command: As the user passed them, for the record.
 
     Raises:
         UsageError: no runs, other sorts of run, or samples that come twice.
@@ -122,11 +121,7 @@ def correlate_runs(
 
 
 def read_run(run: Record | str | Path) -> Group:
-    """A finished run of `posbias audit --behaviour`; a directory is that of the audit, or of the behaviour below it.
-
-    Raises:
-        UsageError: another sort of run, an unfinished one, or one without influence.
-    """
+    """A finished run of `posbias audit --behaviour`; a directory is that of the audit, or of the behaviour below it."""
     record = run if isinstance(run, Record) else load_behaviour(run)
     entries = record.scalars.get("influence", {}).get("series")
     if record.verb != "evaluate" or record.status != "done" or not entries:
@@ -175,8 +170,7 @@ def group_runs(runs: Sequence[Group]) -> list[Group]:
 def pool(groups: Sequence[Group], *, seed: int = 0) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Every series of influence correlated with every measure, over all groups that have both, and in each group alone.
 
-    Returns:
-        `pooled` and `alone` of the record, p-values not yet corrected for their number.
+    As `pooled` and `alone` of the record, p-values not yet corrected for their number.
     """
     pooled, alone = [], []
     for name in dict.fromkeys(name for group in groups for name in group.series):

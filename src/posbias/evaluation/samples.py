@@ -130,7 +130,15 @@ def request_samples(
     """
     requests = requests_of(samples, task, options)
     replies = iter(responder.respond(requests, generate=options.generate, score=options.score))
-    return [_piece(task, [(example, next(replies)) for example in sample.examples]) for sample in samples]
+    pieces = []
+    for sample in samples:
+        rows, outputs = zip(*(_row(task, example, next(replies)) for example in sample.examples), strict=True)
+        tables = {
+            name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
+            for name in rows[0]
+        }
+        pieces.append({**tables, TEXTS: as_bytes(outputs)})
+    return pieces
 
 
 def as_bytes(document: Any) -> np.ndarray:
@@ -141,15 +149,6 @@ def as_bytes(document: Any) -> np.ndarray:
 def read_json(piece: Pieces, name: str) -> Any:
     """The plain values that an array of a piece holds, such as the outputs, one for each position."""
     return json.loads(piece[name].tobytes().decode())
-
-
-def _piece(task: LanguageTask, replies: Sequence[tuple[Example, Reply]]) -> Pieces:
-    rows, outputs = zip(*(_row(task, example, reply) for example, reply in replies), strict=True)
-    tables = {
-        name: np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64)
-        for name in rows[0]
-    }
-    return {**tables, TEXTS: as_bytes(outputs)}
 
 
 def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, float | None], dict[str, Any]]:

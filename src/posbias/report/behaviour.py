@@ -27,8 +27,7 @@ from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
 from posbias.report.wording import KINDS, THEORIES, label
-from posbias.statistics import Interval
-from posbias.statistics.intervals import MISSING
+from posbias.statistics import MISSING, Interval
 
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "

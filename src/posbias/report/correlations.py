@@ -25,7 +25,7 @@ from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.report.wording import label
-from posbias.statistics.intervals import MISSING
+from posbias.statistics import MISSING
 
 NOTE = (
     "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "

@@ -14,7 +14,7 @@ from posbias.records import Record, plain
 from posbias.report.figures import RUNS, Curve, Figure, Stroke
 from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
-from posbias.statistics.intervals import MISSING
+from posbias.statistics import MISSING
 
 MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
 """Colours of verdicts; the others lie between."""

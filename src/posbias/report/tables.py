@@ -24,8 +24,7 @@ from posbias.report.layout import RunView
 from posbias.report.wording import FOUND, KINDS, MIXINGS, SUBJECTS, THEORIES, label
 from posbias.report.wording import METRICS as METRIC_NAMES
 from posbias.report.wording import STATISTICS as STATISTIC_NAMES
-from posbias.statistics import Interval
-from posbias.statistics.intervals import MISSING
+from posbias.statistics import MISSING, Interval
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,8 +10,7 @@ from posbias.records import Record
 from posbias.report.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.statistics import mean_ends, mean_of
-from posbias.statistics.intervals import MISSING
+from posbias.statistics import MISSING, mean_ends, mean_of
 
 ENDED_WELL = ("done", "stopped_early")
 

@@ -49,9 +49,9 @@ class Response:
     finish: str
     """"stop" (an end token or a stop text), "length" (`max_tokens` reached), "skipped", or a server's own word."""
     prompt_tokens: int | None = None
-    """Tokens of the prompt as the model read it; None where a server does not say."""
+    """As the model read the prompt; None where a server does not say."""
     tokens: int | None = None
-    """Generated tokens, an end token included; None where a server does not say."""
+    """Generated, an end token included; None where a server does not say."""
     skipped: str | None = None
     """Why nothing was generated: the request does not fit into the context. Nothing is ever truncated."""
     token_ids: tuple[int, ...] | None = None
@@ -116,15 +116,6 @@ class Responder(ABC):
             UsageError: a request that this responder cannot put to its model.
             RunError: the model fails or cannot be reached; what was finished before is kept where it can be.
         """
-
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """Greedy continuations."""
-        replies = self.respond(requests, generate=True, score=False)
-        return [reply.response for reply in replies if reply.response is not None]
-
-    def score(self, requests: Sequence[Request]) -> list[AnswerScore | None]:
-        """Teacher-forced scores; None where the request has no answer, does not fit, or the server cannot."""
-        return [reply.score for reply in self.respond(requests, generate=False, score=True)]
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from posbias.checks import check_whole
+from posbias.checks import check_choice, check_whole
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import Mask
 from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
@@ -72,8 +72,7 @@ class ServerOptions:
     """Of the random part of the delays (>= 0)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in KINDS:
-            raise UsageError(f"server kind {self.kind!r} is unknown; allowed: {', '.join(KINDS)}")
+        check_choice("server: kind", self.kind, tuple(KINDS))
         if not isinstance(self.key_variable, str) or not self.key_variable.isidentifier():
             # Not repeated: it may be a key, put here by mistake.
             raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
@@ -184,9 +183,6 @@ class Client:
     def connected(self) -> Iterator[None]:
         """Requests are possible meanwhile, on connections that are kept until the end; what is still under way then is
         cancelled if an error ends it.
-
-        Raises:
-            UsageError: a proxy in the environment is none.
         """
         import httpx2
         from anyio.from_thread import start_blocking_portal

@@ -68,9 +68,6 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
     Texts are read as they are, conversations as the model's chat template renders them. Prompt and answer are tokenised
     as one text where that leaves the prompt's tokens as they are, and the answer on its own otherwise (its first
     characters would have merged into the prompt's last token).
-
-    Raises:
-        UsageError: no tokenizer, no chat template for a conversation, or a prompt that has no tokens.
     """
     if tokenizer is None:
         raise UsageError(NO_TOKENIZER)
@@ -95,15 +92,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
 
 @checked
 class LocalResponder(Responder):
-    """A loaded model.
-
-    Args:
-        model: With a tokenizer; with a chat template where requests are conversations.
-        options: Reuse of beginnings, and memory.
-
-    Raises:
-        UsageError: the model has no tokenizer.
-    """
+    """A loaded model. It has a tokenizer, and a chat template where requests are conversations."""
 
     def __init__(self, model: Model, options: LocalOptions | None = None) -> None:
         if model.tokenizer is None:
@@ -181,8 +170,7 @@ class LocalResponder(Responder):
 
     def _room(self, started: Started) -> int:
         """How many prompts are kept for decoding together."""
-        # Twice: as kept, and joined to one batch.
-        each = 2 * size_of(started.kept)
+        each = 2 * size_of(started.kept)  # as kept, and joined to one batch
         return max(1, min(self.options.batch, self.options.cache_bytes // each)) if each else 1
 
     def _continue(self, runner: Runner, waiting: Sequence[Started]) -> dict[int, Response]:

@@ -31,7 +31,6 @@ from posbias.evaluation.responders.server_answers import (
     Generated,
     Kind,
     Message,
-    answer_key,
     score_of,
 )
 
@@ -213,7 +212,8 @@ class ServerResponder(Responder):
     def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         path = KINDS[self.options.kind]
-        key = answer_key(f"{self._client.address}/{path}", whole)
+        named = json.dumps({"address": f"{self._client.address}/{path}", "body": whole}, sort_keys=True)
+        key = hashlib.sha256(named.encode()).hexdigest()
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:  # the same request twice at once is made once

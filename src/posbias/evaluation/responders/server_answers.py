@@ -7,11 +7,10 @@ model's name is part of it) and the address, written atomically. It holds the an
 no key.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -199,10 +198,7 @@ class _Kept(BaseModel, Generic[Kind]):
 class AnswerCache:
     """Answers by key; without a directory they are kept in memory, for as long as the responder lives.
 
-    Args:
-        directory: Where they are kept; None: in memory.
-        reuse: Whether those that lie there already count; otherwise only what this cache has kept.
-        hide: Takes the key out of what lies there.
+    Those that lie there already count where `reuse` is set; otherwise only what this cache has kept.
     """
 
     def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:
@@ -239,8 +235,3 @@ class AnswerCache:
     @staticmethod
     def _path(directory: Path, key: str) -> Path:
         return directory / key[:2] / f"{key}.json"
-
-
-def answer_key(address: str, body: Mapping[str, Any]) -> str:
-    """SHA-256 of the address and the body of a request, which names the model."""
-    return hashlib.sha256(json.dumps({"address": address, "body": body}, sort_keys=True).encode()).hexdigest()

@@ -45,20 +45,13 @@ def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
 def substring_match(prediction: str, answers: Sequence[str]) -> float:
     """1 where an accepted answer occurs anywhere in the prediction, ignoring case; else 0.
 
-    Raises:
-        UsageError: no answer, or an empty one.
-
     Source: Liu et al. 2024, section 3.1, key-value retrieval.
     """
     return float(any(answer.lower() in prediction.lower() for answer in _checked(answers)))
 
 
 def share_found(prediction: str, values: Sequence[str]) -> float:
-    """Share of several values that occur in the prediction, ignoring case, in 0 ... 1.
-
-    Raises:
-        UsageError: no value, or an empty one.
-    """
+    """Share of several values that occur in the prediction, ignoring case, in 0 ... 1."""
     return sum(substring_match(prediction, [value]) for value in _checked(values)) / len(values)
 
 

@@ -200,10 +200,8 @@ def rendered(
 ) -> tuple[str, tuple[int, ...]]:
     """The text that a model reads, and the special tokens that open it (a template writes its own out).
 
-    A conversation is rendered up to the opening of the assistant's answer; `index` is its number, for messages.
-
-    Raises:
-        UsageError: a conversation for a tokenizer without chat template.
+    A conversation is rendered up to the opening of the assistant's answer, which takes a chat template (UsageError
+    without); `index` is its number, for messages.
     """
     if isinstance(prompt, str):
         return prompt, tuple(opening(tokenizer))
@@ -225,12 +223,7 @@ def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encod
 def locate(
     prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | None, tokenizer: Any
 ) -> tuple[int | None, int | None, int | None]:
-    """The tokens of the characters `gold` of a prompt's (last message's) text.
-
-    Args:
-        prompt: Text, or messages.
-        gold: Begin and end in characters of the text (of the last message); None: only the length is wanted.
-        tokenizer: A Hugging Face tokenizer, or None.
+    """Which tokens hold the characters `gold` (begin and end) of a prompt's text, or its last message's.
 
     Returns:
         The first token that reaches beyond the begin, one past the last that begins before the end (a token that
@@ -256,13 +249,7 @@ def locate(
 
 
 def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The first `count` records of a file, each with the name of its line for messages.
-
-    Blank lines are passed over.
-
-    Raises:
-        UsageError: the file is missing, unreadable, shorter than asked, or a line is not a JSON object.
-    """
+    """The first `count` records of a file, each with the name of its line for messages; blank lines are passed over."""
     found = 0
     for where, line in read_lines(path):
         record = json_object(line, where)

@@ -93,12 +93,7 @@ class Needle(LanguageTask):
             raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Hidden]:
-        """A text with its needles.
-
-        Raises:
-            UsageError: no tokenizer, or one without character offsets; a length that leaves no room for text; a file
-                that is missing, empty or not readable.
-        """
+        """A text with its needles."""
         if tokenizer is None or not getattr(tokenizer, "is_fast", False):
             raise UsageError(
                 f"{self.name} counts depths in tokens, so it needs the model's (fast) tokenizer; of a server's "
@@ -154,11 +149,7 @@ def _prompt(text: str, question: str) -> str:
 
 
 def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source: random.Random) -> Haystack:
-    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens` (>= 1).
-
-    Raises:
-        UsageError: the file has too little text.
-    """
+    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens`."""
     group = source.choice(groups)
     documents = source.choice(group.segments)()
     text = " ".join(" ".join(document.split()) for document in documents if isinstance(document, str))

@@ -11,8 +11,7 @@ from posbias.tasks.synthetic.base import (
     cross_entropy,
     stack_tasks,
 )
-from posbias.tasks.synthetic.copying import PositionCopy
-from posbias.tasks.synthetic.recall import FreeRecall, RecallAndSpan, RunningSpan
+from posbias.tasks.synthetic.recall import FreeRecall, PositionCopy, RecallAndSpan, RunningSpan
 from posbias.tasks.synthetic.retrieval import CONTRASTS, InContextRetrieval
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from posbias.architecture.masks import Mask
@@ -76,8 +76,7 @@ class Draws:
     ) -> tuple[Int64[Tensor, "member ..."], Float32[Tensor, "member ..."]]:
         """Whole numbers first, then standard normals, of the given shapes per member (no normals for ()).
 
-        Both come from the stream of the purpose and an index: the step, or the number of the evaluation batch, below
-        2^30.
+        `index` is the step, or the number of the evaluation batch, below 2^30.
         """
         whole = torch.empty(len(self.bases), *integers, dtype=torch.int64, device=self.device)
         normal = torch.empty(len(self.bases), *(normals or (0,)), dtype=torch.float32, device=self.device)
@@ -122,9 +121,9 @@ class SyntheticTask(ABC):
     """Length of an input in positions."""
     n_outputs: int
     """Classes or tokens that an output tells apart."""
-    vocabulary_size: int | None
+    vocabulary_size: int | None = None
     """Token numbers an input may hold; None where inputs are vectors."""
-    width: int | None
+    width: int | None = None
     """Features of an input vector; None where inputs are tokens."""
     rows: tuple[int, ...]
     """Positions whose outputs are scored."""
@@ -137,11 +136,7 @@ class SyntheticTask(ABC):
             object.__setattr__(self, name, value)
 
     def check_mask(self, mask: Mask) -> None:
-        """Refuse a mask through which a scored row could see later inputs that hold its answer.
-
-        Raises:
-            UsageError: positions past the first scored row see each other both ways, and later inputs hold answers.
-        """
+        """Refuse a mask through which a scored row could see later inputs that hold its answer."""
         mutual = mask.mutual_prefix(self.n_positions)
         if self.needs_causal and mutual > self.rows[0] + 1:
             raise UsageError(
@@ -175,14 +170,9 @@ class TaskStack(ABC):
         return self.drawn(Purpose.TRAINING, step, size)
 
     def evaluate(self, predict: Predict, *, examples: int) -> dict[str, np.ndarray]:
-        """Scores per member (axis 0) on seeded data of their own, disjoint from every training step.
+        """Named scores per member (axis 0) on seeded data of their own, disjoint from every training step.
 
-        Args:
-            predict: Logits at the task's rows for inputs of the whole stack.
-            examples: Sequences per member and evaluation set, >= 1.
-
-        Returns:
-            Named scores; NaN for a member whose logits are not finite.
+        `examples` (>= 1) counts sequences per member and evaluation set; NaN for a member whose logits are not finite.
         """
         check_whole("examples of an evaluation", examples, least=1)
         tally: dict[str, Tensor] = {}
@@ -203,9 +193,6 @@ def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: to
         tasks: One per member, all of one `stack_key`.
         seeds: One per member, whole numbers >= 0; members of one task name and one seed see paired data.
         device: Where batches are drawn; the bits depend on the kind of device, not on the stack.
-
-    Raises:
-        UsageError: no tasks, as many seeds as tasks are needed, a seed is not a whole number, or keys differ.
     """
     if not tasks:
         raise UsageError("a stack needs at least 1 task, got none")
@@ -226,6 +213,14 @@ def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) ->
     )
     per_member = losses.view(len(targets), -1).sum(-1)
     return per_member / (targets != IGNORED).view(len(targets), -1).sum(-1)
+
+
+def right_answers(
+    logits: Float[Tensor, "member batch one output"], targets: Int64[Tensor, "member batch"]
+) -> Float64[Tensor, "member"]:
+    """Right answers per member; NaN where a logit is not finite."""
+    right = (logits[:, :, 0].argmax(-1) == targets).double()
+    return torch.where(logits[:, :, 0].isfinite().all(-1), right, torch.nan).sum(1)
 
 
 def ranks(raw: Int64[Tensor, "*batch place"]) -> Int64[Tensor, "*batch place"]:

@@ -1,13 +1,16 @@
-"""Free recall, running span and both: a study list, a cue, then the recalled items, one after the other.
+"""Tasks on lists of tokens: naming one by its position, free recall, running span, and both of these.
 
-A list of different items is shown, then a cue. After the cue of free recall all items are to be named, in any order,
-each once: the order to learn is drawn uniformly, so every item is asked for equally (a long-term demand). After the
-cue of running span the last `span` items are to be named in the order shown (a short-term demand). Positions: list
-0 ... n - 1, cue n, then the items recalled so far (teacher forcing in training); rows n ... 2n - 1 are scored, a row
-past the span is ignored. The next item can be read off later inputs, so the mask must be causal from the cue on.
+Position copy shows random tokens, and the model is to name the k-th of them from the last position. Without position
+encodings, whether a position can be named at all is a matter of mask and depth. Source: Ziming Liu, "Sparse attention
+7", 2026 (V = 10, C = 10, one model per k).
 
-Source: the behavioural account of arXiv 2510.10276 (recall of everything gives primacy, of the last items recency, both
-a U). The paper is known to us by its abstract: lengths, vocabulary, order and scoring are our definitions.
+In the recall tasks a list of different items is shown, then a cue. After the cue of free recall all items are to be
+named, in any order, each once: the order to learn is drawn uniformly, so every item is asked for equally (a long-term
+demand). After the cue of running span the last `span` items are to be named in the order shown (a short-term demand).
+Positions: list 0 ... n - 1, cue n, then the items recalled so far (teacher forcing in training); rows n ... 2n - 1 are
+scored, a row past the span is ignored. The next item can be read off later inputs, so the mask must be causal from the
+cue on. Source: the behavioural account of arXiv 2510.10276 (recall of everything gives primacy, of the last items
+recency, both a U), known to us by its abstract: lengths, vocabulary, order and scoring are our definitions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +35,7 @@ from posbias.tasks.synthetic.base import (
     TaskStack,
     cross_entropy,
     ranks,
+    right_answers,
 )
 
 CUES = 3
@@ -40,6 +44,62 @@ CUES = 3
 Tokens = Int64[Tensor, "member batch position"]
 Places = Int64[Tensor, "member batch row"]
 Scores = Float64[Tensor, "member place"]
+
+
+@checked
+@SYNTHETIC_TASKS.register("position_copy")
+@dataclass(frozen=True)
+class PositionCopy(SyntheticTask):
+    """Name the token at one position of a context of independent uniform tokens."""
+
+    target: int
+    """Position to name (0 ... context - 1; the last position is its own)."""
+    context: int = 10
+    """Tokens in the context (>= 1)."""
+    vocabulary: int = 10
+    """Different tokens (>= 2)."""
+
+    def __post_init__(self) -> None:
+        check_whole("position_copy: context", self.context, least=1)
+        check_whole("position_copy: vocabulary", self.vocabulary, least=2)
+        check_whole("position_copy: target", self.target, least=0)
+        if self.target >= self.context:
+            raise UsageError(
+                f"position_copy: target must lie in the context, 0 ... {self.context - 1}, got {self.target}"
+            )
+        self._follows(
+            n_positions=self.context,
+            n_outputs=self.vocabulary,
+            vocabulary_size=self.vocabulary,
+            rows=(self.context - 1,),
+            stack_key=(self.name, self.context, self.vocabulary),
+        )
+
+    def stack(self, tasks: Sequence["PositionCopy"], seeds: Sequence[int], device: torch.device) -> TaskStack:
+        """Members may differ in their target."""
+        return CopyStack(tuple(tasks), Draws.of(self.name, seeds, device))
+
+
+@dataclass(frozen=True)
+class CopyStack(TaskStack):
+    """Contexts of every member; members of one seed share them whatever their target."""
+
+    tasks: tuple[PositionCopy, ...]
+    draws: Draws
+
+    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
+        """Independent uniform tokens."""
+        first = self.tasks[0]
+        tokens = self.draws.integers(purpose, index, (size, first.context)) % first.vocabulary
+        positions = torch.tensor([task.target for task in self.tasks], device=self.draws.device)
+        return Batch(tokens, tokens.gather(2, positions[:, None, None].expand(-1, size, 1)))
+
+    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
+        """`loss` (nats) and `accuracy`."""
+        batch = self.drawn(Purpose.EVALUATION, index, size)
+        logits = predict(batch.inputs)
+        yield "loss", cross_entropy(logits.double(), batch.targets) * size
+        yield "accuracy", right_answers(logits, batch.targets[..., 0])
 
 
 @dataclass(frozen=True)
@@ -64,7 +124,6 @@ class RecallTask(SyntheticTask):
             n_positions=2 * self.items,  # list, cue, and all recalled items but the last
             n_outputs=self.vocabulary + CUES,
             vocabulary_size=self.vocabulary + CUES,
-            width=None,
             rows=tuple(range(self.items, 2 * self.items)),
             stack_key=("recall", self.items, self.vocabulary),
         )

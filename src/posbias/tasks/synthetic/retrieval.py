@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import check_choice, check_whole, checked
@@ -35,6 +35,7 @@ from posbias.tasks.synthetic.base import (
     distinct,
     per_member,
     ranks,
+    right_answers,
     rows_of,
 )
 
@@ -102,7 +103,6 @@ class InContextRetrieval(SyntheticTask):
         self._follows(
             n_positions=2 * self.pairs + 1,  # items, labels and the query
             n_outputs=self.labels,
-            vocabulary_size=None,
             width=self.features,
             rows=(2 * self.pairs,),
             stack_key=(own, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items),
@@ -239,7 +239,7 @@ class RetrievalStack(TaskStack):
     def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
         """Sums over one batch of every set."""
         batch = self.drawn(Purpose.EVALUATION, STREAMS * index, size)
-        yield "accuracy_trained_classes", _right(predict(batch.inputs), batch.targets[..., 0])
+        yield "accuracy_trained_classes", right_answers(predict(batch.inputs), batch.targets[..., 0])
         yield from _published(self, predict, STREAMS * index + 1, size)
         yield "accuracy_by_place", _by_place(self, predict, STREAMS * index + 2, size)
         yield "unconfounded_gaps", _unconfounded(self, predict, STREAMS * index + 3, size)
@@ -280,12 +280,15 @@ def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -
     raw, contexts = _drawn(stack, index, size, classes=chosen, extra=chosen + 1)
     novel = contexts(ranks(raw[..., : task.pairs]) % chosen, raw[..., task.pairs : -1] % task.labels)
     anywhere = raw[..., -1:] % task.pairs
-    yield "accuracy_novel_classes", _right(predict(novel.inputs(anywhere)), novel.labels.gather(2, anywhere)[..., 0])
+    yield (
+        "accuracy_novel_classes",
+        right_answers(predict(novel.inputs(anywhere)), novel.labels.gather(2, anywhere)[..., 0]),
+    )
     results: dict[str, list[Tensor]] = {"contrast_accuracy": [], **{name: [] for name in CONFOUNDS}}
     for asked, overwritten in ((task.named_places[a], task.named_places[b]) for a, b in CONTRASTS):
         target = novel.labels[..., asked]
         logits = predict(novel.inputs(asked, overwritten=overwritten))
-        results["contrast_accuracy"].append(_right(logits, target))
+        results["contrast_accuracy"].append(right_answers(logits, target))
         same_class = _elsewhere(novel.slots == novel.slots[..., asked, None], asked)
         same_label = _elsewhere(novel.labels == target[..., None], asked)
         results["overwritten_also_right"].append(same_label[..., overwritten].double().sum(1))
@@ -305,7 +308,7 @@ def _by_place(stack: RetrievalStack, predict: Predict, index: int, size: int) ->
     right = []
     for place in range(task.pairs):
         novel = contexts(_bursts(order, (place,), task.burstiness), labels)
-        right.append(_right(predict(novel.inputs(place)), novel.labels[..., place]))
+        right.append(right_answers(predict(novel.inputs(place)), novel.labels[..., place]))
     return torch.stack(right, -1)
 
 
@@ -323,7 +326,7 @@ def _unconfounded(stack: RetrievalStack, predict: Predict, index: int, size: int
     for first, second in ((task.named_places[a], task.named_places[b]) for a, b in PAIRS):
         novel = contexts(_bursts(order, (first, second), task.burstiness), labels)
         logits = predict(novel.inputs(first, overwritten=second))
-        gaps.append(_right(logits, novel.labels[..., first]) - _right(logits, novel.labels[..., second]))
+        gaps.append(right_answers(logits, novel.labels[..., first]) - right_answers(logits, novel.labels[..., second]))
     return torch.stack(gaps, -1)
 
 
@@ -376,11 +379,3 @@ def _elsewhere(same: Bool[Tensor, "member batch pair"], asked: int) -> Bool[Tens
     elsewhere = same.clone()
     elsewhere[..., asked] = False
     return elsewhere
-
-
-def _right(
-    logits: Float[Tensor, "member batch one output"], targets: Int64[Tensor, "member batch"]
-) -> Float64[Tensor, "member"]:
-    """Right answers per member; NaN where a logit is not finite."""
-    right = (logits[:, :, 0].argmax(-1) == targets).double()
-    return torch.where(logits[:, :, 0].isfinite().all(-1), right, torch.nan).sum(1)
