@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from posbias.errors import UsageError
-from posbias.records import Record, plain
+from posbias.records import Record
 from posbias.report.figures import RUNS, Curve, Figure, Stroke
 from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
@@ -18,7 +18,8 @@ from posbias.statistics.intervals import MISSING
 
 MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
 """Colours of verdicts; the others lie between."""
-_PARTS = ("x", "y", "low", "high")
+CURVE_PARTS = ("x", "y", "low", "high")
+"""Arrays of a stored curve; the last two where it has a band."""
 
 Stored = Mapping[str, Any]
 
@@ -88,18 +89,6 @@ def reproduction_report(record: Record) -> Report:
     )
 
 
-def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A figure as plain values, its curves put into `arrays`; `stored_figures` reads it back."""
-    curves = []
-    for number, curve in enumerate(figure.curves):
-        stem = f"figures/{figure.slug}/{number}"
-        arrays.update({f"{stem}/{part}": values for part in _PARTS if (values := getattr(curve, part)) is not None})
-        look = {"colour": curve.stroke.colour, "dash": curve.stroke.dash, "emphasis": curve.emphasis}
-        curves.append({"name": curve.name, "arrays": stem, **look})
-    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
-    return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
-
-
 def stored_figures(record: Record) -> list[Figure]:
     """The figures of a reproduction's record."""
     return [
@@ -115,7 +104,7 @@ def stored_figures(record: Record) -> list[Figure]:
 
 
 def _stored_curve(stored: Stored, arrays: Mapping[str, np.ndarray]) -> Curve:
-    parts: dict[str, Any] = {part: arrays.get(f"{stored['arrays']}/{part}") for part in _PARTS}
+    parts: dict[str, Any] = {part: arrays.get(f"{stored['arrays']}/{part}") for part in CURVE_PARTS}
     if parts["x"] is None or parts["y"] is None:
         raise UsageError(f"the record has no curve {stored['arrays']}")
     stroke = Stroke(stored["colour"], stored["dash"])
