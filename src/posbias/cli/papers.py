@@ -173,7 +173,8 @@ def reproduce(
 
 def _refuse_settings(context: typer.Context, paper: str) -> None:
     """Options of another experiment change nothing here; that is said rather than passed over."""
-    from posbias.papers.requests import BIRTH, FOLDERS
+    from posbias.papers.requests import BIRTH
+    from posbias.papers.study_runs import FOLDERS
 
     of_training = [*options.names_of(TrainedFlags), *options.names_of(options.EngineFlags), "resume"]
     settings = {

@@ -45,6 +45,15 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
         Curve(curve["label"], record.arrays[f"{curve['arrays']}/x"], record.arrays[f"{curve['arrays']}/y"], stroke)
         for curve, stroke in zip(stored["curves"], RUNS, strict=False)
     ]
+    note = f"Assumes: {'; '.join(entry['assumptions'])}."
+    note += f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
+    if "premises" in entry:
+        premises = [
+            f"{each['premise']} – {'met' if each['met'] else 'not met'}"
+            + (f" ({each['found']})" if each["found"] else "")
+            for each in entry["premises"]
+        ]
+        note = f"Premises on this model: {'; '.join(premises)}."
     axes = "".join(name for name in "xy" if stored[f"log_{name}"])
     return Section(
         entry["claim"],
@@ -56,19 +65,8 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
         statements=[entry["sharper"]] if entry["sharper"] else [],
         figures=[Figure("evidence", "", stored["x_label"], stored["y_label"], tuple(curves), log_axes=axes)],
         pictures=False,
-        note=_assumptions(entry),
+        note=note,
     )
-
-
-def _assumptions(entry: Stored) -> str:
-    if "premises" not in entry:
-        broken = f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
-        return f"Assumes: {'; '.join(entry['assumptions'])}.{broken}"
-    premises = [
-        f"{each['premise']} – {'met' if each['met'] else 'not met'}" + (f" ({each['found']})" if each["found"] else "")
-        for each in entry["premises"]
-    ]
-    return f"Premises on this model: {'; '.join(premises)}."
 
 
 def _value(entry: Stored) -> str:

@@ -214,19 +214,15 @@ def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
         if not axes[axis]:
             raise UsageError(f"grid axis {axis!r} has no values; at least 1 is needed")
         for key in dict.fromkeys(key for _, changes in axes[axis] for key in changes):
-            _check_setting(key)
+            section, _, setting = key.partition(".")
+            if section not in ("task", "model", "optimiser") or not setting:
+                allowed = "allowed: model.FIELD, task.PARAMETER, optimiser.PARAMETER"
+                raise UsageError(f"grid setting {key!r} is unknown; {allowed}")
+            if section == "model" and setting not in MODEL_FIELDS:
+                raise UsageError(f"grid setting {key!r} is unknown; fields of model: {', '.join(MODEL_FIELDS)}")
             if setters.setdefault(key, axis) != axis:
                 raise UsageError(f"grid axes {setters[key]!r} and {axis!r} both set {key!r}; one of them may")
     return axes
-
-
-def _check_setting(key: str) -> None:
-    """Refuse a dotted setting that there is not; a variant's parameters are checked with the variant."""
-    section, _, setting = key.partition(".")
-    if section not in ("task", "model", "optimiser") or not setting:
-        raise UsageError(f"grid setting {key!r} is unknown; allowed: model.FIELD, task.PARAMETER, optimiser.PARAMETER")
-    if section == "model" and setting not in MODEL_FIELDS:
-        raise UsageError(f"grid setting {key!r} is unknown; fields of model: {', '.join(MODEL_FIELDS)}")
 
 
 def _seeds(value: Any) -> tuple[int, ...]:

@@ -140,7 +140,6 @@ class _Expansion(Level):
     first_order: ClassVar[bool] = False
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
-        """By the expansion."""
         grams, outputs = attention_grams(attention, setting.width, x), []
         for share, operator in head_operators(attention.groups, setting.bins):
             if self.first_order:
@@ -151,7 +150,6 @@ class _Expansion(Level):
         return attention.output.forward(attention.heads * attention.head_dim, _total(outputs))
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
-        """By the expansion."""
         bins, features = setting.bins, attention.heads * attention.head_dim
         arriving = gradient.scaled(attention.output.variance * setting.width * features)
         grams, paths = attention_grams(attention, setting.width, x), []

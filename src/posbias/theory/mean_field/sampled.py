@@ -204,15 +204,10 @@ def _rotated(features: Heads, turns: Turns, sign: int) -> Heads:
 
 def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     """Logits without content: one matrix if all heads are alike, else one for each head in order."""
-    if len(attention.groups) == 1:
-        logits = attention.groups[0].masked_logits(n_positions)
-        if np.all(logits == logits[:1]):
-            return logits[:1].astype(np.float32)
-        return logits.astype(np.float32)
     ordered = np.empty((attention.heads, n_positions, n_positions), dtype=np.float32)
     for group in attention.groups:
         ordered[group.heads] = group.masked_logits(n_positions)
-    return ordered
+    return ordered[:1] if np.all(ordered == ordered[:1]) else ordered
 
 
 def _softmax(logits: Weights) -> Weights:
