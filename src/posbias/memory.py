@@ -20,7 +20,6 @@ UNITS = {"": 1, "B": 1} | {
 CGROUPS = Path("/sys/fs/cgroup")
 """Where the kernel shows control groups: their memory limits bind containers, batch jobs and services."""
 
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's settings, from its malloc.h."""
 KEPT, MAPPED_FROM = 1 << 29, 1 << 25

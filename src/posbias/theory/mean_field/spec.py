@@ -333,6 +333,11 @@ def _reference_layer(block: ReferenceBlock) -> LayerSpec:
         before, stream = (_norm(norm_of(block, branch, where=where)) for where in ("pre", "post"))
         return {"pre_norm": before, "residual": ResidualSpec(kept, added, stream)}
 
+    half = config.head_dim // 2
+    rotation = np.zeros((config.architecture.heads, half))
+    for group in block.groups:
+        if isinstance(group.encoding, Rope):
+            rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
     mixed = config.residual == "mixed"
     beside_mlp = {"none": 0.0, "mixed": 1.0, "added": config.residual_scale}[config.residual]
     kept, added = (1 - block.mixing, block.mixing) if mixed else (beside_mlp, 1.0)
@@ -340,18 +345,8 @@ def _reference_layer(block: ReferenceBlock) -> LayerSpec:
         attention=_attention_spec(
             attention_parts(block),
             groups=tuple(shown(config, group) for group in block.groups),
-            rotation=_reference_rotation(block) if config.attention == "content" else None,
+            rotation=rotation if config.attention == "content" and np.any(rotation) else None,
             **norms("attention", kept=kept, added=added),
         ),
         mlp=None if mlp is None else _mlp_spec(mlp, **norms("mlp", kept=beside_mlp, added=1.0)),
     )
-
-
-def _reference_rotation(block: ReferenceBlock) -> Float64[np.ndarray, "heads pairs"] | None:
-    """Frequencies of every head; zero where a head is not rotary."""
-    half = block.config.head_dim // 2
-    rotation = np.zeros((block.config.architecture.heads, half))
-    for group in block.groups:
-        if isinstance(group.encoding, Rope):
-            rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
-    return rotation if np.any(rotation) else None

@@ -164,7 +164,8 @@ def power_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transi
     Source: docs/theory, section 5, isotropic form, its value path alone.
     """
     gain, _ = value_gains(kept.layer.parts, _gain(kept.before, state.value), _gain(kept.after, state.value))
-    sent, received = (_divided_by(scaled, state) for scaled in (kept.after, kept.before))
+    one = torch.ones_like(state.value[0, :, 0])
+    sent, received = (one if each is None else each.power.to(one) for each in (kept.after, kept.before))
 
     def transition(block: AttentionBlock) -> Shares:
         squares = (block.weights.square() * gain[..., None, None]).sum((0, 1))
@@ -185,10 +186,6 @@ def _head_products(kept: AttentionTraceLayer, state: AttentionState) -> Float[Te
 
 def _gain(scaled: ScaledNorm | None, like: Float[Tensor, "*any"]) -> Float[Tensor, "features"]:
     return torch.ones(1).to(like) if scaled is None else scaled.norm.gain.to(like)
-
-
-def _divided_by(scaled: ScaledNorm | None, state: AttentionState) -> Float[Tensor, "position"]:
-    return torch.ones_like(state.value[0, :, 0]) if scaled is None else scaled.power.to(state.value)
 
 
 @dataclass(frozen=True)
