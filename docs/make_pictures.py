@@ -23,6 +23,7 @@ from PIL import Image
 
 import posbias as pb
 from posbias.comparison import Subject
+from posbias.papers.birth2603.claims import continuous_density
 from posbias.papers.rollout2602.published_models import bloom_influence, published_models
 from posbias.report.correlations import figures
 from posbias.report.figures import (
@@ -46,7 +47,6 @@ from posbias.report.layout import view_of
 from posbias.report.published import stored_figures
 from posbias.report.static import DASHES, STYLE
 from posbias.report.wording import THEORIES, label
-from posbias.theory import continuous_density
 
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"

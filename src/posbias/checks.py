@@ -1,6 +1,7 @@
 """What several packages refuse in the same words: numbers out of range, and arguments of a wrong class."""
 
 import inspect
+import math
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,20 @@ def check_size(name: str, value: object, limit: Limit, *, least: int = 1) -> Non
     """Refuse what is no whole number >= `least`, or more than a limit allows."""
     check_whole(name, value, least=least, numpy=True)
     limit.check(name, int(value))  # type: ignore[call-overload]
+
+
+def check_number(
+    name: str, value: object, *, least: float = 0.0, above: float | None = None, below: float | None = math.inf
+) -> None:
+    """Refuse what is not a number >= `least`, or > `above`, and < `below` (None: may be infinite); True is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        enough = value >= least if above is None else value > above
+        if enough and (below is None or value < below):
+            return
+    sort = "finite number" if below == math.inf else "number"
+    bounds = f">= {least:g}" if above is None else f"> {above:g}"
+    bounds += "" if below in (None, math.inf) else f" and < {below:g}"
+    raise UsageError(f"{name} must be a {sort} {bounds}, got {value!r}")
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from posbias.errors import UsageError
 
@@ -47,7 +46,9 @@ def held(directory: str | Path) -> Iterator[Path]:
             directory.mkdir(parents=True, exist_ok=True)
         with exclusive(directory):
             with _refusing(directory):
-                remove_temporaries(directory)
+                for place in WRITTEN_BELOW:  # what runs that were killed while writing left
+                    for path in directory.glob(f"{place}/.*.{TEMPORARY}".lstrip("/")):
+                        path.unlink(missing_ok=True)
                 probe = directory / f".probe.{TEMPORARY}"
                 write_atomically(probe, b"posbias")
                 probe.unlink()
@@ -70,26 +71,16 @@ def exclusive(directory: Path) -> Iterator[None]:
     with _refusing(directory):
         file = open(directory / LOCK_FILE, "a")  # noqa: SIM115 (closed below)
     with file:
-        if not _locked(file, directory):
+        with _refusing(directory):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The file that lies there, which another run may have removed meanwhile.
+                ours = os.path.samestat(os.stat(directory / LOCK_FILE), os.fstat(file.fileno()))
+            except (BlockingIOError, FileNotFoundError):
+                ours = False
+        if not ours:
             raise UsageError(f"another run is writing to {str(directory)!r}; choose another --out")
         yield
-
-
-def remove_temporaries(directory: Path) -> None:
-    """Remove what runs that were killed while writing left; only for who holds the directory."""
-    for place in WRITTEN_BELOW:
-        for path in directory.glob(f"{place}/.*.{TEMPORARY}".lstrip("/")):
-            path.unlink(missing_ok=True)
-
-
-def _locked(file: IO[str], directory: Path) -> bool:
-    """Whether the lock is ours now: the file that lies there, which another run may have removed meanwhile."""
-    with _refusing(directory):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return os.path.samestat(os.stat(directory / LOCK_FILE), os.fstat(file.fileno()))
-        except (BlockingIOError, FileNotFoundError):
-            return False
 
 
 @contextmanager

@@ -20,7 +20,6 @@ UNITS = {"": 1, "B": 1} | {
 CGROUPS = Path("/sys/fs/cgroup")
 """Where the kernel shows control groups: their memory limits bind containers, batch jobs and services."""
 
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's settings, from its malloc.h."""
 KEPT, MAPPED_FROM = 1 << 29, 1 << 25
@@ -123,11 +122,7 @@ def peak_bytes() -> int | None:
 
 def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """Control groups that may limit this process, each with its names of limit, use and file pages."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _text("/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
@@ -143,29 +138,22 @@ def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
 
 def _left_of(group: Path, limit: str, used: str, file_pages: str) -> int | None:
     """Limit less use of one control group; None where it has no limit."""
-    allowed, taken = _number(group / limit), _number(group / used)
-    if allowed is None or taken is None:
+    allowed, taken = _text(group / limit).strip(), _text(group / used).strip()
+    if not allowed.isdigit() or not taken.isdigit():  # no file, or "max"
         return None
-    try:
-        droppable = re.search(rf"^{file_pages} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
-    except OSError:
-        droppable = None
-    return allowed - taken + (int(droppable[1]) if droppable else 0)
+    droppable = re.search(rf"^{file_pages} (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+    return int(allowed) - int(taken) + (int(droppable[1]) if droppable else 0)
 
 
 def _field(path: str, name: str) -> int | None:
     """A "Name:  123 kB" line of a file of the kernel's, in bytes."""
-    try:
-        match = re.search(rf"^{name}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
-    except OSError:
-        return None
+    match = re.search(rf"^{name}:\s+(\d+) kB", _text(path), re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
-def _number(path: Path) -> int | None:
-    """The number a file holds; None where there is no file, or no number in it ("max")."""
+def _text(path: str | Path) -> str:
+    """What a file of the kernel's holds; nothing where it cannot be read."""
     try:
-        text = path.read_text().strip()
+        return Path(path).read_text()
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+        return ""

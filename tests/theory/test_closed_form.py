@@ -10,10 +10,10 @@ from scipy import special
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
+from posbias.papers.birth2603.claims import continuous_density
 from posbias.theory.closed_form import (
     attention_steps,
     closed_form,
-    continuous_density,
     continuous_profile,
     reciprocal_power_sums,
 )

@@ -11,10 +11,10 @@ from posbias.errors import UsageError
 from posbias.theory.mean_field.bins import Kernel, smooth, unit_bins
 from posbias.theory.mean_field.recursion import LEVELS, FirstOrder, Setting, ValueOnly
 from posbias.theory.mean_field.sampled import SampledHeads
-from posbias.theory.mean_field.spec import AttentionSpec, HeadNormSpec, LinearSpec, NormSpec
+from posbias.theory.mean_field.spec import AttentionSpec, LinearSpec, NormSpec
 
 N, WIDTH, HEAD_DIM = 7, 32, 16
-NORM = HeadNormSpec(NormSpec(1e-6), per_head=False)
+NORM = NormSpec(1e-6)
 
 
 def attention(logit_variance: float, *, encoding=None, mask=None, **extra) -> AttentionSpec:
@@ -89,7 +89,7 @@ def test_first_order_ignores_a_key_bias():
 @pytest.mark.parametrize("features", ["plain", "normed", "rotary", "capped"])
 def test_sampled_heads_equal_real_attention(features):
     """E |d a / d x|^2 over weights, by autograd of an attention layer with all its parts, large logits."""
-    norm = HeadNormSpec(NormSpec(1e-6), per_head=True)
+    norm = NormSpec(1e-6, per_head=True)
     spec = attention(1.0)
     if features == "normed":
         spec = replace(spec, query_norm=norm, key_norm=norm)

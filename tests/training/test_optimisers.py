@@ -51,10 +51,10 @@ def test_every_member_follows_pytorchs_optimiser(name):
 @pytest.mark.parametrize(
     ("spelled", "message"),
     [
-        ("adam(learning_rate=0)", "adam: learning_rate must be a number > 0 and finite, got 0"),
-        ("adamw(weight_decay=-1)", "adamw: weight_decay must be a number >= 0 and finite, got -1"),
+        ("adam(learning_rate=0)", "adam: learning_rate must be a finite number > 0, got 0"),
+        ("adamw(weight_decay=-1)", "adamw: weight_decay must be a finite number >= 0, got -1"),
         ("adamw(beta2=1)", "adamw: beta2 must be a number >= 0 and < 1, got 1"),
-        ("adam(epsilon=0)", "adam: epsilon must be a number > 0 and finite, got 0"),
+        ("adam(epsilon=0)", "adam: epsilon must be a finite number > 0, got 0"),
         ("sgd(momentum=True)", "sgd: momentum must be a number >= 0 and < 1, got True"),
         ("adagrad", "unknown optimiser 'adagrad'; known: adam, adamw, sgd"),
         ("adam(weight_decay=1)", "parameters of adam: learning_rate, beta1, beta2, epsilon"),

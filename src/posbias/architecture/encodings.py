@@ -150,9 +150,36 @@ class Rope(Encoding):
         return np.broadcast_to(self.logit * total / (self.head_dim // 2), (heads, len(distance)))
 
 
+class PerHeadEncoding(Encoding):
+    """An encoding whose parameters are each one finite number >= 0 for all heads, or one per head."""
+
+    def __post_init__(self) -> None:
+        for name, given in list(vars(self).items()):
+            try:
+                values = np.asarray(given, dtype=np.float64)
+            except (TypeError, ValueError):
+                values = np.full(1, np.nan)
+            if values.ndim > 1 or not values.size or not np.all(np.isfinite(values)) or values.min() < 0:
+                raise UsageError(f"{self.name}: {name} must be a number >= 0 or one per head, got {given}")
+            object.__setattr__(self, name, tuple(values.tolist()) if values.ndim else float(values))
+
+    def columns(self, heads: int) -> list[Float64[np.ndarray, "heads 1"]]:
+        """Every parameter spread over heads."""
+        for name, given in vars(self).items():
+            if np.ndim(given) and len(given) != heads:
+                raise UsageError(
+                    f"{self.name}: {len(given)} values of {name} given for {heads} heads; give one or {heads}"
+                )
+        return [np.broadcast_to(np.asarray(given), (heads,))[:, None] for given in vars(self).values()]
+
+    def check_heads(self, heads: int) -> None:
+        """Lists must be one per head."""
+        self.columns(heads)
+
+
 @ENCODINGS.register("kerple_log")
 @dataclass(frozen=True)
-class KerpleLog(Encoding):
+class KerpleLog(PerHeadEncoding):
     """KERPLE, logarithmic: logit -power * ln(1 + scale * distance), so a key weighs (1 + scale * distance)^-power.
 
     Source: Chi et al. 2022 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
@@ -163,23 +190,15 @@ class KerpleLog(Encoding):
     scale: float | Sequence[float] = 1.0
     """Inverse length, in 1 / positions, >= 0."""
 
-    def __post_init__(self) -> None:
-        _set_per_head(self, "power", "scale")
-
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """Logarithmic in |distance|."""
-        power, scale = _per_head(self, "power", heads), _per_head(self, "scale", heads)
+        power, scale = self.columns(heads)
         return np.asarray(-power * np.log1p(scale * np.abs(distance)))
-
-    def check_heads(self, heads: int) -> None:
-        """Lists must be one per head."""
-        _per_head(self, "power", heads)
-        _per_head(self, "scale", heads)
 
 
 @ENCODINGS.register("kerple_power")
 @dataclass(frozen=True)
-class KerplePower(Encoding):
+class KerplePower(PerHeadEncoding):
     """KERPLE, power: logit -scale * distance^exponent; exponent 1 is ALiBi.
 
     Source: Chi et al. 2022 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
@@ -191,7 +210,7 @@ class KerplePower(Encoding):
     """Growth with distance, in (0, 2] (conditionally positive definite up to 2)."""
 
     def __post_init__(self) -> None:
-        _set_per_head(self, "scale", "exponent")
+        super().__post_init__()
         if np.max(self.scale) > MAX_SLOPE:
             raise UsageError(f"kerple_power: scale must lie in [0, {MAX_SLOPE:g}], got {np.max(self.scale)}")
         if not (np.min(self.exponent) > 0 and np.max(self.exponent) <= 2):
@@ -199,13 +218,8 @@ class KerplePower(Encoding):
 
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """A power of |distance|."""
-        scale, exponent = _per_head(self, "scale", heads), _per_head(self, "exponent", heads)
+        scale, exponent = self.columns(heads)
         return np.asarray(-scale * np.abs(distance).astype(np.float64) ** exponent)
-
-    def check_heads(self, heads: int) -> None:
-        """Lists must be one per head."""
-        _per_head(self, "scale", heads)
-        _per_head(self, "exponent", heads)
 
 
 @ENCODINGS.register("t5_buckets")
@@ -259,30 +273,6 @@ class T5Buckets(Encoding):
             raise UsageError(
                 f"t5_buckets: {len(self.values)} lists of values given for {heads} heads; give one or {heads}"
             )
-
-
-def _set_per_head(encoding: Encoding, *names: str) -> None:
-    """Store parameters that are one number or one per head as floats or tuples of floats, all finite and >= 0."""
-    for name in names:
-        try:
-            values = np.asarray(getattr(encoding, name), dtype=np.float64)
-        except (TypeError, ValueError):
-            values = np.full(1, np.nan)
-        if values.ndim > 1 or not values.size or not np.all(np.isfinite(values)) or values.min() < 0:
-            raise UsageError(
-                f"{encoding.name}: {name} must be a number >= 0 or one per head, got {getattr(encoding, name)}"
-            )
-        object.__setattr__(encoding, name, tuple(values.tolist()) if values.ndim else float(values))
-
-
-def _per_head(encoding: Encoding, name: str, heads: int) -> Float64[np.ndarray, "heads 1"]:
-    """A parameter spread over heads, as a column."""
-    values = np.atleast_1d(np.asarray(getattr(encoding, name), dtype=np.float64))
-    if np.ndim(getattr(encoding, name)) and len(values) != heads:
-        raise UsageError(
-            f"{encoding.name}: {len(values)} values of {name} given for {heads} heads; give one or {heads}"
-        )
-    return np.broadcast_to(values, (heads,))[:, None]
 
 
 def published_alibi_slopes(heads: int) -> list[float]:

@@ -1,20 +1,12 @@
 """`posbias decompose`: which ingredient makes a model's profile, replaced one at a time in model and theory."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import Run, running
+from posbias.cli.output import running
 from posbias.errors import UsageError
-
-if TYPE_CHECKING:
-    from posbias.decomposition import DecompositionOptions
-    from posbias.interventions import Intervention
-    from posbias.models import Model
-    from posbias.prompts import Prompts
-    from posbias.records import Record
 
 EXAMPLE = (
     "Examples: `posbias decompose demo --length 256 --count 8 --out runs/decomposed` · chosen changes: "
@@ -39,10 +31,11 @@ def decompose(
     flags: options.RunFlags,
 ) -> None:
     """Replace one ingredient of a model at a time. Mask, residual, encoding, content, sinks; measured and in theory."""
-    from posbias.decomposition import DecompositionOptions, finished_decomposition
+    from posbias.decomposition import DecompositionOptions, counterfactuals, finished_decomposition
     from posbias.decomposition.decomposition import preflight_decomposition
     from posbias.interventions import resolve_interventions
     from posbias.measurement import resolve_kinds
+    from posbias.parts import clear_parts
 
     options.check_resume(resume, flags.out)
     wanted = resolve_interventions(options.split_literals(interventions))
@@ -56,27 +49,12 @@ def decompose(
         record = finished
         if record is None:
             cost = preflight_decomposition(loaded, drawn, interventions=wanted, options=settings, max_memory=allowed)
-            record = _decomposed(run, loaded, drawn, interventions=wanted, settings=settings)
+            found = counterfactuals(loaded, drawn, interventions=wanted, options=settings)
+            if not any(item.profiles for item in found.counterfactuals):
+                if run.directory is not None and not resume:  # resumed, pieces of an earlier request may be there
+                    clear_parts(run.directory)
+                reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
+                raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
+            record = found.record(run.arguments, command=run.command)
             record.scalars["cost"] = cost
         run.finish(record, found=finished is not None)
-
-
-def _decomposed(
-    run: Run,
-    model: "Model",
-    prompts: "Prompts",
-    *,
-    interventions: "Sequence[Intervention]",
-    settings: "DecompositionOptions",
-) -> "Record":
-    """The decomposition as a record; refused where none of the interventions is possible."""
-    from posbias.decomposition import counterfactuals
-    from posbias.parts import clear_parts
-
-    found = counterfactuals(model, prompts, interventions=interventions, options=settings)
-    if not any(item.profiles for item in found.counterfactuals):
-        if settings.directory is not None and not settings.resume:  # resumed, pieces of an earlier request may be there
-            clear_parts(settings.directory)
-        reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
-        raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
-    return found.record(run.arguments, command=run.command)

@@ -73,18 +73,15 @@ def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
         if found.keys().isdisjoint(_REGISTERED.findall(source)):
             continue
         for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                _add_registered(node, found)
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+                continue
+            for decorator in node.decorator_list:
+                match decorator:
+                    case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]) if (
+                        registry in found
+                    ):
+                        found[registry][name] = (ast.get_docstring(node) or "").split("\n")[0]
     return {sort: dict(sorted(found[registry].items())) for sort, registry in sorts.items()}
-
-
-def _add_registered(node: ast.ClassDef | ast.FunctionDef, found: dict[str, dict[str, str]]) -> None:
-    for decorator in node.decorator_list:
-        match decorator:
-            case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]) if (
-                registry in found
-            ):
-                found[registry][name] = (ast.get_docstring(node) or "").split("\n")[0]
 
 
 @MODELS.command("get", epilog="Example: `posbias models get demo`")

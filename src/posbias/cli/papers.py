@@ -30,20 +30,6 @@ class OfModelFlags:
     count: options.Count = 8
     init_seed: options.InitSeed = None
 
-    def verdicts(
-        self, claim: str | None, source: str, *, n_positions: int, seed: int
-    ) -> "tuple[Sequence[Verdict], dict[str, Any]]":
-        """Verdicts on a model, and what was read."""
-        from posbias.models import load_model
-        from posbias.papers import verify_model
-        from posbias.papers.claims import selected
-        from posbias.prompts import load_prompts
-
-        selected(claim)  # before the model is loaded
-        loaded = load_model(source, init_seed=self.init_seed)
-        drawn = load_prompts(self.prompts, loaded, n_positions=n_positions, count=self.count, seed=seed)
-        return verify_model(loaded, drawn, claim), {"model": loaded.describe(), "prompts": drawn.describe()}
-
 
 @options.grouped
 def verify(
@@ -78,6 +64,7 @@ def verify(
     from posbias.papers import verify as verify_claims
     from posbias.papers import verify_mask
     from posbias.papers.claims import claims_record, described_verdict, tally
+    from posbias.papers.requests import verify_source
     from posbias.papers.wu2025.graphs import read_mask
     from posbias.report import write_report
 
@@ -90,7 +77,7 @@ def verify(
         described: dict[str, Any] | None = None
         verdicts: Sequence[Verdict]
         if model is not None:
-            verdicts, described = read.verdicts(claim, model, n_positions=length, seed=flags.seed)
+            verdicts, described = verify_source(model, claim, n_positions=length, seed=flags.seed, **vars(read))
         elif mask is None:
             verdicts = verify_claims(claim, seed=flags.seed)
         elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
@@ -117,8 +104,6 @@ REPRODUCE_EXAMPLE = (
     "at the real sizes: `posbias reproduce birth-2603.10123 --size full --initialisations 2` · trained: "
     "`posbias reproduce position-copy-liu2026 --size small --out runs/copy`"
 )
-BIRTH = "birth-2603.10123"
-TRAINED = ("icl-2502.01951", "position-copy-liu2026")
 
 
 @dataclass(frozen=True)
@@ -171,43 +156,30 @@ def reproduce(
 ) -> None:
     """Run a published experiment again. What the paper reports, what comes out, and what survives."""
     from posbias.papers import PAPERS
-    from posbias.papers import reproduce as run_again
-    from posbias.papers.reproduction import reproduction_record
-    from posbias.papers.study_runs import finished_reproduction, reproduction_settings
-    from posbias.parts import fingerprint
+    from posbias.papers.requests import requested_reproduction, requested_settings
+    from posbias.training import TrainingRun
 
     _ = PAPERS[paper]
     _refuse_settings(context, paper)
     options.check_resume(resume, flags.out)
-    settings: Any = None
-    if paper == BIRTH:
-        from posbias.papers.birth2603.models import BirthSettings
-
-        chosen = {name: value for name, value in vars(birth).items() if name != "length"}
-        settings = BirthSettings(size=size, n_positions=birth.length, seed=flags.seed, **chosen)
-    elif paper in TRAINED:
-        from posbias.papers.study_runs import StudySettings, shipped_studies
-        from posbias.training import TrainingRun
-
-        training = TrainingRun(engine=engine.made(), device=trained.device, directory=flags.out, resume=resume)
-        settings = StudySettings(size=size, studies=tuple(trained.study or ()), seed=flags.seed, run=training)
-        shipped_studies(paper, settings)
+    training = TrainingRun(engine=engine.made(), device=trained.device, directory=flags.out, resume=resume)
+    settings = requested_settings(
+        paper, size=size, seed=flags.seed, birth=vars(birth), studies=tuple(trained.study or ()), run=training
+    )
     with running(context, flags, resume=resume) as run:
-        found = finished_reproduction(paper, settings) if resume else None
-        record = found
-        if record is None:
-            record = reproduction_record(run_again(paper, settings=settings), run.arguments, command=run.command)
-            if paper in TRAINED and run.directory is not None:
-                record.resolved["fingerprint"] = fingerprint(reproduction_settings(paper, settings))
-        run.finish(record, found=found is not None)
+        record, found = requested_reproduction(paper, settings, run.arguments, command=run.command, resume=resume)
+        run.finish(record, found=found)
 
 
 def _refuse_settings(context: typer.Context, paper: str) -> None:
     """Options of another experiment change nothing here; that is said rather than passed over."""
+    from posbias.papers.requests import BIRTH
+    from posbias.papers.study_runs import FOLDERS
+
     of_training = [*options.names_of(TrainedFlags), *options.names_of(options.EngineFlags), "resume"]
     settings = {
         BIRTH: ["size", *options.names_of(BirthFlags), "seed"],
-        **{name: ["size", *of_training, "seed"] for name in TRAINED},
+        **{name: ["size", *of_training, "seed"] for name in FOLDERS},
     }
     taken = settings.get(paper, [])
     for name in dict.fromkeys(name for names in settings.values() for name in names if name not in taken):

@@ -26,7 +26,7 @@ from jaxtyping import Float64, Int64
 from posbias.checks import check_seed, checked
 from posbias.comparison import STATISTICS
 from posbias.comparison.subject import decided
-from posbias.decomposition.sources import MEASURED, SOURCES, Examiner, Profiles, Series, read_setting
+from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement import Kind, check_prompts, resolve_kinds
@@ -335,7 +335,7 @@ def counterfactuals(
     whole = fingerprint(settings_of(checked, prompts, options, resolved))
     describes = {"model": settings["model"], "prompts": settings["prompts"], "fingerprint": whole}
     store = PartStore(options.directory, settings, resume=options.resume)
-    examiner = Examiner(read_setting(checked, prompts, kinds, seed=options.seed, store=store), store)
+    examiner = examiner_of(checked, prompts, kinds, seed=options.seed, store=store)
     baseline, left_out = examiner.profiles(None, list(SOURCES))
     if MEASURED in left_out:
         raise RunError(left_out[MEASURED])

@@ -38,11 +38,13 @@ Profiles = Float64[np.ndarray, "count n_positions"]
 """One profile per prompt; rows sum to 1."""
 Series = tuple[str, str]
 """(source, kind of influence)."""
+Arrays = dict[str, np.ndarray]
+REASON = "reason/"
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """What every source reads."""
+class Examiner:
+    """One model on one set of prompts: what every source reads, and what is finished."""
 
     model: HuggingFaceModel
     prompts: Prompts
@@ -52,6 +54,7 @@ class Setting:
     """Mean over tokens of |a| / (|x| + |a|), measured on the unchanged model."""
     content: Float64[np.ndarray, "count layers heads"] | None
     """Diagonal less off-diagonal content logits, likewise; None where attention cannot be recomputed."""
+    store: PartStore
 
     def changed(self, intervention: Intervention | None) -> AbstractContextManager[None]:
         """The network under the intervention, or as it is."""
@@ -60,83 +63,6 @@ class Setting:
     def described(self, intervention: Intervention | None, *, own: bool) -> HuggingFaceModel:
         """The model as theories should read it under the intervention, or as it is."""
         return self.model if intervention is None else intervention.description(self.model, own=own)
-
-
-def measured_profiles(setting: Setting, intervention: Intervention | None) -> dict[str, Profiles]:
-    """Influence of every prompt by kind, with the network changed; the same random probes as on the unchanged one."""
-    rows: dict[str, list[Row]] = {kind.name: [] for kind in setting.kinds}
-    with setting.changed(intervention):
-        model = setting.described(intervention, own=True)
-        for index, token_ids in enumerate(setting.prompts.token_ids):
-            measured = measure_prompt(
-                model, token_ids, kinds=setting.kinds, key=(setting.seed, index), options=UNCHECKED
-            )
-            for kind, norms in measured.norms.items():
-                if not norms.sum() > 0:
-                    raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
-                rows[kind].append(norms / norms.sum())
-    return {kind: np.stack(found) for kind, found in rows.items()}
-
-
-def architecture_profiles(setting: Setting, intervention: Intervention | None) -> dict[str, Profiles]:
-    """The residual rollout with each prompt's own mixing and content; the same for every kind."""
-    if setting.content is None:
-        raise UsageError("content logits need attention that can be recomputed")
-    rows = []
-    for mixing, content in zip(setting.mixing, setting.content, strict=True):
-        architecture = Architecture.from_model(setting.model, mixing=mixing, content=content)
-        if intervention is not None:
-            architecture = intervention.in_architecture(architecture)
-        forecast = predict(architecture, setting.prompts.n_positions, theory="rollout_content")
-        rows.append(forecast.profile.influence)
-    return {kind.name: np.stack(rows) for kind in setting.kinds}
-
-
-def attention_profiles(setting: Setting, intervention: Intervention | None) -> dict[str, Profiles]:
-    """The rollout of the model's own attention, its patterns replaced, its activations kept."""
-    stays = intervention is None or intervention.patterns_stay
-    model = setting.model if stays else setting.described(intervention, own=False)
-    mixing = setting.mixing if intervention is None else np.stack([intervention.mixing(row) for row in setting.mixing])
-    rows = [
-        attention_rollout_prompt(model, token_ids, shares.tolist())
-        for token_ids, shares in zip(setting.prompts.token_ids, mixing, strict=True)
-    ]
-    return {kind.name: np.stack(rows) for kind in setting.kinds}
-
-
-def power_profiles(setting: Setting, intervention: Intervention | None, *, rerun: bool = False) -> dict[str, Profiles]:
-    """The power rollout with the description changed and the activations kept, or on the changed model's own.
-
-    For the first kind alone: its target differs by kind, and a pull costs as much as the measurement.
-    """
-    with setting.changed(intervention if rerun else None):
-        model, kind = setting.described(intervention, own=rerun), setting.kinds[0].name
-        if kind not in TARGETS:
-            raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
-        theory = PowerRollout(target=kind)
-        return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in setting.prompts.token_ids])}
-
-
-Source = Callable[[Setting, Intervention | None], dict[str, Profiles]]
-SOURCES: dict[str, Source] = {
-    MEASURED: measured_profiles,
-    "rollout_content": architecture_profiles,
-    "attention_rollout": attention_profiles,
-    "power_rollout": power_profiles,
-    "power_rollout_rerun": partial(power_profiles, rerun=True),
-}
-"""By name, the measurement first."""
-
-REASON = "reason/"
-Arrays = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Examiner:
-    """One model on one set of prompts, with what is finished."""
-
-    setting: Setting
-    store: PartStore
 
     def profiles(
         self, intervention: Intervention | None, names: Sequence[str]
@@ -158,8 +84,8 @@ class Examiner:
 
         def diverge() -> Arrays:
             unchanged = self._unchanged  # read before anything is changed
-            with intervention.change(self.setting.model):
-                after = [next_token_logs(self.setting.model, token_ids) for token_ids in self.setting.prompts.token_ids]
+            with intervention.change(self.model):
+                after = [next_token_logs(self.model, token_ids) for token_ids in self.prompts.token_ids]
             # Equal distributions may come out below zero by rounding; no divergence is.
             pairs = zip(unchanged, after, strict=True)
             return {"divergence": np.array([max(0.0, float(np.exp(one) @ (one - other))) for one, other in pairs])}
@@ -173,18 +99,82 @@ class Examiner:
 
     def _compute(self, intervention: Intervention | None, name: str) -> Arrays:
         try:
-            return dict(SOURCES[name](self.setting, intervention))
+            return dict(SOURCES[name](self, intervention))
         except (UsageError, RunError) as error:
             return {REASON + str(error): np.zeros(0)}
 
     @cached_property
     def _unchanged(self) -> list[Float64[np.ndarray, "vocabulary"]]:
-        return [next_token_logs(self.setting.model, token_ids) for token_ids in self.setting.prompts.token_ids]
+        return [next_token_logs(self.model, token_ids) for token_ids in self.prompts.token_ids]
 
 
-def read_setting(
+def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
+    """Influence of every prompt by kind, with the network changed; the same random probes as on the unchanged one."""
+    rows: dict[str, list[Row]] = {kind.name: [] for kind in case.kinds}
+    with case.changed(intervention):
+        model = case.described(intervention, own=True)
+        for index, token_ids in enumerate(case.prompts.token_ids):
+            measured = measure_prompt(model, token_ids, kinds=case.kinds, key=(case.seed, index), options=UNCHECKED)
+            for kind, norms in measured.norms.items():
+                if not norms.sum() > 0:
+                    raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
+                rows[kind].append(norms / norms.sum())
+    return {kind: np.stack(found) for kind, found in rows.items()}
+
+
+def architecture_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
+    """The residual rollout with each prompt's own mixing and content; the same for every kind."""
+    if case.content is None:
+        raise UsageError("content logits need attention that can be recomputed")
+    rows = []
+    for mixing, content in zip(case.mixing, case.content, strict=True):
+        architecture = Architecture.from_model(case.model, mixing=mixing, content=content)
+        if intervention is not None:
+            architecture = intervention.in_architecture(architecture)
+        forecast = predict(architecture, case.prompts.n_positions, theory="rollout_content")
+        rows.append(forecast.profile.influence)
+    return {kind.name: np.stack(rows) for kind in case.kinds}
+
+
+def attention_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
+    """The rollout of the model's own attention, its patterns replaced, its activations kept."""
+    stays = intervention is None or intervention.patterns_stay
+    model = case.model if stays else case.described(intervention, own=False)
+    mixing = case.mixing if intervention is None else np.stack([intervention.mixing(row) for row in case.mixing])
+    rows = [
+        attention_rollout_prompt(model, token_ids, shares.tolist())
+        for token_ids, shares in zip(case.prompts.token_ids, mixing, strict=True)
+    ]
+    return {kind.name: np.stack(rows) for kind in case.kinds}
+
+
+def power_profiles(case: Examiner, intervention: Intervention | None, *, rerun: bool = False) -> dict[str, Profiles]:
+    """The power rollout with the description changed and the activations kept, or on the changed model's own.
+
+    For the first kind alone: its target differs by kind, and a pull costs as much as the measurement.
+    """
+    with case.changed(intervention if rerun else None):
+        model, kind = case.described(intervention, own=rerun), case.kinds[0].name
+        if kind not in TARGETS:
+            raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
+        theory = PowerRollout(target=kind)
+        return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in case.prompts.token_ids])}
+
+
+Source = Callable[[Examiner, Intervention | None], dict[str, Profiles]]
+SOURCES: dict[str, Source] = {
+    MEASURED: measured_profiles,
+    "rollout_content": architecture_profiles,
+    "attention_rollout": attention_profiles,
+    "power_rollout": power_profiles,
+    "power_rollout_rerun": partial(power_profiles, rerun=True),
+}
+"""By name, the measurement first."""
+
+
+def examiner_of(
     model: HuggingFaceModel, prompts: Prompts, kinds: tuple[Kind, ...], *, seed: int, store: PartStore
-) -> Setting:
+) -> Examiner:
     """Mixing and content of the unchanged model on every prompt, which theories of the architecture ask for."""
 
     def read() -> Arrays:
@@ -196,7 +186,7 @@ def read_setting(
         return arrays
 
     arrays = store.get("setting", read)
-    return Setting(model, prompts, kinds, seed, mixing=arrays["mixing"], content=arrays.get("content"))
+    return Examiner(model, prompts, kinds, seed, arrays["mixing"], arrays.get("content"), store)
 
 
 @torch.no_grad()

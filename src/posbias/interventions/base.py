@@ -133,13 +133,6 @@ def check_model(model: Any) -> HuggingFaceModel:
     return model
 
 
-def check_factor(name: str, factor: object) -> None:
-    """Refuse a factor that is not a finite number >= 0."""
-    number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not number or not np.isfinite(factor) or factor < 0:  # type: ignore[call-overload,operator]
-        raise UsageError(f"{name}: factor must be a finite number >= 0, got {factor!r}")
-
-
 def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> HuggingFaceModel:
     """The model described by a family like its own that answers some questions differently."""
     changed = copy.copy(model.family)

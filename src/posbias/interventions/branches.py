@@ -14,8 +14,9 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture
+from posbias.checks import check_number
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, check_factor, described, hooked, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
 from posbias.models.families import AttentionParts, Block, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -40,7 +41,7 @@ class AttentionScaled(Intervention):
     """At least 0; 0 takes attention out, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        check_factor("attention_scaled", self.factor)
+        check_number("attention_scaled: factor", self.factor)
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
+from posbias.checks import check_number
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, check_factor, described, hooked, with_attention
+from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
@@ -84,7 +85,7 @@ class ScaledRope(Intervention):
     """At least 0; 0 is `no_rope`, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        check_factor("scaled_rope", self.factor)
+        check_number("scaled_rope: factor", self.factor)
 
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """That factor."""

@@ -158,11 +158,7 @@ class SinkMasked(Visibility):
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """A logit so low at the first keys that later queries do not see them."""
-
-        def hiding(whole: AttentionParts) -> AttentionParts:
-            return replace(whole, position_logits=lambda n_positions: self._logits(whole, n_positions))
-
-        return with_attention(model, hiding)
+        return with_attention(model, lambda parts: replace(parts, position_logits=partial(self._logits, parts)))
 
     def _check_length(self, n_positions: int) -> None:
         if self.positions >= n_positions:

@@ -13,7 +13,7 @@ import numpy as np
 from posbias.records import Record, plain
 from posbias.registry import Registry
 from posbias.report.figures import Figure
-from posbias.report.published import store_figure
+from posbias.report.published import CURVE_PARTS
 from posbias.report.tables import Table
 
 
@@ -58,6 +58,20 @@ def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any]
         "figures": [store_figure(figure, record.arrays) for figure in reproduction.figures],
     }
     return record
+
+
+def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A figure as plain values, its curves put into `arrays`; report/published.py reads it back."""
+    curves = []
+    for number, curve in enumerate(figure.curves):
+        stem = f"figures/{figure.slug}/{number}"
+        arrays.update(
+            {f"{stem}/{part}": values for part in CURVE_PARTS if (values := getattr(curve, part)) is not None}
+        )
+        look = {"colour": curve.stroke.colour, "dash": curve.stroke.dash, "emphasis": curve.emphasis}
+        curves.append({"name": curve.name, "arrays": stem, **look})
+    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
+    return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
 
 
 PAPERS: Registry[Callable[[Any], Reproduction]] = Registry("paper")

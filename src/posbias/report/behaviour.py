@@ -27,7 +27,7 @@ from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
 from posbias.report.wording import KINDS, THEORIES, label
-from posbias.statistics import MISSING, Interval
+from posbias.statistics import MISSING
 
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
@@ -188,31 +188,27 @@ def correlation_table(title: str, series: Sequence[Stored], measure: str) -> Tab
 
 def correlation_statements(series: Sequence[Stored], measure: str, *, where: str = "") -> list[str]:
     """A sentence for every measured series, and for every theory of which anything is established."""
-    return [
-        _correlation_statement(entry, measure, where)
-        for entry in series
-        if measure in entry["correlations"]
-        and (
-            entry["source"] == "measured"
-            or any(correlation["established"] for correlation in entry["correlations"][measure]["correlations"])
+    statements = []
+    for entry in series:
+        found = entry["correlations"].get(measure)
+        if found is None or not (
+            entry["source"] == "measured" or any(each["established"] for each in found["correlations"])
+        ):
+            continue
+        by_name = {each["controlled"]: each for each in found["correlations"]}
+        plain, held = by_name["nothing"], by_name["position_and_ends"]
+        about = f"{series_name(entry)} and {label(MEASURES, measure)}"
+        if plain["value"] is None:
+            statements.append(f"{about}: one of the curves is constant, so there is no correlation.")
+            continue
+        rest = "and nothing is left of a curve once position and ends are held fixed"
+        if held["value"] is not None:
+            rest = f"with position and ends held fixed {interval_text(held)} ({_established(held)})"
+        statements.append(
+            f"{about} over {found['n_positions']} positions{where}: rank correlation {interval_text(plain)} "
+            f"({_established(plain)}), {rest}."
         )
-    ]
-
-
-def _correlation_statement(series: Stored, measure: str, where: str) -> str:
-    found = series["correlations"][measure]
-    by_name = {entry["controlled"]: entry for entry in found["correlations"]}
-    plain, held = by_name["nothing"], by_name["position_and_ends"]
-    about = f"{series_name(series)} and {label(MEASURES, measure)}"
-    if plain["value"] is None:
-        return f"{about}: one of the curves is constant, so there is no correlation."
-    rest = "and nothing is left of a curve once position and ends are held fixed"
-    if held["value"] is not None:
-        rest = f"with position and ends held fixed {interval_text(held)} ({_established(held)})"
-    return (
-        f"{about} over {found['n_positions']} positions{where}: rank correlation {interval_text(plain)} "
-        f"({_established(plain)}), {rest}."
-    )
+    return statements
 
 
 def _established(correlation: Stored) -> str:
@@ -302,7 +298,13 @@ def placement_report(record: Record) -> Report:
     ]
     if found["interpolated"]:
         statements.append("the slots were not all measured themselves: the curve is interpolated between positions")
-    cells = [[ORDERS[gain["over"]], _order(gain["order"]), *_worth(gain, found["order"])] for gain in found["gains"]]
+    cells = []
+    for gain in found["gains"]:
+        worth = ["0", MISSING, "the same order"]  # the gain, what it was judged on, whether it is shown to be one
+        if gain["order"] != found["order"]:
+            judged = "held-out samples" if gain["held_out"] else "all samples"
+            worth = [interval_text(gain["gain"], "+.3f"), judged, "yes" if gain["raises"] else "not shown"]
+        cells.append([ORDERS[gain["over"]], _order(gain["order"]), *worth])
     title = f"Gain in {found['measure'].replace('_', ' ')}, per unit of relevance"
     return Report(
         title_of(record),
@@ -311,14 +313,6 @@ def placement_report(record: Record) -> Report:
         tables=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
         record=record,
     )
-
-
-def _worth(gain: Stored, order: Sequence[int]) -> list[str]:
-    """The gain, on what it was judged, and whether it is shown to be one."""
-    if gain["order"] == order:
-        return ["0", MISSING, "the same order"]
-    judged = "held-out samples" if gain["held_out"] else "all samples"
-    return [Interval.of_record(gain["gain"]).text("+.3f"), judged, "yes" if gain["raises"] else "not shown"]
 
 
 def _order(order: Sequence[int]) -> str:

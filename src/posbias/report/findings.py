@@ -36,24 +36,18 @@ def grouped_findings(view: RunView) -> list[list[Finding]]:
 
     Every group opens with what it is about (a sentence that ends in a colon); one with nothing else is left out.
     """
-    groups = [
-        [_opening(view, subject, kind), *_of_measurement(subject, kind, first=number == 0)]
-        for subject in view.subjects
-        for number, kind in enumerate(subject.measured)
-    ]
+    groups = []
+    for subject in view.subjects:
+        for number, (kind, measured) in enumerate(subject.measured.items()):
+            units = "" if measured.per_prompt is None else f"{len(measured.per_prompt)} prompts of "
+            text = f"For {state_of(view, subject)} ({label(KINDS, kind)}, {units}{subject.n_positions} positions):"
+            groups.append([Finding(text, "statement"), *_of_measurement(subject, kind, first=number == 0)])
     groups += [list(_initialisation(kind, entry)) for kind, entry in view.contrasts.items()]
     return [
         [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in group]
         for group in groups
         if len(group) > 1
     ]
-
-
-def _opening(view: RunView, subject: Subject, kind: str) -> Finding:
-    measured = subject.measured[kind]
-    units = "" if measured.per_prompt is None else f"{len(measured.per_prompt)} prompts of "
-    text = f"For {state_of(view, subject)} ({label(KINDS, kind)}, {units}{subject.n_positions} positions):"
-    return Finding(text, "statement")
 
 
 def _of_measurement(subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
@@ -77,20 +71,23 @@ def _too_few(n_units: int) -> Finding:
 def _shape(subject: Subject, kind: str) -> Iterator[Finding]:
     summary = subject.summaries[kind]
     for name, words in (("first_tenth", "first"), ("middle_tenth", "middle"), ("last_tenth", "last")):
-        yield _share(f"the {words} tenth of the context", summary[name])
+        share = summary[name]
+        text = share.text(".0f" if abs(share.value) >= 0.1 else ".1f", scale=100, unit=" %")
+        carries = f"the {words} tenth of the context carries {text} of the influence"
+        if share.excludes(FLAT_TENTH):
+            comparison = "more" if share.value > FLAT_TENTH else "less"
+            yield Finding(f"{carries}, {comparison} than the flat 10 %.", "claim")
+        else:
+            yield Finding(f"{carries}; whether that is more or less than the flat 10 % is not decided.", "undecided")
     yield _ends(summary["first_over_middle"], summary["last_over_middle"])
-    minimum = summary["minimum_position"]
-    if math.isfinite(minimum.value):
-        yield _minimum(minimum, subject.n_positions)
-
-
-def _share(where: str, share: Interval) -> Finding:
-    text = share.text(".0f" if abs(share.value) >= 0.1 else ".1f", scale=100, unit=" %")
-    carries = f"{where} carries {text} of the influence"
-    if not share.excludes(FLAT_TENTH):
-        return Finding(f"{carries}; whether that is more or less than the flat 10 % is not decided.", "undecided")
-    comparison = "more" if share.value > FLAT_TENTH else "less"
-    return Finding(f"{carries}, {comparison} than the flat 10 %.", "claim")
+    minimum, n_positions = summary["minimum_position"], subject.n_positions
+    text = f"The smallest influence lies at position {minimum.text('.0f')} of {n_positions}"
+    if not math.isfinite(minimum.value):
+        return
+    if minimum.low >= 0.1 * n_positions and minimum.high < 0.9 * n_positions:
+        yield Finding(f"{text}, inside the context and outside its first and last tenth.", "claim")
+    else:
+        yield Finding(f"{text}.", "statement")
 
 
 def _ends(first: Interval, last: Interval) -> Finding:
@@ -103,13 +100,6 @@ def _ends(first: Interval, last: Interval) -> Finding:
     if -1 in signs:
         return Finding(f"{text}: no U shape.", "claim")
     return Finding(f"{text}.", "undecided")
-
-
-def _minimum(minimum: Interval, n_positions: int) -> Finding:
-    text = f"The smallest influence lies at position {minimum.text('.0f')} of {n_positions}"
-    if minimum.low >= 0.1 * n_positions and minimum.high < 0.9 * n_positions:
-        return Finding(f"{text}, inside the context and outside its first and last tenth.", "claim")
-    return Finding(f"{text}.", "statement")
 
 
 def _sign(interval: Interval) -> int:
@@ -142,7 +132,14 @@ def _initialisation(kind: str, entry: Contrast) -> Iterator[Finding]:
         yield _too_few(entry.n_units)
         return
     for name, words in (("first_tenth", "first"), ("last_tenth", "last")):
-        yield _change(words, entry.statistics[name])
+        change = entry.statistics[name]
+        points = change.text("+.1f", scale=100, unit=" points")
+        if change.excludes(0.0):
+            verb = "larger" if change.value > 0 else "smaller"
+            yield Finding(f"the share of the {words} tenth is {verb} in the trained model ({points}).", "claim")
+        else:
+            text = f"whether the share of the {words} tenth differs is not decided ({points})."
+            yield Finding(text, "undecided")
     numbers = f"(W1 {entry.distance} against {entry.flat.value:.3f})"
     profile = "the profile at initialisation"
     if entry.decides < 0:
@@ -153,11 +150,3 @@ def _initialisation(kind: str, entry: Contrast) -> Iterator[Finding]:
     else:
         text = f"whether {profile} is closer to the trained one than a flat line is not decided {numbers}."
         yield Finding(text, "undecided")
-
-
-def _change(words: str, change: Interval) -> Finding:
-    points = change.text("+.1f", scale=100, unit=" points")
-    if not change.excludes(0.0):
-        return Finding(f"whether the share of the {words} tenth differs is not decided ({points}).", "undecided")
-    verb = "larger" if change.value > 0 else "smaller"
-    return Finding(f"the share of the {words} tenth is {verb} in the trained model ({points}).", "claim")

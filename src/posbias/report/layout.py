@@ -77,9 +77,9 @@ def store_subjects(
 
     `left_out` says what was not measured or does not apply, one sentence each. A name with a slash is refused.
     """
+    record.scalars["subjects"] = {}
     for subject in subjects:
-        record.arrays.update(_subject_arrays(subject))
-    record.scalars["subjects"] = {subject.name: _subject_scalars(subject) for subject in subjects}
+        _store_subject(record, subject)
     record.scalars["contrasts"] = _stored(contrasts or {})
     record.scalars["left_out"] = list(left_out)
     return record
@@ -154,29 +154,22 @@ def _written_out(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _subject_arrays(subject: Subject) -> dict[str, np.ndarray]:
+def _store_subject(record: Record, subject: Subject) -> None:
     groups: dict[str, Mapping[str, Any]] = {
         "measured": subject.measured,
         "theories": subject.theories,
         "mixing": subject.mixing,
         "depth": {} if subject.depth is None else {DEPTH_KIND: subject.depth},
     }
-    arrays: dict[str, np.ndarray] = {}
     for group, entries in groups.items():
         for name, entry in entries.items():
             if "/" in name or "/" in subject.name:
                 raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
             parts = {**vars(getattr(entry, "profile", entry)), **vars(entry)}
             stem = f"{subject.name}/{group}/{name}"
-            arrays |= {f"{stem}/{part}": array for part, array in parts.items() if isinstance(array, np.ndarray)}
-    return arrays
-
-
-def _subject_scalars(subject: Subject) -> dict[str, Any]:
-    return {
-        "measured": list(subject.measured),
-        "theories": list(subject.theories),
-        "mixing": list(subject.mixing),
+            record.arrays |= {f"{stem}/{part}": array for part, array in parts.items() if isinstance(array, np.ndarray)}
+    record.scalars["subjects"][subject.name] = {
+        **{group: list(groups[group]) for group in ("measured", "theories", "mixing")},
         "summaries": _stored(subject.summaries),
         "comparisons": [
             {

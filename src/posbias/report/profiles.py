@@ -1,6 +1,6 @@
 """The report of runs that hold profiles (audit, measure, predict, compare): one run, or several side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -101,9 +101,7 @@ def figures_of(view: RunView) -> list[Figure]:
     if len(view.subjects) > 1:
         figures.extend(_initialisation_figure(view, *view.subjects[:2]))
     for subject in view.subjects:
-        figures.extend(_measured_figure(view, subject, kind) for kind in subject.measured)
-        if not subject.measured and subject.theories:
-            figures.append(_predicted_figure(view, subject))
+        figures.extend(_subject_figures(view, subject))
     figures.extend(
         _depth_figure(view, subject, subject.depth) for subject in view.subjects if subject.depth is not None
     )
@@ -150,24 +148,19 @@ def _run_stroke(run: int, state: int) -> Stroke:
     return Stroke(RUNS[run % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3])
 
 
-def _measured_figure(view: RunView, subject: Subject, kind: str) -> Figure:
-    profile, name = subject.measured[kind].profile, label(KINDS, kind)
-    measured = profile_curve(f"measured ({name})", profile, MEASURED, emphasis=True)
-    title = f"{state_of(view, subject)}: {_shares_sentence(profile, f'{name} influence')}"
-    return profile_figure(f"{subject.name}-{kind}", title, [measured, *_theory_curves(subject)], measured=[measured])
-
-
-def _predicted_figure(view: RunView, subject: Subject) -> Figure:
-    first = next(iter(subject.theories.values())).profile
-    title = f"{state_of(view, subject)}: {_shares_sentence(first, 'predicted influence')}"
-    return profile_figure(f"{subject.name}-predicted", title, _theory_curves(subject))
-
-
-def _theory_curves(subject: Subject) -> list[Curve]:
-    strokes = theory_strokes(list(subject.theories))
-    return [
-        profile_curve(label(THEORIES, name), theory.profile, strokes[name]) for name, theory in subject.theories.items()
-    ]
+def _subject_figures(view: RunView, subject: Subject) -> Iterator[Figure]:
+    """The theories beside each measured kind; alone where nothing was measured."""
+    strokes, title = theory_strokes(list(subject.theories)), state_of(view, subject)
+    theories = {name: theory.profile for name, theory in subject.theories.items()}
+    curves = [profile_curve(label(THEORIES, name), profile, strokes[name]) for name, profile in theories.items()]
+    for kind, measured in subject.measured.items():
+        name = label(KINDS, kind)
+        own = profile_curve(f"measured ({name})", measured.profile, MEASURED, emphasis=True)
+        seen = f"{title}: {_shares_sentence(measured.profile, f'{name} influence')}"
+        yield profile_figure(f"{subject.name}-{kind}", seen, [own, *curves], measured=[own])
+    if not subject.measured and theories:
+        seen = f"{title}: {_shares_sentence(next(iter(theories.values())), 'predicted influence')}"
+        yield profile_figure(f"{subject.name}-predicted", seen, curves)
 
 
 def _shares_sentence(profile: Profile, what: str) -> str:

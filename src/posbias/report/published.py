@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from posbias.errors import UsageError
-from posbias.records import Record, plain
+from posbias.records import Record
 from posbias.report.figures import RUNS, Curve, Figure, Stroke
 from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
@@ -18,7 +18,8 @@ from posbias.statistics import MISSING
 
 MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
 """Colours of verdicts; the others lie between."""
-_PARTS = ("x", "y", "low", "high")
+CURVE_PARTS = ("x", "y", "low", "high")
+"""Arrays of a stored curve; the last two where it has a band."""
 
 Stored = Mapping[str, Any]
 
@@ -44,6 +45,15 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
         Curve(curve["label"], record.arrays[f"{curve['arrays']}/x"], record.arrays[f"{curve['arrays']}/y"], stroke)
         for curve, stroke in zip(stored["curves"], RUNS, strict=False)
     ]
+    note = f"Assumes: {'; '.join(entry['assumptions'])}."
+    note += f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
+    if "premises" in entry:
+        premises = [
+            f"{each['premise']} – {'met' if each['met'] else 'not met'}"
+            + (f" ({each['found']})" if each["found"] else "")
+            for each in entry["premises"]
+        ]
+        note = f"Premises on this model: {'; '.join(premises)}."
     axes = "".join(name for name in "xy" if stored[f"log_{name}"])
     return Section(
         entry["claim"],
@@ -55,19 +65,8 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
         statements=[entry["sharper"]] if entry["sharper"] else [],
         figures=[Figure("evidence", "", stored["x_label"], stored["y_label"], tuple(curves), log_axes=axes)],
         pictures=False,
-        note=_assumptions(entry),
+        note=note,
     )
-
-
-def _assumptions(entry: Stored) -> str:
-    if "premises" not in entry:
-        broken = f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
-        return f"Assumes: {'; '.join(entry['assumptions'])}.{broken}"
-    premises = [
-        f"{each['premise']} – {'met' if each['met'] else 'not met'}" + (f" ({each['found']})" if each["found"] else "")
-        for each in entry["premises"]
-    ]
-    return f"Premises on this model: {'; '.join(premises)}."
 
 
 def _value(entry: Stored) -> str:
@@ -88,18 +87,6 @@ def reproduction_report(record: Record) -> Report:
     )
 
 
-def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A figure as plain values, its curves put into `arrays`; `stored_figures` reads it back."""
-    curves = []
-    for number, curve in enumerate(figure.curves):
-        stem = f"figures/{figure.slug}/{number}"
-        arrays.update({f"{stem}/{part}": values for part in _PARTS if (values := getattr(curve, part)) is not None})
-        look = {"colour": curve.stroke.colour, "dash": curve.stroke.dash, "emphasis": curve.emphasis}
-        curves.append({"name": curve.name, "arrays": stem, **look})
-    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
-    return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
-
-
 def stored_figures(record: Record) -> list[Figure]:
     """The figures of a reproduction's record."""
     return [
@@ -115,7 +102,7 @@ def stored_figures(record: Record) -> list[Figure]:
 
 
 def _stored_curve(stored: Stored, arrays: Mapping[str, np.ndarray]) -> Curve:
-    parts: dict[str, Any] = {part: arrays.get(f"{stored['arrays']}/{part}") for part in _PARTS}
+    parts: dict[str, Any] = {part: arrays.get(f"{stored['arrays']}/{part}") for part in CURVE_PARTS}
     if parts["x"] is None or parts["y"] is None:
         raise UsageError(f"the record has no curve {stored['arrays']}")
     stroke = Stroke(stored["colour"], stored["dash"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbias.records import PICTURE_SOFTWARE
-from posbias.report.figures import GRID, INK, Curve, Figure, HeatMap, log_steps, title_lines
+from posbias.report.figures import GRID, INK, Figure, HeatMap, log_steps, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +81,19 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for curve in figure.curves:
-        _draw_curve(panel, curve, figure)
+        if curve.low is not None and curve.high is not None:
+            low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
+            panel.fill_between(curve.x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
+        panel.plot(
+            curve.x,
+            curve.y,
+            label=_literal(curve.name),
+            color=curve.stroke.colour,
+            linestyle=DASHES[curve.stroke.dash] if figure.lines else "none",
+            linewidth=1.2 if curve.emphasis else 1.6,
+            marker="o" if figure.markers else None,
+            markersize=3.5 if figure.lines else 6.0,
+        )
     panel.set_xlabel(figure.x_label)
     panel.set_ylabel(figure.y_label)
     panel.margins(x=0.01)
@@ -98,22 +110,6 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_ylim(bottom=0)
     for name in figure.log_axes:
         panel.set(**{f"{name}scale": "log"})
-
-
-def _draw_curve(panel: "Axes", curve: Curve, figure: Figure) -> None:
-    if curve.low is not None and curve.high is not None:
-        low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
-        panel.fill_between(curve.x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
-    panel.plot(
-        curve.x,
-        curve.y,
-        label=_literal(curve.name),
-        color=curve.stroke.colour,
-        linestyle=DASHES[curve.stroke.dash] if figure.lines else "none",
-        linewidth=1.2 if curve.emphasis else 1.6,
-        marker="o" if figure.markers else None,
-        markersize=3.5 if figure.lines else 6.0,
-    )
 
 
 def _draw_rows(panel: "Axes", figure: Figure) -> None:

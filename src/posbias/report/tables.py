@@ -57,7 +57,11 @@ def print_tables(tables: Iterable[Table], console: "Console") -> None:
 
     for table in tables:
         if not console.is_terminal:
-            console.file.write(f"{table.title}\n{plain_columns(table.header, table.cells)}\n\n")
+            rows = [table.header, *table.cells]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            padded = (map(str.ljust, row, widths) for row in rows)
+            lines = ["  ".join(cells).rstrip() for cells in padded]
+            console.file.write("\n".join([table.title, *lines, "", ""]))
             continue
         ruled = Ruled(title=table.title, title_justify="left", title_style="bold", header_style="bold")
         for name in table.header:
@@ -71,15 +75,6 @@ def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -
     """Each after its mark: on a terminal broken at words, else one line; nothing in it is taken for markup."""
     for note in dict.fromkeys(notes):
         console.print(f"{mark}{note}", highlight=False, markup=False, soft_wrap=not console.is_terminal)
-
-
-def plain_columns(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
-    """Aligned columns, two spaces apart, nothing wrapped."""
-    lines = [list(header), *(list(row) for row in cells)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
@@ -156,36 +151,29 @@ def _theory_table(views: Sequence[RunView]) -> Table:
     return Table("How near is each theory?", header, cells)
 
 
-def _statistics(views: Sequence[RunView]) -> list[tuple[list[str], Mapping[str, Interval]]]:
-    """Every statistic of every profile, measured or predicted, with its interval where it was estimated."""
-    found: list[tuple[list[str], Mapping[str, Interval]]] = []
-    for state, subject in _states(views):
-        for kind, measured in subject.measured.items():
-            summary = subject.summaries.get(kind) or _point_statistics(measured.profile)
-            found.append(([state, label(KINDS, kind)], summary))
-        for name, theory in subject.theories.items():
-            # Beside a measurement intervals are given of distances, not of a theory's own shares.
-            if not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1:
-                generator = np.random.default_rng(BOOTSTRAP_SEED)
-                summary = summarise(Sample.of(theory.per_prompt), generator=generator)
-            else:
-                summary = _point_statistics(theory.profile)
-            found.append(([state, label(THEORIES, name)], summary))
-    return found
-
-
 def _point_statistics(profile: Profile) -> Mapping[str, Interval]:
     return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
 
 
 def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> Table:
-    """A row for each profile, a column for each statistic."""
+    """A row for each profile, measured or predicted, a column for each statistic, with its interval where estimated."""
     look: dict[str, dict[str, Any]] = {"minimum_position": {"spec": ".0f"}, "mean_position": {}}
     percent = {"spec": ".1f", "scale": 100, "unit": " %"}
-    cells = [
-        [*about, *(found[name].text(**look.get(name, percent)) for name in names)]
-        for about, found in _statistics(views)
-    ]
+    cells = []
+
+    def add(state: str, profile: str, found: Mapping[str, Interval]) -> None:
+        cells.append([state, profile, *(found[name].text(**look.get(name, percent)) for name in names)])
+
+    for state, subject in _states(views):
+        for kind, measured in subject.measured.items():
+            add(state, label(KINDS, kind), subject.summaries.get(kind) or _point_statistics(measured.profile))
+        for name, theory in subject.theories.items():
+            # Beside a measurement intervals are given of distances, not of a theory's own shares.
+            if not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1:
+                generator = np.random.default_rng(BOOTSTRAP_SEED)
+                add(state, label(THEORIES, name), summarise(Sample.of(theory.per_prompt), generator=generator))
+            else:
+                add(state, label(THEORIES, name), _point_statistics(theory.profile))
     return Table(title, ["model", "profile", *(label(STATISTIC_NAMES, name) for name in names)], cells)
 
 

@@ -1,7 +1,7 @@
 """Predictions of position bias from the architecture."""
 
 from posbias.theory.base import THEORIES, ModelTheory, Prediction, Theory
-from posbias.theory.closed_form import closed_form, continuous_density, continuous_profile
+from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.gradients import ProfileGradient, profile_gradient
 from posbias.theory.predict import known_theories, parse_theory, predict
 from posbias.theory.rollout import (
@@ -22,7 +22,6 @@ __all__ = [
     "Rollout",
     "Theory",
     "closed_form",
-    "continuous_density",
     "continuous_profile",
     "known_theories",
     "parse_theory",

@@ -117,24 +117,6 @@ def reciprocal_power_sums(
     return np.asarray(total + far * (first / left) ** power)
 
 
-def continuous_density(
-    relative_positions: Float64[np.ndarray, "chosen"], mixing: Sequence[float] | np.ndarray
-) -> Float64[np.ndarray, "chosen"]:
-    """Density of the continuous limit at x in (0, 1], without the atom P(K = 0) = prod_l (1 - m_l) at x = 1.
-
-    sum_{k >= 1} P(K = k) u^(k-1) / (k-1)!,  u = ln(1/x).
-
-    Source: arXiv 2603.10123; equal to (1-m)^L a L^(1)_(L-1)(-a u), a = m / (1 - m), for constant mixing m < 1.
-    """
-    steps = attention_steps(mixing)
-    if relative_positions.size and not (relative_positions.min() > 0 and relative_positions.max() <= 1):
-        raise UsageError("the continuous density is defined for relative positions in (0, 1]")
-    depth_scale = -np.log(relative_positions)
-    orders = np.arange(len(steps) - 1)
-    terms = special.xlogy(orders[:, None], depth_scale[None, :]) - special.gammaln(orders + 1)[:, None]
-    return np.asarray(steps[1:] @ np.exp(terms))
-
-
 def continuous_profile(n_positions: int, mixing: Sequence[float] | np.ndarray) -> Float64[np.ndarray, "n_positions"]:
     """The continuous limit on N positions: its mass in each cell [j/N, (j+1)/N], the atom added to the last position.
 

@@ -100,7 +100,16 @@ class ArchitectureTheory(Theory):
         STEPS.check(f"n_positions {n_positions:,} with {depth} layers of {heads} heads", depth * heads * n_positions)
         architecture = replace(_architecture(subject, self.name, prompts), **self.ignores)
         if self.uniform_causal:
-            _check_uniform_causal(architecture, self.name)
+            groups = [group for layer in architecture.head_groups for group in layer]
+            odd = [group for group in groups if not isinstance(group.mask, Causal)]
+            odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]
+            if odd:
+                raise UsageError(
+                    f"theory {self.name} holds for mask causal with encoding none only, "
+                    f"got mask {odd[0].mask} with encoding {odd[0].encoding}"
+                )
+            if np.any(architecture.layer_sinks > -np.inf):
+                raise UsageError(f"theory {self.name} holds without attention sinks only")
         influence = self.influence(architecture, n_positions)
         if not np.any(architecture.layer_sinks > -np.inf):
             return Prediction(Profile(influence), self.name, architecture, n_positions)
@@ -218,17 +227,3 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     if known is None:
         raise UsageError(f"theory {theory} of a model measures its residual share: give prompts=load_prompts(...)")
     return Architecture.from_model(subject, mixing=known, content=content)
-
-
-def _check_uniform_causal(architecture: Architecture, theory: str) -> None:
-    """Refuse another mask than causal, an encoding, and sinks."""
-    groups = [group for layer in architecture.head_groups for group in layer]
-    odd = [group for group in groups if not isinstance(group.mask, Causal)]
-    odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]
-    if odd:
-        raise UsageError(
-            f"theory {theory} holds for mask causal with encoding none only, "
-            f"got mask {odd[0].mask} with encoding {odd[0].encoding}"
-        )
-    if np.any(architecture.layer_sinks > -np.inf):
-        raise UsageError(f"theory {theory} holds without attention sinks only")

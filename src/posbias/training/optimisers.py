@@ -4,17 +4,16 @@ Settings are per member, so that a grid may vary the learning rate within one st
 a member's update does not depend on who else is in the stack.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.errors import UsageError
+from posbias.checks import check_number
 from posbias.registry import Registry
 
 OPTIMISERS: Registry["Optimiser"] = Registry("optimiser")
@@ -36,7 +35,7 @@ class Optimiser(ABC):
     """Size of a step, > 0."""
 
     def __post_init__(self) -> None:
-        _check(self, "learning_rate", above=0)
+        check_number(f"{self.name}: learning_rate", self.learning_rate, above=0)
 
     @classmethod
     @abstractmethod
@@ -66,8 +65,8 @@ class Adam(Optimiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
-            _check(self, name, least=0, below=1)
-        _check(self, "epsilon", above=0)
+            check_number(f"{self.name}: {name}", getattr(self, name), below=1)
+        check_number(f"{self.name}: epsilon", self.epsilon, above=0)
 
     @classmethod
     def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
@@ -97,7 +96,7 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self, "weight_decay", least=0)
+        check_number(f"{self.name}: weight_decay", self.weight_decay)
 
     @classmethod
     def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
@@ -117,7 +116,7 @@ class SGD(Optimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self, "momentum", least=0, below=1)
+        check_number(f"{self.name}: momentum", self.momentum, below=1)
 
     @classmethod
     def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
@@ -140,15 +139,3 @@ def fresh_state(kind: type[Optimiser], values: Flat) -> State:
     state = {name: torch.zeros_like(values) for name in kind.moments}
     state["step"] = torch.zeros(len(values), 1, dtype=values.dtype, device=values.device)
     return state
-
-
-def _check(
-    optimiser: Optimiser, name: str, *, least: float | None = None, above: float | None = None, below: float = math.inf
-) -> None:
-    value: Any = getattr(optimiser, name)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = number and value < below and (value > above if above is not None else value >= (least or 0))
-    if not fits:
-        limits = [f"> {above:g}" if above is not None else f">= {least or 0:g}"]
-        limits += [f"< {below:g}"] if below < math.inf else ["finite"]
-        raise UsageError(f"{optimiser.name}: {name} must be a number {' and '.join(limits)}, got {value!r}")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float32
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_number, check_whole, checked
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.registry import Registry
@@ -53,8 +53,7 @@ class Below(StoppingRule):
     """How many in a row, >= 1."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.loss, bool) or not isinstance(self.loss, int | float) or not 0 < self.loss < np.inf:
-            raise UsageError(f"below: loss must be a finite number > 0, got {self.loss!r}")
+        check_number("below: loss", self.loss, above=0)
         check_whole("below: windows", self.windows, least=1)
 
     def stops(self, curve: Curve) -> bool:
@@ -74,9 +73,7 @@ class Plateau(StoppingRule):
 
     def __post_init__(self) -> None:
         check_whole("plateau: windows", self.windows, least=1)
-        value = self.improvement
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < np.inf:
-            raise UsageError(f"plateau: improvement must be a finite number >= 0, got {value!r}")
+        check_number("plateau: improvement", self.improvement)
 
     def stops(self, curve: Curve) -> bool:
         """Whether the tail brought too little."""
@@ -113,9 +110,7 @@ class TrainingOptions:
             )
         if not isinstance(self.stopping, StoppingRule):
             raise UsageError(f"training: stopping must be a rule such as below(loss=0.1), got {self.stopping!r}")
-        above = self.diverged_above
-        if isinstance(above, bool) or not isinstance(above, int | float) or not above > 0:
-            raise UsageError(f"training: diverged_above must be a number > 0, got {above!r}")
+        check_number("training: diverged_above", self.diverged_above, above=0, below=None)
 
     @property
     def n_windows(self) -> int:
@@ -151,5 +146,4 @@ class TrainingRun:
         check_whole("training: stack_size", self.stack_size, least=1)
         if self.chunk is not None:
             check_whole("training: chunk", self.chunk, least=1)
-        if not self.checkpoint_seconds >= 0:
-            raise UsageError(f"training: checkpoint_seconds must be a number >= 0, got {self.checkpoint_seconds!r}")
+        check_number("training: checkpoint_seconds", self.checkpoint_seconds, below=None)

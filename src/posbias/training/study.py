@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
@@ -212,19 +214,15 @@ def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
         if not axes[axis]:
             raise UsageError(f"grid axis {axis!r} has no values; at least 1 is needed")
         for key in dict.fromkeys(key for _, changes in axes[axis] for key in changes):
-            _check_setting(key)
+            section, _, setting = key.partition(".")
+            if section not in ("task", "model", "optimiser") or not setting:
+                allowed = "allowed: model.FIELD, task.PARAMETER, optimiser.PARAMETER"
+                raise UsageError(f"grid setting {key!r} is unknown; {allowed}")
+            if section == "model" and setting not in MODEL_FIELDS:
+                raise UsageError(f"grid setting {key!r} is unknown; fields of model: {', '.join(MODEL_FIELDS)}")
             if setters.setdefault(key, axis) != axis:
                 raise UsageError(f"grid axes {setters[key]!r} and {axis!r} both set {key!r}; one of them may")
     return axes
-
-
-def _check_setting(key: str) -> None:
-    """Refuse a dotted setting that there is not; a variant's parameters are checked with the variant."""
-    section, _, setting = key.partition(".")
-    if section not in ("task", "model", "optimiser") or not setting:
-        raise UsageError(f"grid setting {key!r} is unknown; allowed: model.FIELD, task.PARAMETER, optimiser.PARAMETER")
-    if section == "model" and setting not in MODEL_FIELDS:
-        raise UsageError(f"grid setting {key!r} is unknown; fields of model: {', '.join(MODEL_FIELDS)}")
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
@@ -259,18 +257,9 @@ def read_yaml(path: str | Path) -> Any:
     Raises:
         UsageError: no such file, not YAML, or anything but plain values in it.
     """
-    import yaml
-
-    content = read_whole(path, "study", YAML_BYTES)
-    nodes = _Nodes(str(path))
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            nodes.add()
-            return super().compose_node(parent, index)
-
     try:
-        node = yaml.compose(content, Loader=Loader)
+        loader = _Loader(path)
+        node = loader.get_single_node()
     except UsageError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -278,20 +267,24 @@ def read_yaml(path: str | Path) -> Any:
         raise UsageError(f"study {str(path)!r} is not YAML: {reason}") from None
     if node is None:
         raise UsageError(f"study {str(path)!r} is empty")
-    nodes.count = 0
-    return nodes.value(node, DEEPEST)
+    loader.nodes = 0
+    return loader.value(node, DEEPEST)
 
 
-@dataclass
-class _Nodes:
-    """The nodes of one file as plain values, counted each time an alias stands for them."""
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """A file's nodes as plain values, counted as they are read, and then each time an alias stands for them."""
 
-    path: str
-    count: int = 0
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.nodes = str(path), 0
+        super().__init__(read_whole(path, "study", YAML_BYTES))
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.add()
+        return super().compose_node(parent, index)
 
     def add(self) -> None:
-        self.count += 1
-        if self.count > NODES.most:
+        self.nodes += 1
+        if self.nodes > NODES.most:
             raise NODES.exceeded(f"study {self.path!r} is too large once its aliases are written out")
 
     def value(self, node: Any, depth: int) -> Any:

@@ -85,7 +85,13 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
         RunError: a checkpoint cannot be written, or a stack lost its worker time and again.
     """
     run = TrainingRun() if run is None else run
-    check_members(members)
+    if not members:
+        raise UsageError("there is nothing to train: 0 members given, at least 1 is needed")
+    name, times = Counter(member.name for member in members).most_common(1)[0]
+    if times > 1:
+        raise UsageError(f"{times} members are named {name!r}; names must be distinct")
+    for member in members:
+        member.check()
     check_device(run.device)
     stacks = group(members, stack_size=run.stack_size)
     work = StackWork(tuple(members), stacks, options, run)
@@ -98,17 +104,6 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
     for stack, piece in zip(stacks, pieces, strict=True):
         found |= dict(zip(stack, unpacked([members[index] for index in stack], piece), strict=True))
     return Trained(tuple(found[index] for index in range(len(members))), options, len(stacks), store.reused)
-
-
-def check_members(members: Sequence[Member]) -> None:
-    """Refuse what cannot be trained, before anything is."""
-    if not members:
-        raise UsageError("there is nothing to train: 0 members given, at least 1 is needed")
-    name, times = Counter(member.name for member in members).most_common(1)[0]
-    if times > 1:
-        raise UsageError(f"{times} members are named {name!r}; names must be distinct")
-    for member in members:
-        member.check()
 
 
 def group(members: Sequence[Member], *, stack_size: int) -> tuple[tuple[int, ...], ...]:

@@ -9,9 +9,11 @@ from math import factorial
 
 import numpy as np
 from jaxtyping import Float64
+from scipy import special
 
+from posbias.errors import UsageError
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
-from posbias.theory.closed_form import attention_steps, closed_form, continuous_density
+from posbias.theory.closed_form import attention_steps, closed_form
 
 PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
 UNIFORM = "uniform causal attention, as at initialisation"
@@ -30,6 +32,24 @@ ALIBI_SLOPE = 0.02
 """A gentle recency-favouring encoding, for contrast (logits per position)."""
 DEAD = 0.01
 """Share of the flat profile below which a position counts as dead."""
+
+
+def continuous_density(
+    relative_positions: Float64[np.ndarray, "chosen"], mixing: Sequence[float] | np.ndarray
+) -> Float64[np.ndarray, "chosen"]:
+    """Density of the continuous limit at x in (0, 1], without the atom P(K = 0) = prod_l (1 - m_l) at x = 1.
+
+    sum_{k >= 1} P(K = k) u^(k-1) / (k-1)!,  u = ln(1/x).
+
+    Source: arXiv 2603.10123; equal to (1-m)^L a L^(1)_(L-1)(-a u), a = m / (1 - m), for constant mixing m < 1.
+    """
+    steps = attention_steps(mixing)
+    if relative_positions.size and not (relative_positions.min() > 0 and relative_positions.max() <= 1):
+        raise UsageError("the continuous density is defined for relative positions in (0, 1]")
+    depth_scale = -np.log(relative_positions)
+    orders = np.arange(len(steps) - 1)
+    terms = special.xlogy(orders[:, None], depth_scale[None, :]) - special.gammaln(orders + 1)[:, None]
+    return np.asarray(steps[1:] @ np.exp(terms))
 
 
 def uniform_profile(

@@ -176,57 +176,33 @@ class Operator(ABC):
 
 @dataclass(frozen=True, eq=False)
 class CausalMean(Operator):
-    """Causal attention with logits -slope (i - j) on unit bins: S_i = x_i + r S_{i-1} with r = exp(-slope)."""
+    """Causal attention on unit bins, C_ij = w_j r^(i - j) normalised: S_i = w_i x_i + r S_{i-1}, r = exp(-slope)."""
 
-    n_positions: int
+    weights: Float64[np.ndarray, "key"]
+    """w, of a key bias; all 1 without."""
     slope: float = 0.0
-    """0: every query averages over itself and everything before it."""
 
     @cached_property
     def totals(self) -> Float64[np.ndarray, "query 1"]:
         """Sum of the weights of each row before they are normalised."""
-        return self._recursion(np.ones((self.n_positions, 1)))
+        return self._recursion(self.weights[:, None])
 
     def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
         """The recursion down the rows."""
-        return np.asarray(self._recursion(x) / self.totals)
+        return np.asarray(self._recursion(self.weights[:, None] * x) / self.totals)
 
     def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
         """The recursion up the rows."""
-        return self._recursion((x / self.totals)[::-1])[::-1]
+        return np.asarray(self.weights[:, None] * self._recursion((x / self.totals)[::-1])[::-1])
 
     def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """C_ij proportional to r^(i - j)."""
-        return self.left(np.eye(self.n_positions))
+        """Every row of C."""
+        return self.left(np.eye(self.weights.size))
 
     def _recursion(self, x: Float64[np.ndarray, "row any"]) -> Float64[np.ndarray, "row any"]:
         if self.slope == 0:
             return np.cumsum(x, axis=0)
         return np.asarray(lfilter([1.0], [1.0, -np.exp(-self.slope)], x, axis=0))
-
-
-@dataclass(frozen=True, eq=False)
-class KeyMean(Operator):
-    """Causal attention with a key bias on unit bins: C_ij = w_j / (w_0 + ... + w_i)."""
-
-    weights: Float64[np.ndarray, "key"]
-
-    @cached_property
-    def totals(self) -> Float64[np.ndarray, "query 1"]:
-        """Sum of the weights that each row sees."""
-        return np.cumsum(self.weights)[:, None]
-
-    def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
-        """Running weighted means."""
-        return np.asarray(np.cumsum(self.weights[:, None] * x, axis=0) / self.totals)
-
-    def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
-        """Sums over the queries behind."""
-        return np.asarray(self.weights[:, None] * np.cumsum((x / self.totals)[::-1], axis=0)[::-1])
-
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """The weights of the keys up to each query, normalised."""
-        return self.left(np.eye(self.weights.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,12 +251,12 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
     n, slopes, share = bins.n_positions, group.linear_slopes(), 1 / group.n_heads
     causal = group.mask.reach(n) == n and group.mask.mutual_prefix(n) < 2 and not np.any(group.content)
     if slopes is not None and causal:
-        return [(share, CausalMean(n, float(slope))) for slope in slopes]
+        return [(share, CausalMean(np.ones(n), float(slope))) for slope in slopes]
     if isinstance(group.encoding, KeyEncoding) and causal:
         biases = group.encoding.key_logits(n, group.n_heads)[group.heads]
         distinct, counts = np.unique(biases, axis=0, return_counts=True)
         return [
-            (count * share, KeyMean(np.exp(bias - bias.max()))) for bias, count in zip(distinct, counts, strict=True)
+            (count * share, CausalMean(np.exp(bias - bias.max()))) for bias, count in zip(distinct, counts, strict=True)
         ]
     return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
 
@@ -297,7 +273,7 @@ def uniform_operator(mask: Mask, bins: Bins) -> Operator:
     n = bins.n_positions
     reach, prefix = mask.reach(n), mask.mutual_prefix(n)
     if bins.exact and reach == n and prefix < 2:
-        return CausalMean(n)
+        return CausalMean(np.ones(n))
     query = np.arange(n)
     first = np.maximum(0, query - reach + 1)
     last = np.maximum(query, np.where(query < prefix, prefix - 1, 0))

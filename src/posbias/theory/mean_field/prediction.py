@@ -41,7 +41,7 @@ from posbias.theory.mean_field.recursion import (
     vector_kernel,
 )
 from posbias.theory.mean_field.sampled import SampledHeads
-from posbias.theory.mean_field.spec import MeanFieldSpec, spec_of
+from posbias.theory.mean_field.spec import AttentionSpec, MeanFieldSpec, spec_of
 
 FIRST_ORDER_LIMIT = 0.3
 """Logit variance up to which the first order is trusted (docs/theory, section 4)."""
@@ -230,8 +230,9 @@ def resolve_level(spec: MeanFieldSpec, level: Level | str, n_positions: int) -> 
 
 
 def _logit_variances(spec: MeanFieldSpec, forward: Forward) -> Float64[np.ndarray, "layer"]:
-    grams = [attention_grams(attention, spec.width, branch.x) for attention, branch in forward.attentions]
-    return np.array([gram.logit_variance for gram in grams])
+    branches = [branch for step in forward.steps for branch in step.branches]
+    read = [(branch.spec, branch.x) for branch in branches if isinstance(branch.spec, AttentionSpec)]
+    return np.array([attention_grams(attention, spec.width, x).logit_variance for attention, x in read])
 
 
 def network_profiles(

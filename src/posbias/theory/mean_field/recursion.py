@@ -125,10 +125,10 @@ def attention_grams(attention: AttentionSpec, width: int, x: Kernel) -> Grams:
     """Query, key and value Grams from the kernel of the branch's normalised input."""
     query = attention.query.forward(width, x)
     key = attention.key.forward(width, x)
-    query = query if attention.query_norm is None else attention.query_norm.norm.forward(query)
+    query = query if attention.query_norm is None else attention.query_norm.forward(query)
     return Grams(
         query=query.scaled(attention.scale**2 * attention.head_dim),
-        key=key if attention.key_norm is None else attention.key_norm.norm.forward(key),
+        key=key if attention.key_norm is None else attention.key_norm.forward(key),
         value=attention.value.forward(width, x),
     )
 
@@ -140,7 +140,6 @@ class _Expansion(Level):
     first_order: ClassVar[bool] = False
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
-        """By the expansion."""
         grams, outputs = attention_grams(attention, setting.width, x), []
         for share, operator in head_operators(attention.groups, setting.bins):
             if self.first_order:
@@ -151,7 +150,6 @@ class _Expansion(Level):
         return attention.output.forward(attention.heads * attention.head_dim, _total(outputs))
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
-        """By the expansion."""
         bins, features = setting.bins, attention.heads * attention.head_dim
         arriving = gradient.scaled(attention.output.variance * setting.width * features)
         grams, paths = attention_grams(attention, setting.width, x), []
@@ -174,9 +172,9 @@ def _paths(attention: AttentionSpec, x: Kernel, arriving: Kernel, heads: Heads, 
     key_path = heads.spread(heads.value, weighted)
     query_path = arriving * smooth(heads.fluctuation())
     if attention.key_norm is not None:
-        key_path = attention.key_norm.norm.backward(key_path, attention.key.forward(width, x))
+        key_path = attention.key_norm.backward(key_path, attention.key.forward(width, x))
     if attention.query_norm is not None:
-        query_path = attention.query_norm.norm.backward(query_path, attention.query.forward(width, x))
+        query_path = attention.query_norm.backward(query_path, attention.query.forward(width, x))
     return (
         value_path.scaled(attention.value.variance)
         + key_path.scaled(attention.key.variance)
@@ -280,12 +278,6 @@ class Forward:
     final: Kernel
     """Residual stream after the last block."""
 
-    @property
-    def attentions(self) -> list[tuple[AttentionSpec, Branch]]:
-        """The attention branches, from the first layer on."""
-        branches = [branch for step in self.steps for branch in step.branches]
-        return [(branch.spec, branch) for branch in branches if isinstance(branch.spec, AttentionSpec)]
-
 
 def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setting) -> Forward:
     """Push the input kernel through all blocks."""
@@ -293,8 +285,18 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
     for layer in spec.layers:
         present: list[AttentionSpec | MlpSpec] = [part for part in (layer.attention, layer.mlp) if part is not None]
         for members in [present] if layer.parallel else [[part] for part in present]:
-            steps.append(_step(members, stream, level, setting))
-            stream = _normed(steps[-1].residual.norm, steps[-1].joined)
+            residual, branches = members[0].residual, []
+            joined = stream.scaled(residual.kept**2)
+            for part in members:
+                x = _normed(part.pre_norm, stream)
+                if isinstance(part, AttentionSpec):
+                    output = level.forward(part, x, setting)
+                else:
+                    output = part.forward(setting.width, x)
+                branches.append(Branch(part, stream, x, output))
+                joined = joined + _normed(part.post_norm, output).scaled(residual.added**2)
+            steps.append(Step(tuple(branches), residual, joined))
+            stream = _normed(residual.norm, joined)
     return Forward(entry, tuple(steps), stream)
 
 
@@ -309,7 +311,12 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
         arriving = gradient.scaled(step.residual.added**2)
         gradient = gradient.scaled(step.residual.kept**2)
         for branch in step.branches:
-            gradient = gradient + _branch_gradient(branch, arriving, level, setting)
+            part, pulled = branch.spec, _pulled(branch.spec.post_norm, arriving, branch.output)
+            if isinstance(part, AttentionSpec):
+                pulled = level.backward(part, branch.x, pulled, setting)
+            else:
+                pulled = part.backward(setting.width, branch.x, pulled)
+            gradient = gradient + _pulled(part.pre_norm, pulled, branch.stream)
     return _pulled(spec.embedding_norm, gradient, forward.entry).scaled(spec.input_scale**2)
 
 
@@ -319,26 +326,3 @@ def _normed(norm: NormSpec | None, kernel: Kernel) -> Kernel:
 
 def _pulled(norm: NormSpec | None, gradient: Kernel, kernel: Kernel) -> Kernel:
     return gradient if norm is None else norm.backward(gradient, kernel)
-
-
-def _step(members: list[AttentionSpec | MlpSpec], stream: Kernel, level: Level, setting: Setting) -> Step:
-    """Run branches that read the same stream and add them to it."""
-    residual, branches = members[0].residual, []
-    joined = stream.scaled(residual.kept**2)
-    for spec in members:
-        x = _normed(spec.pre_norm, stream)
-        output = level.forward(spec, x, setting) if isinstance(spec, AttentionSpec) else spec.forward(setting.width, x)
-        branches.append(Branch(spec, stream, x, output))
-        joined = joined + _normed(spec.post_norm, output).scaled(residual.added**2)
-    return Step(tuple(branches), residual, joined)
-
-
-def _branch_gradient(branch: Branch, gradient: Kernel, level: Level, setting: Setting) -> Kernel:
-    """What a branch adds to the gradient kernel of the stream it read."""
-    spec = branch.spec
-    gradient = _pulled(spec.post_norm, gradient, branch.output)
-    if isinstance(spec, AttentionSpec):
-        gradient = level.backward(spec, branch.x, gradient, setting)
-    else:
-        gradient = spec.backward(setting.width, branch.x, gradient)
-    return _pulled(spec.pre_norm, gradient, branch.stream)

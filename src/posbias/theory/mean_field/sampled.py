@@ -15,7 +15,7 @@ from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.theory.mean_field.bins import MOST_BINS, Kernel, smooth
 from posbias.theory.mean_field.recursion import LEVELS, Level, Setting
-from posbias.theory.mean_field.spec import AttentionSpec, HeadNormSpec
+from posbias.theory.mean_field.spec import AttentionSpec, NormSpec
 
 FORWARD_SHARE = 8
 """Forward kernels average over many rows and need that many times fewer heads than gradients of one position: with 200
@@ -168,26 +168,26 @@ def _root(gram: Float64[np.ndarray, "p p"]) -> Float32[np.ndarray, "p p"]:
 
 
 def _normed(
-    features: Heads, raw: Kernel, norm: HeadNormSpec | None
+    features: Heads, raw: Kernel, norm: NormSpec | None
 ) -> tuple[Heads, Float32[np.ndarray, "head position 1"]]:
     """Queries or keys after their norm, and what it divided by (over its gain)."""
     if norm is None:
         return features, np.ones((*features.shape[:2], 1), dtype=np.float32)
     if norm.per_head:
-        root = np.sqrt((features**2).mean(axis=2, keepdims=True) + np.float32(norm.norm.epsilon))
+        root = np.sqrt((features**2).mean(axis=2, keepdims=True) + np.float32(norm.epsilon))
     else:  # over all heads together: self-averaging
-        root = np.broadcast_to(norm.norm.scale(raw)[None, :, None], (*features.shape[:2], 1))
-    root = (root / np.sqrt(norm.norm.gain)).astype(np.float32)
+        root = np.broadcast_to(norm.scale(raw)[None, :, None], (*features.shape[:2], 1))
+    root = (root / np.sqrt(norm.gain)).astype(np.float32)
     return features / root, root
 
 
 def _through_norm(
-    gradient: Heads, normed: Heads, root: Float32[np.ndarray, "head position 1"], norm: HeadNormSpec | None
+    gradient: Heads, normed: Heads, root: Float32[np.ndarray, "head position 1"], norm: NormSpec | None
 ) -> Heads:
     """Gradient at the raw features: divided by the norm, without the direction of the features themselves."""
     if norm is None or not norm.per_head:
         return np.asarray(gradient / root)
-    along = (gradient * normed).mean(axis=2, keepdims=True) / np.float32(norm.norm.gain)
+    along = (gradient * normed).mean(axis=2, keepdims=True) / np.float32(norm.gain)
     return np.asarray((gradient - along * normed) / root)
 
 
@@ -204,15 +204,10 @@ def _rotated(features: Heads, turns: Turns, sign: int) -> Heads:
 
 def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     """Logits without content: one matrix if all heads are alike, else one for each head in order."""
-    if len(attention.groups) == 1:
-        logits = attention.groups[0].masked_logits(n_positions)
-        if np.all(logits == logits[:1]):
-            return logits[:1].astype(np.float32)
-        return logits.astype(np.float32)
     ordered = np.empty((attention.heads, n_positions, n_positions), dtype=np.float32)
     for group in attention.groups:
         ordered[group.heads] = group.masked_logits(n_positions)
-    return ordered
+    return ordered[:1] if np.all(ordered == ordered[:1]) else ordered
 
 
 def _softmax(logits: Weights) -> Weights:

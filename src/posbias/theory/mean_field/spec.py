@@ -55,6 +55,8 @@ class NormSpec:
     """Mean square of the gain."""
     bias: float = 0.0
     """Mean square of the bias."""
+    per_head: bool = False
+    """On queries or keys: over the features of one head (Qwen-3, Gemma-3), not over all heads together (OLMo-2)."""
 
     def scale(self, kernel: Kernel) -> Float64[np.ndarray, "bin"]:
         """What the features at each position are divided by: sqrt(K_ii + epsilon)."""
@@ -67,15 +69,6 @@ class NormSpec:
     def backward(self, gradient: Kernel, kernel: Kernel) -> Kernel:
         """Gradient kernel at the norm's input from that at its output; the projection is a 1/d effect."""
         return gradient.over(self.scale(kernel)).scaled(self.gain)
-
-
-@dataclass(frozen=True)
-class HeadNormSpec:
-    """A norm on queries or keys."""
-
-    norm: NormSpec
-    per_head: bool
-    """Over the features of one head (Qwen-3, Gemma-3), or over all heads together (OLMo-2)."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +100,8 @@ class AttentionSpec:
     """Heads with their mask and the logits that do not depend on content."""
     rotation: Float64[np.ndarray, "heads pairs"] | None = None
     """Rotary frequencies of each head's feature pairs, radians per position; they act on sampled heads only."""
-    query_norm: HeadNormSpec | None = None
-    key_norm: HeadNormSpec | None = None
+    query_norm: NormSpec | None = None
+    key_norm: NormSpec | None = None
     softcap: float | None = None
     pre_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
@@ -269,8 +262,8 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
         key=_linear(parts.key, parts.key_bias),
         value=_linear(parts.value, parts.value_bias),
         output=_linear(parts.output, parts.output_bias),
-        query_norm=_head_norm(parts.query_norm, parts.head_dim),
-        key_norm=_head_norm(parts.key_norm, parts.head_dim),
+        query_norm=_norm(parts.query_norm, parts.head_dim),
+        key_norm=_norm(parts.key_norm, parts.head_dim),
         softcap=parts.softcap,
         **beside,
     )
@@ -299,16 +292,11 @@ def _power(values: Tensor) -> float:
     return float(values.detach().double().square().mean())
 
 
-def _norm(norm: Norm | None) -> NormSpec | None:
+def _norm(norm: Norm | None, head_dim: int = 0) -> NormSpec | None:
     if norm is None:
         return None
     bias = 0.0 if norm.bias is None else _power(norm.bias)
-    return NormSpec(epsilon=norm.epsilon, gain=_power(norm.gain), bias=bias)
-
-
-def _head_norm(norm: Norm | None, head_dim: int) -> HeadNormSpec | None:
-    spec = _norm(norm)
-    return None if norm is None or spec is None else HeadNormSpec(spec, per_head=norm.gain.shape[-1] == head_dim)
+    return NormSpec(norm.epsilon, gain=_power(norm.gain), bias=bias, per_head=norm.gain.shape[-1] == head_dim)
 
 
 @torch.no_grad()
@@ -345,6 +333,11 @@ def _reference_layer(block: ReferenceBlock) -> LayerSpec:
         before, stream = (_norm(norm_of(block, branch, where=where)) for where in ("pre", "post"))
         return {"pre_norm": before, "residual": ResidualSpec(kept, added, stream)}
 
+    half = config.head_dim // 2
+    rotation = np.zeros((config.architecture.heads, half))
+    for group in block.groups:
+        if isinstance(group.encoding, Rope):
+            rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
     mixed = config.residual == "mixed"
     beside_mlp = {"none": 0.0, "mixed": 1.0, "added": config.residual_scale}[config.residual]
     kept, added = (1 - block.mixing, block.mixing) if mixed else (beside_mlp, 1.0)
@@ -352,18 +345,8 @@ def _reference_layer(block: ReferenceBlock) -> LayerSpec:
         attention=_attention_spec(
             attention_parts(block),
             groups=tuple(shown(config, group) for group in block.groups),
-            rotation=_reference_rotation(block) if config.attention == "content" else None,
+            rotation=rotation if config.attention == "content" and np.any(rotation) else None,
             **norms("attention", kept=kept, added=added),
         ),
         mlp=None if mlp is None else _mlp_spec(mlp, **norms("mlp", kept=beside_mlp, added=1.0)),
     )
-
-
-def _reference_rotation(block: ReferenceBlock) -> Float64[np.ndarray, "heads pairs"] | None:
-    """Frequencies of every head; zero where a head is not rotary."""
-    half = block.config.head_dim // 2
-    rotation = np.zeros((block.config.architecture.heads, half))
-    for group in block.groups:
-        if isinstance(group.encoding, Rope):
-            rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
-    return rotation if np.any(rotation) else None

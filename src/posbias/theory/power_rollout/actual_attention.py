@@ -40,6 +40,7 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import Prediction
 from posbias.theory.power_rollout.attention import value_gains
+from posbias.theory.power_rollout.local_maps import gain_and_power
 
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]
@@ -91,9 +92,7 @@ def trace_attention(
     def keep(norm: Norm, module: nn.Module, args: tuple[Any, ...]) -> None:
         """What a norm divides by."""
         values = args[0].reshape(-1, args[0].shape[-1]).to(dtype)
-        if norm.kind == "layer":
-            values = values - values.mean(-1, keepdim=True)
-        powers[module] = ScaledNorm(norm, values.square().mean(-1) + norm.epsilon)
+        powers[module] = ScaledNorm(norm, gain_and_power(norm, values, values)[1])
 
     with (
         watch_attention(layers, receive, dtype=dtype),
@@ -165,7 +164,8 @@ def power_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transi
     Source: docs/theory, section 5, isotropic form, its value path alone.
     """
     gain, _ = value_gains(kept.layer.parts, _gain(kept.before, state.value), _gain(kept.after, state.value))
-    sent, received = (_divided_by(scaled, state) for scaled in (kept.after, kept.before))
+    one = torch.ones_like(state.value[0, :, 0])
+    sent, received = (one if each is None else each.power.to(one) for each in (kept.after, kept.before))
 
     def transition(block: AttentionBlock) -> Shares:
         squares = (block.weights.square() * gain[..., None, None]).sum((0, 1))
@@ -186,10 +186,6 @@ def _head_products(kept: AttentionTraceLayer, state: AttentionState) -> Float[Te
 
 def _gain(scaled: ScaledNorm | None, like: Float[Tensor, "*any"]) -> Float[Tensor, "features"]:
     return torch.ones(1).to(like) if scaled is None else scaled.norm.gain.to(like)
-
-
-def _divided_by(scaled: ScaledNorm | None, state: AttentionState) -> Float[Tensor, "position"]:
-    return torch.ones_like(state.value[0, :, 0]) if scaled is None else scaled.power.to(state.value)
 
 
 @dataclass(frozen=True)
@@ -292,7 +288,14 @@ def _pull(
     last[-1] = 1
     rows = dict.fromkeys(rules, last)
     for kept, share in zip(reversed(layers), reversed(mixing), strict=True):
-        pulled = _pull_layer(kept, rules, rows)
+        layer, given = kept.layer, kept.given
+        state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
+        transitions = {rule.prepare: rule.prepare(kept, state) for rule in rules.values()}
+        pulled = {name: torch.zeros_like(row) for name, row in rows.items()}
+        for block in query_blocks(layer.parts, state, reach=layer.reach):
+            matrices = {prepare: transition(block).double() for prepare, transition in transitions.items()}
+            for name, rule in rules.items():
+                pulled[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
         for name, rule in rules.items():
             keep, move = rule.shares(share)
             row = keep * rows[name] + move * pulled[name]
@@ -306,18 +309,3 @@ def _pull(
             )
         found[name] = values / values.sum()
     return found
-
-
-def _pull_layer(
-    kept: AttentionTraceLayer, rules: dict[str, RolloutRule], rows: dict[str, Float64[Tensor, "position"]]
-) -> dict[str, Float64[Tensor, "position"]]:
-    """row @ transition of every rule, from one pass over the layer's attention."""
-    layer, given = kept.layer, kept.given
-    state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
-    transitions = {rule.prepare: rule.prepare(kept, state) for rule in rules.values()}
-    pulled = {name: torch.zeros_like(row) for name, row in rows.items()}
-    for block in query_blocks(layer.parts, state, reach=layer.reach):
-        matrices = {prepare: transition(block).double() for prepare, transition in transitions.items()}
-        for name, rule in rules.items():
-            pulled[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
-    return pulled

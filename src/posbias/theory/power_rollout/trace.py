@@ -102,12 +102,13 @@ class LayerDescription:
         """Modules that are the MLP's maps into its hidden layer, whole; none where one module holds several maps."""
         if not isinstance(self.mlp, MlpParts):
             return {}
-        weights = {"up": self.mlp.up, "gate": self.mlp.gate}
-        found = {}
+        found, weights = {}, {"up": self.mlp.up, "gate": self.mlp.gate}
         for module in self.block.module.modules():
             held = getattr(module, "weight", None)
             for name, weight in weights.items():
-                if isinstance(held, Tensor) and weight is not None and _same_storage(held, weight):
+                if not isinstance(held, Tensor) or weight is None or held.numel() != weight.numel():
+                    continue
+                if held.data_ptr() == weight.data_ptr() != 0:  # the same numbers, transposed or not
                     found[name] = module
         return found
 
@@ -320,8 +321,3 @@ def _hooks(model: HuggingFaceModel, description: Description, kept: _Kept, n_pos
         unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
         hooks.callback(unembedding.register_forward_pre_hook(keep_state).remove)
         yield
-
-
-def _same_storage(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same numbers in the same place, transposed or not."""
-    return one.numel() == other.numel() and one.data_ptr() == other.data_ptr() != 0
