@@ -14,7 +14,7 @@ from torch import Tensor
 
 import posbias as pb
 from posbias.measurement import PassOptions
-from posbias.models import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 
 Method = Callable[[], np.ndarray]

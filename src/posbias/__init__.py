@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from posbias.evaluation import EvaluateOptions, evaluate, measured_use, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.measurement import MeasureOptions, PassOptions, attention_statistics, measure
-    from posbias.models import load_model
+    from posbias.models.loading import load_model
     from posbias.profiles import Profile, uniform_profile
     from posbias.prompts import load_prompts
     from posbias.records import Record, load_record
@@ -76,7 +76,7 @@ _HOMES = {
         "evaluation": "EvaluateOptions evaluate measured_use place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "measurement": "MeasureOptions PassOptions attention_statistics measure",
-        "models": "load_model",
+        "models.loading": "load_model",
         "profiles": "Profile uniform_profile",
         "prompts": "load_prompts",
         "records": "Record load_record",

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from variants import computed_once
 
 from posbias.comparison.sampling import compare_with_prompts
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts
 from posbias.records import Record

@@ -18,7 +18,7 @@ from variants import SCRAMBLED, SEED
 
 from posbias.directories import write_atomically
 from posbias.measurement import measure_prompt, resolve_kinds
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from variants import SCRAMBLED, SEED, computed_once, options
 
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts import load_prompts, shuffled
 from posbias.theory.power_rollout.rollout import trace_model

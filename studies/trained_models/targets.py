@@ -13,7 +13,7 @@ from variants import SCRAMBLED, SEED, computed_once, options
 
 from posbias.comparison.sampling import compare_with_prompts
 from posbias.measurement import measure_prompt, resolve_kinds
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts import Prompts, load_prompts, shuffled
 from posbias.records import Record

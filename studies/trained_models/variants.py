@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save
 
 from posbias.comparison.sampling import compare_with_prompts
 from posbias.directories import write_atomically
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts import load_prompts, shuffled
 from posbias.records import Record

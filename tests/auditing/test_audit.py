@@ -19,7 +19,7 @@ from posbias.comparison import Sample
 from posbias.comparison.sampling import contrast
 from posbias.errors import RunError, UsageError
 from posbias.measurement import measure_prompt
-from posbias.models import reinitialise
+from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
 from posbias.report import view_of
 from theory_calls import power_rollout

@@ -9,7 +9,7 @@ from posbias.designing.exact import closed_profile, key_bias_for, telescoping_al
 from posbias.designing.solving import FREE, Problem
 from posbias.errors import UsageError
 from posbias.interventions import intervened
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.prompts import load_prompts
 from posbias.theory import predict
 from posbias.theory.rollout import rollout_profile, rollout_rows

@@ -13,7 +13,7 @@ from posbias.architecture import Causal, NoEncoding, SlidingWindow
 from posbias.errors import UsageError
 from posbias.interventions import INTERVENTIONS, intervened, resolve_interventions
 from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
-from posbias.models import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.power_rollout import attention_rollout_prompt

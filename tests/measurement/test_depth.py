@@ -12,7 +12,7 @@ from posbias.measurement import MeasureOptions, PassOptions, combine, measure, m
 from posbias.measurement.prompt import PromptMeasurement
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference import ReferenceTransformer
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory.rollout import rollout_profile
 from tiny_families import CONFIGS, shaken_model

@@ -7,7 +7,8 @@ import pytest
 
 from posbias.architecture import Architecture
 from posbias.measurement import measure
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory.rollout import rollout_profile
 

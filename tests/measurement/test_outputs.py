@@ -250,7 +250,7 @@ def test_outputs_that_do_not_fit_are_refused(gpt2_64: Model, output: str, kinds:
 
 
 def test_a_text_is_tokenised_without_special_tokens(tiny_llama: str) -> None:
-    from posbias.models import load_model
+    from posbias.models.loading import load_model
 
     model = load_model(str(tiny_llama))
     own = model.tokenizer("ab", add_special_tokens=False)["input_ids"]

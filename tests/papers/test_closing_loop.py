@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.papers.closing_loop import (
     CONTROL,
     POOLED,

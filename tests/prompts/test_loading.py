@@ -144,7 +144,7 @@ def test_prompts_are_checked_and_cut(model):
 
 
 def test_demo_model():
-    from posbias.models import load_model
+    from posbias.models.loading import load_model
 
     loaded = load_model("demo")
     prompts = load_prompts("default", loaded, n_positions=512, count=16)

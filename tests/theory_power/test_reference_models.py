@@ -8,7 +8,9 @@ import torch
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer, constants_of
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.models.reference.parameters import constants_of
 from posbias.prompts import load_prompts
 from posbias.theory import predict
 from posbias.theory.power_rollout import ingredients, local_maps

@@ -10,7 +10,8 @@ import posbias as pb
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts import Prompts, load_prompts
 from posbias.theory.power_rollout import SharedDirection
 from posbias.theory.power_rollout.rollout import trace_model

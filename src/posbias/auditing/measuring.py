@@ -17,7 +17,8 @@ from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfi
 from posbias.directories import held
 from posbias.errors import RunError, UsageError
 from posbias.measurement import DEFAULT_KINDS, Kind, Measurement, MeasureOptions, measure, preflight, resolve_kinds
-from posbias.models import Model, load_model
+from posbias.models.loading import load_model
+from posbias.models.model import Model
 from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts import Prompts, PromptSource, load_prompts
 from posbias.records import Record, failed_record, finished_record, plain, portable, run_directory

@@ -37,7 +37,8 @@ from posbias.measurement import (
     resolve_kinds,
 )
 from posbias.measurement.blocks import network_blocks
-from posbias.models import HuggingFaceModel, Model
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore, below, fingerprint, finished_run, made_by
 from posbias.profiles import Profile

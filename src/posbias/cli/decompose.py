@@ -12,7 +12,7 @@ from posbias.errors import UsageError
 if TYPE_CHECKING:
     from posbias.decomposition import DecompositionOptions
     from posbias.interventions import Intervention
-    from posbias.models import Model
+    from posbias.models.model import Model
     from posbias.prompts import Prompts
     from posbias.records import Record
 

@@ -19,7 +19,8 @@ from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.engines import Engine
-    from posbias.models import HuggingFaceModel, ReferenceTransformer
+    from posbias.models.hugging_face import HuggingFaceModel
+    from posbias.models.reference.network import ReferenceTransformer
     from posbias.prompts import Prompts, PromptSource
     from posbias.tasks.language import LanguageTask
 
@@ -110,7 +111,7 @@ class ModelFlags:
 
     def load(self, source: str, *, max_memory: int | None) -> "HuggingFaceModel | ReferenceTransformer":
         """The model."""
-        from posbias.models import load_model
+        from posbias.models.loading import load_model
 
         return load_model(source, **vars(self), max_memory=max_memory)
 

@@ -34,7 +34,7 @@ class OfModelFlags:
         self, claim: str | None, source: str, *, n_positions: int, seed: int
     ) -> "tuple[Sequence[Verdict], dict[str, Any]]":
         """Verdicts on a model, and what was read."""
-        from posbias.models import load_model
+        from posbias.models.loading import load_model
         from posbias.papers import verify_model
         from posbias.papers.claims import selected
         from posbias.prompts import load_prompts

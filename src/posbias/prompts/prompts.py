@@ -26,7 +26,7 @@ EMBEDDED = 1 << 24
 
 @runtime_checkable
 class TokenModel(Protocol):
-    """What prompts need to know of a model; `posbias.models.Model` has it."""
+    """What prompts need to know of a model; `posbias.models.model.Model` has it."""
 
     tokenizer: Any
     """A Hugging Face tokenizer, or None for a model that only takes token ids."""

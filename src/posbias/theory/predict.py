@@ -157,7 +157,7 @@ class ContinuousLimit(ArchitectureTheory):
 
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:
     """The mixing that a model's configuration fixes; None where it depends on weights and prompts."""
-    from posbias.models.reference import ReferenceTransformer
+    from posbias.models.reference.network import ReferenceTransformer
 
     if not isinstance(model, ReferenceTransformer) or model.config.residual == "added":
         return None
@@ -194,7 +194,7 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     Raises:
         UsageError: neither of the two, no family description, mixing or content that is not known.
     """
-    from posbias.models.reference import ReferenceTransformer
+    from posbias.models.reference.network import ReferenceTransformer
 
     if isinstance(subject, Architecture):
         return subject

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from posbias.architecture import Rope
 from posbias.models.families import AttentionParts, MlpParts, Norm
-from posbias.models.reference import ReferenceBlock, ReferenceNetwork
 from posbias.models.reference.forward import ACTIVATIONS
+from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
 
 
 def heads_turn_alike(block: ReferenceBlock) -> bool:

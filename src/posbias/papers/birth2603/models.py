@@ -25,7 +25,8 @@ from posbias.errors import UsageError
 from posbias.limits import CELLS, REPEATS
 from posbias.measurement import combine, measure_prompt, resolve_kinds
 from posbias.measurement.prompt import PromptMeasurement
-from posbias.models import HuggingFaceModel, load_model
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import load_model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts import Prompts, TokenModel, load_prompts

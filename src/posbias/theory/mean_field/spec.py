@@ -20,7 +20,7 @@ from posbias.errors import UsageError
 from posbias.models.families import AttentionParts, Block, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference import ReferenceBlock, ReferenceTransformer
+from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
 from posbias.models.reference.parameters import shown
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.bins import Kernel
