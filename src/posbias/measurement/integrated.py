@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_size
+from posbias.checks import check_choice, check_size
 from posbias.errors import RunError, UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_backward, first_in_forward
@@ -141,8 +141,6 @@ class _Path:
         return [replace(first, change=change), replace(second, change=change)]
 
 
-SCORES = ("logprob", "logit", "probability")
-BASELINES = ("zero", "mean")
 VOCABULARY_CHUNK = 4096
 """Tokens embedded at once for the mean embedding."""
 
@@ -179,12 +177,8 @@ class IntegratedGradients(Experiment):
         check_size("integrated_gradients: steps", self.steps, REPEATS)
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UsageError(f"integrated_gradients: tolerance must be a number >= 0, got {self.tolerance!r}")
-        if self.baseline not in BASELINES:
-            raise UsageError(
-                f"integrated_gradients: baseline must be one of {', '.join(BASELINES)}, got {self.baseline!r}"
-            )
-        if self.score not in SCORES:
-            raise UsageError(f"integrated_gradients: score must be one of {', '.join(SCORES)}, got {self.score!r}")
+        check_choice("integrated_gradients: baseline", self.baseline, ("zero", "mean"))
+        check_choice("integrated_gradients: score", self.score, ("logprob", "logit", "probability"))
 
     def measure(self, question: Question) -> Influence:
         """Absolute attributions; `details` hold their gap and the scores at both ends."""
