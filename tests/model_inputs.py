@@ -155,10 +155,10 @@ def outcome(source: str | Path) -> str:
 
 def _use(source: str | Path) -> None:
     """Load, describe, and measure the last position on one prompt."""
-    from posbias.measurement import measure
+    from posbias.measurement.measurement import measure
     from posbias.memory import beside_weights
     from posbias.models.loading import load_model
-    from posbias.prompts import load_prompts
+    from posbias.prompts.loading import load_prompts
 
     model = load_model(source, max_memory=beside_weights() + MODEL_BYTES)
     json.dumps(model.describe())

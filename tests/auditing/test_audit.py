@@ -18,7 +18,7 @@ from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample
 from posbias.comparison.sampling import contrast
 from posbias.errors import RunError, UsageError
-from posbias.measurement import measure_prompt
+from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
 from posbias.report import view_of

@@ -10,7 +10,7 @@ from posbias.designing.solving import FREE, Problem
 from posbias.errors import UsageError
 from posbias.interventions import intervened
 from posbias.models.loading import load_model
-from posbias.prompts import load_prompts
+from posbias.prompts.loading import load_prompts
 from posbias.theory import predict
 from posbias.theory.rollout import rollout_profile, rollout_rows
 
@@ -101,7 +101,7 @@ CONFIG = (
 
 def test_a_real_initialisation_is_flat_as_measured(tmp_path):
     """Designed by mean field, measured on networks that the design never saw."""
-    from posbias.measurement import measure
+    from posbias.measurement.measurement import measure
 
     (tmp_path / "config.json").write_text(CONFIG)
     model = load_model(f"config:{tmp_path}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Architecture
-from posbias.measurement import measure
+from posbias.measurement.measurement import measure
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts

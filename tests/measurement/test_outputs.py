@@ -7,18 +7,10 @@ import pytest
 import torch
 
 from posbias.errors import UsageError
-from posbias.measurement import (
-    OUTPUTS,
-    Fisher,
-    Jacobian,
-    Kind,
-    MeasureOptions,
-    PassOptions,
-    measure,
-    measure_prompt,
-    resolve_kinds,
-    resolve_output,
-)
+from posbias.measurement.kinds import Fisher, Jacobian, Kind, resolve_kinds
+from posbias.measurement.measurement import MeasureOptions, measure
+from posbias.measurement.outputs import OUTPUTS, PassOptions, resolve_output
+from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from posbias.decomposition import DecompositionOptions
     from posbias.interventions import Intervention
     from posbias.models.model import Model
-    from posbias.prompts import Prompts
+    from posbias.prompts.prompts import Prompts
     from posbias.records import Record
 
 EXAMPLE = (
@@ -42,7 +42,7 @@ def decompose(
     from posbias.decomposition import DecompositionOptions, finished_decomposition
     from posbias.decomposition.decomposition import preflight_decomposition
     from posbias.interventions import resolve_interventions
-    from posbias.measurement import resolve_kinds
+    from posbias.measurement.kinds import resolve_kinds
 
     options.check_resume(resume, flags.out)
     wanted = resolve_interventions(options.split_literals(interventions))

@@ -37,7 +37,7 @@ class OfModelFlags:
         from posbias.models.loading import load_model
         from posbias.papers import verify_model
         from posbias.papers.claims import selected
-        from posbias.prompts import load_prompts
+        from posbias.prompts.loading import load_prompts
 
         selected(claim)  # before the model is loaded
         loaded = load_model(source, init_seed=self.init_seed)

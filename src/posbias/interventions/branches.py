@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, check_factor, described, hooked, with_attention
-from posbias.models.families import AttentionParts, Block, Norm
+from posbias.models.families.base import Block
+from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
 SCALE = "scaling"

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.families import FAMILIES, Block, Family
+from posbias.models.families.base import FAMILIES, Block, Family
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, weights_sha256
 

@@ -18,7 +18,7 @@ from posbias.models.reference.config import ReferenceShape, shape_of
 from posbias.models.reference.forward import embedded, entrance, hidden_states, layer_inputs, split
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
 from posbias.theory.power_rollout import power_rollout_prompt

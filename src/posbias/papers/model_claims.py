@@ -26,7 +26,7 @@ from posbias.models.reference.parameters import constants_of, stacked
 from posbias.papers.claims import CLAIMS, Finding, Premise, Verdict, selected
 from posbias.papers.kernels import ROUNDING
 from posbias.progress import track
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.registry import Registry
 from posbias.theory.power_rollout.actual_attention import trace_attention
 

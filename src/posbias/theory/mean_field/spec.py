@@ -17,7 +17,8 @@ from torch import Tensor
 from posbias.architecture import HeadGroup, Rope
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts, Block, MlpParts, Norm
+from posbias.models.families.base import Block
+from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer

@@ -32,7 +32,7 @@ from posbias.models.attention import (
     rotated,
     watch_attention,
 )
-from posbias.models.families import Norm
+from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import Model
 from posbias.profiles import Profile
