@@ -249,7 +249,7 @@ def calibrate(
     squares: Work | None = None,
     say_why: bool = True,
 ) -> CostEstimate | None:
-    """What `run` on one prompt of a length will take, from short runs of it.
+    """What `run` on one prompt of a length will take, from short runs of it; None where these fail, as it will itself.
 
     Args:
         model: What it runs on.
@@ -259,9 +259,6 @@ def calibrate(
         squares: The part of the work whose memory may grow with the square of the length; all of it unless given.
             Short runs have their peaks at different stages of the work, which a parabola through them mistakes for it.
         say_why: Whether to say why there is no estimate.
-
-    Returns:
-        The estimate; None where the short runs fail, which the run itself will report.
     """
     usual = usual or run
     lengths = _short_lengths(n_positions)

@@ -53,12 +53,9 @@ def integrate_path(
 ) -> PathIntegral:
     """Simpson's rule on pieces of [0, 1], the midpoint rule on the first: networks may have no gradient at 0 itself.
 
-    Args:
-        evaluate: Scores and slopes at places of the path.
-        ends: The scores at 0 and 1.
-        steps: Places evaluated at most, >= 1; 1 is the midpoint of the whole path.
-        tolerance: Stop when the error of what can still be halved is at most this share of the sum of |values|, >= 0.
-        at_once: Places per call of `evaluate` at most, >= 1.
+    `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
+    at most `at_once` per call, until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of
+    |values|.
     """
     path = _Path(evaluate, ends, at_once)
     path.visit({0.5})

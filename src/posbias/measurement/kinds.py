@@ -64,10 +64,7 @@ class Pullback(Kind):
     def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """The covectors for one prompt, on the CPU, before the outputs' share.
 
-        Args:
-            output: The outputs that are read; only the first row of the batch is looked at.
-            reading: The tokens that a target asks for.
-            generator: CPU generator for the random ones.
+        Only the first row of the output's batch is looked at; the generator, for random ones, is the CPU's.
         """
 
 

@@ -251,12 +251,7 @@ def measure_prompt(
 ) -> PromptMeasurement:
     """Measure one prompt: every kind of influence, and the mixing where the model's family is described.
 
-    Args:
-        model: Any causal language model.
-        token_ids: One prompt.
-        kinds: Distinct kinds, as `resolve_kinds` returns them.
-        key: All that random probes depend on; both numbers >= 0.
-        options: The output that is read, layers, precision check, and how the passes are run.
+    Kinds are distinct, as `resolve_kinds` returns them; the key is all that random probes depend on, both numbers >= 0.
 
     Raises:
         RunError: a value is not finite.

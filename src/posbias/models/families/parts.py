@@ -134,12 +134,8 @@ def read_attention(
 ) -> AttentionParts:
     """The maps of an attention layer.
 
-    Args:
-        projections: Of queries, of keys and of values; or one of all three, which `fusion` describes.
-        output: Of the heads' outputs to the stream.
-        heads: Query heads, key heads.
-        fusion: See `Fusion`.
-        scale: What q.k is multiplied by.
+    The projections are those of queries, of keys and of values, or one of all three, which `fusion` describes; `output`
+    takes the heads' outputs to the stream, and `heads` counts query heads and key heads.
     """
 
     def three(tensors: list[Any]) -> Sequence[Any]:
