@@ -180,13 +180,11 @@ def mixing_of_first_pass(model: Model, token_ids: TokenIds, *, prompt: int) -> I
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
-    stream, branch = (values[:, 0].double().numpy(force=True) for values in (norms.stream, norms.branch))
-    for layer, total in enumerate((stream + branch).min(axis=1)):
-        if not np.isfinite(total) or total == 0:
-            raise RunError(f"mixing: |x| + |a| is {total} on prompt {prompt}, layer {layer}; it must be finite and > 0")
-    stream_norm, branch_norm = (np.linalg.norm(values, axis=1) for values in (stream, branch))
-    share = branch / (stream + branch)
-    return Mixing(share.mean(axis=1), branch_norm / (stream_norm + branch_norm), share)
+    share = norms.share(f" on prompt {prompt}")
+    stream, branch = (
+        np.linalg.norm(values[:, 0].double().numpy(force=True), axis=1) for values in (norms.stream, norms.branch)
+    )
+    return Mixing(share.mean(axis=1), branch / (stream + branch), share)
 
 
 LEFT_OUT = "left_out/"

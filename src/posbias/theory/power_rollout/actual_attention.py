@@ -103,12 +103,7 @@ def trace_attention(
         for module in around:
             hooks.callback(module.register_forward_pre_hook(partial(keep, model.family.norm(module))).remove)
         model.last(model.embed(token_ids[None]))
-    norms = watch.norms()
-    share = norms.branch[:, 0].double() / (norms.stream[:, 0].double() + norms.branch[:, 0].double())
-    if not bool(share.isfinite().all()):
-        layer = int((~share.isfinite()).any(1).nonzero()[0])
-        raise RunError(f"mixing: |x| + |a| is zero or not finite in layer {layer}; it must be finite and > 0")
-
+    share = torch.from_numpy(watch.norms().share())
     kept = [
         AttentionTraceLayer(
             layer,
@@ -118,7 +113,7 @@ def trace_attention(
         )
         for layer, block in zip(layers, blocks, strict=True)
     ]
-    return kept, share.mean(1).cpu()
+    return kept, share.mean(1)
 
 
 Transition = Callable[[AttentionBlock], Shares]
