@@ -24,7 +24,7 @@ from posbias.comparison import Contrast, Subject, TheoryProfile, compare_subject
 from posbias.engines import Engine, Local, collect
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.blocks import network_blocks
+from posbias.measurement.blocks import named_blocks
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import MeasureOptions, RunOptions, Unit, UnitWork, combine
@@ -121,7 +121,7 @@ def prompt_theories(
 
 def theories_of_tokens(model: Model, *, initialised: bool) -> Callable[[Int64[np.ndarray, "n"]], Any]:
     """`prompt_theories` as work on token ids alone, for an estimate of its cost; any mixing costs the same."""
-    mixing = np.full(len(network_blocks(model.network)), 0.5)
+    mixing = np.full(len(named_blocks(model.network)), 0.5)
     return lambda ids: prompt_theories(model, ids, mixing=mixing, initialisation=0 if initialised else None)
 
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from posbias.checks import checked
 from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError
-from posbias.measurement.blocks import network_blocks
+from posbias.measurement.blocks import named_blocks
 from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import MeasureOptions, Unit
@@ -340,7 +340,7 @@ def _extrapolate(model: Model, lengths: Sequence[int], times: Sequence[float], n
 def _flops(model: Model, n_positions: int) -> float:
     """Of one forward pass, up to a factor."""
     weights = sum(parameter.numel() for parameter in model.network.parameters()) - model.vocabulary_size * model.width
-    layers = max(len(network_blocks(model.network)), 1)
+    layers = max(len(named_blocks(model.network)), 1)
     return 2.0 * max(weights, model.width) * n_positions + 4.0 * layers * model.width * n_positions**2
 
 

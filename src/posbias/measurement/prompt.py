@@ -59,7 +59,7 @@ def influence_by_depth(
         pulled: list[Pulled] = [("hidden", vector.expand(len(reading.positions), -1)) for vector in vectors]
         squares = pull_back({"hidden": stream}, inputs, pulled, keep_graph=layer != layers[-1])
         if not np.all(np.isfinite(squares)):
-            name = named_blocks(model.network)[layer][0]
+            name = list(named_blocks(model.network))[layer]
             where = first_in_forward(model, inputs)
             raise RunError(f"layers: the gradient of {name} on prompt {key[1]} is not finite{where}")
         found.append(from_squares(squares * reading.share**2, sampled=kind.sampled))

@@ -201,24 +201,6 @@ def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
     )
 
 
-def read_mlp(up: nn.Module, down: nn.Module, gate: nn.Module | None, *, activation: Any, fused: bool) -> MlpParts:
-    """The maps of an MLP; with `fused` the first half of `up` is the gate."""
-    up_map, up_bias = weight_of(up), bias_of(up)
-    gate_map, gate_bias = (None, None) if gate is None else (weight_of(gate), bias_of(gate))
-    if fused:
-        gate_map, up_map = up_map.chunk(2)
-        gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
-    return MlpParts(
-        up=up_map,
-        down=weight_of(down),
-        gate=gate_map,
-        activation=activation,
-        up_bias=up_bias,
-        down_bias=bias_of(down),
-        gate_bias=gate_bias,
-    )
-
-
 def read_norm(module: nn.Module) -> Norm:
     """A LayerNorm or RMS norm, or StableLM's list of one for each head; others are refused.
 
