@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from posbias.architecture import Architecture, Encoding, NoEncoding, Rope
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts, Block, MlpParts, Norm
+from posbias.models.families.base import Block
+from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.forward import ACTIVATIONS

@@ -68,8 +68,8 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
 
     from conftest import save_byte_tokenizer
     from posbias.architecture import Architecture
-    from posbias.models import save_reference
-    from posbias.models.reference import draw_parameters
+    from posbias.models.reference.network import save_reference
+    from posbias.models.reference.parameters import draw_parameters
     from published_networks import copy_network
     from tiny_families import CONFIGS, MIXTURES
 
@@ -155,10 +155,10 @@ def outcome(source: str | Path) -> str:
 
 def _use(source: str | Path) -> None:
     """Load, describe, and measure the last position on one prompt."""
-    from posbias.measurement import measure
+    from posbias.measurement.measurement import measure
     from posbias.memory import beside_weights
-    from posbias.models import load_model
-    from posbias.prompts import load_prompts
+    from posbias.models.loading import load_model
+    from posbias.prompts.loading import load_prompts
 
     model = load_model(source, max_memory=beside_weights() + MODEL_BYTES)
     json.dumps(model.describe())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from posbias.models import HuggingFaceModel, Origin
+from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import attention_of, random_network
 
 VOCABULARY = 50

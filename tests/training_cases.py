@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig
+from posbias.models.reference.config import ReferenceConfig
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.training import Adam, AdamW, Member, Optimiser, TrainedMember
 

@@ -20,7 +20,7 @@ import torch
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Reply, Request
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.responders.running import count_tokens
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.tasks.language import KeyValue
 
 ROW = "{:<28} {:>10} {:>10} {:>10}"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from families import Case
 
-from posbias.models import HuggingFaceModel, Origin
+from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import random_network
 
 PROBES = 8

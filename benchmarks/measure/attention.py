@@ -11,9 +11,8 @@ import torch
 from subject import tokens_of
 
 import posbias as pb
-from posbias.measurement import AttentionOptions
-from posbias.measurement.attention.statistics import KERNEL_CELLS
-from posbias.models import HuggingFaceModel
+from posbias.measurement.attention.statistics import KERNEL_CELLS, AttentionOptions
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollout_prompt
 

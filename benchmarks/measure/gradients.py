@@ -15,8 +15,8 @@ from subject import text_of, tokenizer, tokens_of
 from torch import Tensor
 
 import posbias as pb
-from posbias.measurement import PassOptions
-from posbias.models import HuggingFaceModel
+from posbias.measurement.outputs import PassOptions
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 
 Method = Callable[[], np.ndarray]

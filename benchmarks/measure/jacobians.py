@@ -13,8 +13,8 @@ from gradients import embedded
 from torch import Tensor
 
 import posbias as pb
-from posbias.measurement import PassOptions
-from posbias.models import HuggingFaceModel
+from posbias.measurement.outputs import PassOptions
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 
 Method = Callable[[], np.ndarray]

@@ -14,7 +14,7 @@ from subject import Size, random_llama, random_prompts
 
 import attention
 from posbias import load_model, load_prompts
-from posbias.models import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel
 
 DEMO_METHODS = [name for name in gradients.METHODS if name != "inseq"]
 """inseq would tokenise the prompt anew, and differently."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posbias.models import HuggingFaceModel, Origin
+from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts
 

@@ -6,7 +6,7 @@ import gradients
 import numpy as np
 
 import posbias as pb
-from posbias.models import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 
 Method = Callable[[], np.ndarray]

@@ -20,7 +20,8 @@ import torch
 from peer import PlainTraining, Transformer
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, draw_parameters
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.parameters import draw_parameters
 from posbias.tasks.synthetic import InContextRetrieval
 from posbias.training import AdamW, Member
 from posbias.training.stack import Stack

@@ -56,10 +56,12 @@ if TYPE_CHECKING:
     from posbias.evaluation import EvaluateOptions, evaluate, measured_use, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.interventions import intervened
-    from posbias.measurement import MeasureOptions, PassOptions, attention_statistics, measure
-    from posbias.models import load_model
+    from posbias.measurement.attention.streaming import attention_statistics
+    from posbias.measurement.measurement import MeasureOptions, measure
+    from posbias.measurement.outputs import PassOptions
+    from posbias.models.loading import load_model
     from posbias.profiles import Profile, uniform_profile
-    from posbias.prompts import load_prompts
+    from posbias.prompts.loading import load_prompts
     from posbias.records import Record, load_record
     from posbias.report import write_report
     from posbias.theory import closed_form, predict
@@ -77,10 +79,12 @@ _HOMES = {
         "evaluation": "EvaluateOptions evaluate measured_use place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "interventions": "intervened",
-        "measurement": "MeasureOptions PassOptions attention_statistics measure",
-        "models": "load_model",
+        "measurement.attention.streaming": "attention_statistics",
+        "measurement.measurement": "MeasureOptions measure",
+        "measurement.outputs": "PassOptions",
+        "models.loading": "load_model",
         "profiles": "Profile uniform_profile",
-        "prompts": "load_prompts",
+        "prompts.loading": "load_prompts",
         "records": "Record load_record",
         "report": "write_report",
         "theory": "closed_form predict",

@@ -13,9 +13,10 @@ from safetensors.numpy import load_file
 from variants import computed_once
 
 from posbias.comparison.subject import compare_with_prompts
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
-from posbias.prompts import Prompts, load_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts
 from posbias.records import Record
 from posbias.statistics import mean_of
 from posbias.theory.power_rollout import SignRandomised, ValuePath, ingredients

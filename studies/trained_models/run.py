@@ -17,10 +17,12 @@ from safetensors.numpy import save
 from variants import SCRAMBLED, SEED
 
 from posbias.directories import write_atomically
-from posbias.measurement import measure_prompt, resolve_kinds
-from posbias.models import load_model
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.prompt import measure_prompt
+from posbias.models.loading import load_model
 from posbias.models.model import Model
-from posbias.prompts import Prompts, load_prompts, shuffled
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts, shuffled
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt
 from posbias.theory.power_rollout.rollout import trace_model
 

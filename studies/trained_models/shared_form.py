@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from variants import SCRAMBLED, SEED, computed_once, options
 
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
-from posbias.prompts import load_prompts, shuffled
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import shuffled
 from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.signed_walks import shared_direction_of
 from posbias.theory.power_rollout.walk import draw_signs, generators

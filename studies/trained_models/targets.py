@@ -12,10 +12,12 @@ from run import CHOSEN, FORMS
 from variants import SCRAMBLED, SEED, computed_once, options
 
 from posbias.comparison.subject import compare_with_prompts
-from posbias.measurement import measure_prompt, resolve_kinds
-from posbias.models import load_model
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.prompt import measure_prompt
+from posbias.models.loading import load_model
 from posbias.models.model import Model
-from posbias.prompts import Prompts, load_prompts, shuffled
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts, shuffled
 from posbias.records import Record
 from posbias.theory.power_rollout.rollout import PowerRollout, power_rollout_prompt
 

@@ -14,9 +14,10 @@ from safetensors.numpy import load_file, save
 
 from posbias.comparison.subject import compare_with_prompts
 from posbias.directories import write_atomically
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.models.model import Model
-from posbias.prompts import load_prompts, shuffled
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import shuffled
 from posbias.records import Record
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 

@@ -11,10 +11,10 @@ from posbias.auditing import attention as attention_module
 from posbias.auditing import preflight_attention
 from posbias.auditing.attention import estimate_attention
 from posbias.errors import RunError, UsageError
-from posbias.measurement import AttentionOptions
+from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.measurement.cost import peak_tensor_bytes
 from posbias.measurement.cost_estimate import HEADROOM
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollouts
 
 
@@ -35,7 +35,7 @@ def model_of(**changed):
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
-    return pb.models.HuggingFaceModel(LlamaForCausalLM(settings_of(**changed)))
+    return pb.models.hugging_face.HuggingFaceModel(LlamaForCausalLM(settings_of(**changed)))
 
 
 def tensors_of(estimate):

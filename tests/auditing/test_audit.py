@@ -19,8 +19,8 @@ from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample
 from posbias.comparison.subject import contrast
 from posbias.errors import RunError, UsageError
-from posbias.measurement import measure_prompt
-from posbias.models import reinitialise
+from posbias.measurement.prompt import measure_prompt
+from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
 from posbias.report import view_of
 from theory_calls import power_rollout

@@ -11,7 +11,9 @@ from posbias.auditing import BehaviourPlan, audit_behaviour
 from posbias.auditing.behaviour import elsewhere, encoded_prompt, spans_of
 from posbias.errors import UsageError
 from posbias.evaluation.correlation import correct_for_number
-from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import measure_prompt
 from posbias.report.behaviour import statements_of, tables_of
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS

@@ -8,7 +8,7 @@ import pytest
 
 import posbias as pb
 from posbias.auditing.attention import MAP_CELLS
-from posbias.measurement import AttentionOptions
+from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.theory.power_rollout import attention_rollouts
 
 ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}

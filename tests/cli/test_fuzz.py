@@ -35,7 +35,8 @@ from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
 from posbias.cli import main
 from posbias.cli.app import app
 from posbias.interventions import INTERVENTIONS
-from posbias.measurement import KINDS, OUTPUTS
+from posbias.measurement.kinds import KINDS
+from posbias.measurement.outputs import OUTPUTS
 from posbias.memory import peak_bytes, resident_bytes
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS

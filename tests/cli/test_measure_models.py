@@ -10,7 +10,7 @@ import posbias as pb
 from posbias.auditing import MeasurePlan
 from posbias.auditing.measuring import directory_names, measure_models
 from posbias.errors import UsageError
-from posbias.measurement import RunOptions
+from posbias.measurement.measurement import RunOptions
 from posbias.models import weights
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.models import ReferenceTransformer, load_model, save_reference
+from posbias.models.loading import load_model
+from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.records import load_record
 from published_networks import retrieval_network
 

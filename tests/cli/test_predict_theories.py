@@ -10,7 +10,7 @@ import posbias as pb
 from posbias.comparison import Sample, compare_with_prompts
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
-from posbias.prompts import PromptSource
+from posbias.prompts.prompts import PromptSource
 from posbias.theory import parse_theory
 from posbias.theory.power_rollout import INGREDIENTS, ingredients
 from theory_calls import power_rollout, sign_randomised_rollout, value_path_share

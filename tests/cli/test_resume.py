@@ -11,7 +11,7 @@ import pytest
 import posbias as pb
 from posbias import parts
 from posbias.directories import LOCK_FILE, exclusive
-from posbias.measurement import RunOptions
+from posbias.measurement.measurement import RunOptions
 from posbias.parts import PARTS, PartStore
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")

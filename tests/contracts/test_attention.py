@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from posbias.errors import UsageError
-from posbias.models import HuggingFaceModel
 from posbias.models.attention import (
     affine,
     describe_attention,
@@ -15,6 +14,7 @@ from posbias.models.attention import (
     rotated,
     watch_attention,
 )
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import random_network
 from tiny_families import CONFIGS, MIXTURES, VOCABULARY, shaken_model
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from posbias.architecture import SlidingWindow
 from posbias.errors import UsageError
 from posbias.measurement.blocks import checkpointed
-from posbias.models import HuggingFaceModel
-from posbias.models.families import FAMILIES, AttentionParts, Block, MlpParts, Norm
+from posbias.models.families.base import FAMILIES, Block
+from posbias.models.families.parts import AttentionParts, MlpParts, Norm
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import random_network
 from tiny_families import BLOOM, COMMON, CONFIGS, MIXTURES, VOCABULARY, shaken_model
 

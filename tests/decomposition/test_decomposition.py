@@ -19,8 +19,9 @@ from posbias.decomposition import (
 from posbias.decomposition.decomposition import mean_intervals, scores_of, shifts_of
 from posbias.errors import RunError, UsageError
 from posbias.interventions import intervened
-from posbias.measurement import measure_prompt, resolve_kinds
-from posbias.prompts import Prompts
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.prompt import measure_prompt
+from posbias.prompts.prompts import Prompts
 from posbias.statistics import mean_ends
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model

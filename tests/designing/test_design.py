@@ -9,8 +9,8 @@ from posbias.designing.exact import closed_profile, key_bias_for, telescoping_al
 from posbias.designing.solving import FREE, Problem
 from posbias.errors import UsageError
 from posbias.interventions import intervened
-from posbias.models import load_model
-from posbias.prompts import load_prompts
+from posbias.models.loading import load_model
+from posbias.prompts.loading import load_prompts
 from posbias.theory import predict
 from posbias.theory.rollout import rollout_profile, rollout_rows
 
@@ -101,7 +101,7 @@ CONFIG = (
 
 def test_a_real_initialisation_is_flat_as_measured(tmp_path):
     """Designed by mean field, measured on networks that the design never saw."""
-    from posbias.measurement import measure
+    from posbias.measurement.measurement import measure
 
     (tmp_path / "config.json").write_text(CONFIG)
     model = load_model(f"config:{tmp_path}")

@@ -16,7 +16,7 @@ from engine_workloads import Squares
 from posbias.engines import ENGINES, Local, Ray, collect
 from posbias.engines.engine import STARTS_LOST, Starts
 from posbias.errors import RunError, UsageError
-from posbias.measurement import RunOptions
+from posbias.measurement.measurement import RunOptions
 from posbias.models.loading import load_same
 from posbias.models.networks import random_network
 from posbias.models.weights import network_sha256
@@ -127,7 +127,7 @@ def test_an_abandoned_run_leaves_no_process(tmp_path):
 SCRIPT = """
 import sys, posbias as pb
 from posbias.engines import Local
-from posbias.measurement import RunOptions
+from posbias.measurement.measurement import RunOptions
 model = pb.load_model(sys.argv[1])
 prompts = pb.load_prompts("default", model, n_positions=16, count=3)
 options = pb.MeasureOptions(run=RunOptions(engine=Local(workers=2, threads=1)))
@@ -160,7 +160,7 @@ def test_workers_load_the_very_model_the_run_began_with(tiny_llama):
     edited = again.describe()
     assert edited["weights_sha256"] == loaded.describe()["weights_sha256"]
     assert edited["buffers_sha256"] != loaded.describe()["buffers_sha256"]
-    assert pb.models.HuggingFaceModel(loaded.network).request is None
+    assert pb.models.hugging_face.HuggingFaceModel(loaded.network).request is None
     with pytest.raises(UsageError, match="only models from load_model, without an intervention, allow"):
         load_same(None, weights)
 

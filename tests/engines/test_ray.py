@@ -12,7 +12,7 @@ import posbias as pb
 from engine_workloads import Squares
 from posbias.engines import Local, Ray, ray_cluster
 from posbias.errors import UsageError
-from posbias.measurement import RunOptions
+from posbias.measurement.measurement import RunOptions
 from posbias.parts import PartStore
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")

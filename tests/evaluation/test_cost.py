@@ -12,7 +12,7 @@ from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
 from posbias.evaluation.samples import EvaluateOptions, request_samples, samples_of
 from posbias.measurement.cost import peak_tensor_bytes
-from posbias.models import load_tokenizer
+from posbias.models.loading import load_tokenizer
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = LANGUAGE_TASKS.parse("example_order(shots=12)")

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from posbias.errors import RunError, UsageError
-from posbias.measurement import AttentionOptions, AttentionStatistics, attention_statistics
 from posbias.measurement.attention.layer import prefix_monotonicity
+from posbias.measurement.attention.statistics import AttentionOptions, AttentionStatistics
+from posbias.measurement.attention.streaming import attention_statistics
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention
 from posbias.models.attention import blocks_of

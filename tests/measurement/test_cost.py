@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import posbias as pb
 from model_inputs import reset_peak
 from posbias.errors import RunError, UsageError
-from posbias.measurement import PassOptions, estimate_cost, preflight, resolve_kinds
-from posbias.measurement.cost import calibrate, peak_tensor_bytes, weights_in_place
+from posbias.measurement.cost import calibrate, estimate_cost, peak_tensor_bytes, preflight, weights_in_place
 from posbias.measurement.cost_estimate import HEADROOM, MARGIN, CostEstimate, free_bytes
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions
 from posbias.memory import (
     available_bytes,
     parse_bytes,
@@ -24,7 +25,7 @@ from posbias.memory import (
     show_at_most,
     show_bytes,
 )
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 
 CPU = torch.device("cpu")
 KINDS = resolve_kinds(["jacobian(probes=2)", "probability"])
@@ -73,7 +74,7 @@ def test_bytes_of_long_prompts_follow_from_short_ones(deep_model, checkpointing)
     tokens = np.arange(512) % model.vocabulary_size
 
     def run():
-        pb.measurement.measure_prompt(model, tokens, kinds=KINDS, key=(0, 0), options=passes)
+        pb.measurement.prompt.measure_prompt(model, tokens, kinds=KINDS, key=(0, 0), options=passes)
 
     counted = peak_tensor_bytes(run, CPU)
     assert estimate.passes_bytes == pytest.approx(HEADROOM * counted, rel=0.05)
@@ -97,12 +98,12 @@ def test_masks_of_sliding_windows_that_short_runs_do_not_exceed_are_counted():
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=2048, sliding_window=200, eos_token_id=0,
     )  # fmt: skip
-    model = pb.models.HuggingFaceModel(MistralForCausalLM(config))
+    model = pb.models.hugging_face.HuggingFaceModel(MistralForCausalLM(config))
     for n_positions in (180, 1024):
         estimate = estimate_cost(model, n_positions, kinds=KINDS)
         tokens = np.arange(n_positions) % 64
         counted = peak_tensor_bytes(
-            lambda t=tokens: pb.measurement.measure_prompt(model, t, kinds=KINDS, key=(0, 0)), CPU
+            lambda t=tokens: pb.measurement.prompt.measure_prompt(model, t, kinds=KINDS, key=(0, 0)), CPU
         )
         assert estimate.passes_bytes == pytest.approx(HEADROOM * counted, rel=0.1)
     assert model.network.config.sliding_window == 200
@@ -141,7 +142,7 @@ def test_a_network_at_birth_whose_first_token_is_padding_has_an_estimate():
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=2048, pad_token_id=0,
     )  # fmt: skip
-    model = pb.models.HuggingFaceModel(LlamaForCausalLM(config))
+    model = pb.models.hugging_face.HuggingFaceModel(LlamaForCausalLM(config))
     assert not model.network.get_input_embeddings().weight[0].any()
     assert estimate_cost(model, 256, kinds=KINDS).passes_bytes > 0
 
@@ -150,7 +151,9 @@ def test_a_network_at_birth_whose_first_token_is_padding_has_an_estimate():
 def test_few_positions_have_an_estimate_too(deep_model, n_positions):
     estimate = estimate_cost(deep_model, n_positions, kinds=KINDS)
     tokens = np.arange(n_positions)
-    counted = peak_tensor_bytes(lambda: pb.measurement.measure_prompt(deep_model, tokens, kinds=KINDS, key=(0, 0)), CPU)
+    counted = peak_tensor_bytes(
+        lambda: pb.measurement.prompt.measure_prompt(deep_model, tokens, kinds=KINDS, key=(0, 0)), CPU
+    )
     assert estimate.passes_bytes == pytest.approx(HEADROOM * counted, rel=0.05)
     with pytest.raises(UsageError, match=f"{n_positions} positions need up to"):
         estimate.check(max_memory=estimate.needed(1) - 1)
@@ -231,7 +234,7 @@ def deep_model(tmp_path_factory):
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=2,
         max_position_embeddings=2048, eos_token_id=0,
     )  # fmt: skip
-    return pb.models.HuggingFaceModel(LlamaForCausalLM(config))
+    return pb.models.hugging_face.HuggingFaceModel(LlamaForCausalLM(config))
 
 
 ESTIMATE = CostEstimate(n_positions=1000, weights_bytes=10**6, coefficients=(0.0, 1000.0, 2.0), seconds=2.0)

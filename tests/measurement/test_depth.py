@@ -8,11 +8,13 @@ import torch
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.measurement import MeasureOptions, PassOptions, combine, measure, measure_prompt, resolve_kinds
-from posbias.measurement.prompt import PromptMeasurement
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.measurement import MeasureOptions, combine, measure
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference import ReferenceTransformer
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory.rollout import rollout_profile
 from tiny_families import CONFIGS, shaken_model

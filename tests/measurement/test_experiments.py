@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from posbias.errors import UsageError
-from posbias.measurement import IntegratedGradients, Kind, PassOptions, Perturbation, measure, measure_prompt
-from posbias.measurement.integrated import mean_embedding
-from posbias.measurement.outputs import Influence, Question
+from posbias.measurement.integrated import IntegratedGradients, mean_embedding
+from posbias.measurement.kinds import Kind
+from posbias.measurement.measurement import measure
+from posbias.measurement.outputs import Influence, PassOptions, Question
+from posbias.measurement.perturbation import Perturbation
+from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel, trusted_prefix
 from posbias.models.model import Model
 from posbias.models.networks import random_network

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.measurement import MeasureOptions, PassOptions, measure
-from posbias.models.families import FAMILIES
+from posbias.measurement.measurement import MeasureOptions, measure
+from posbias.measurement.outputs import PassOptions
+from posbias.models.families.base import FAMILIES
 from posbias.prompts.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
 

@@ -11,7 +11,7 @@ import posbias as pb
 from posbias.engines import Local
 from posbias.errors import UsageError
 from posbias.interventions import intervened
-from posbias.measurement import MeasureOptions, RunOptions
+from posbias.measurement.measurement import MeasureOptions, RunOptions
 from posbias.models.model import Model
 from posbias.models.weights import config_sha256, weights_sha256
 from posbias.parts import clear_parts

@@ -7,19 +7,9 @@ import pytest
 import torch
 
 from posbias.errors import UsageError
-from posbias.measurement import (
-    KINDS,
-    Fisher,
-    Jacobian,
-    Kind,
-    Logit,
-    LogProbability,
-    PassOptions,
-    Probability,
-    resolve_kinds,
-)
 from posbias.measurement.influence import influence_of_positions
-from posbias.measurement.outputs import Influence, Reading
+from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
+from posbias.measurement.outputs import Influence, PassOptions, Reading
 from posbias.models.model import Model, Outputs
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Architecture
-from posbias.measurement import measure
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+from posbias.measurement.measurement import measure
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory.rollout import rollout_profile
 

@@ -9,16 +9,10 @@ import torch
 from scipy import stats
 
 from posbias.errors import RunError, UsageError
-from posbias.measurement import (
-    Jacobian,
-    MeasureOptions,
-    PassOptions,
-    PromptMeasurement,
-    combine,
-    measure,
-    measure_prompt,
-    resolve_kinds,
-)
+from posbias.measurement.kinds import Jacobian, resolve_kinds
+from posbias.measurement.measurement import MeasureOptions, combine, measure
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
-from posbias.measurement.prompt import mixing_of_layers
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import measure_prompt, mixing_of_layers
 from posbias.models.hugging_face import HuggingFaceModel
 from tiny_families import shaken_model
 

@@ -9,8 +9,10 @@ import torch
 
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import RunError, UsageError
-from posbias.measurement import MeasureOptions, PassOptions, combine, measure, measure_prompt, resolve_kinds
-from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.measurement import MeasureOptions, combine, measure
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts

@@ -14,9 +14,10 @@ import transformers
 from model_inputs import outcome
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.models import load_model, load_reference, save_reference
 from posbias.models.config_limits import check_numbers, gguf_metadata
-from posbias.models.reference import draw_parameters
+from posbias.models.loading import load_model
+from posbias.models.reference.network import load_reference, save_reference
+from posbias.models.reference.parameters import draw_parameters
 from published_networks import copy_network
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}

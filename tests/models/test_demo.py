@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from posbias.errors import RunError
-from posbias.models import demo, load_model
+from posbias.models import demo
+from posbias.models.loading import load_model
 
 PROMPT = "The capital of France is"
 
@@ -133,7 +134,7 @@ def test_later_loads_take_no_conversion() -> None:
 
 @pytest.mark.slow
 def test_two_processes_from_an_empty_cache(cache: Path) -> None:
-    program = "from posbias.models import load_model; print(load_model('demo').describe()['weights_sha256'])"
+    program = "from posbias.models.loading import load_model; print(load_model('demo').describe()['weights_sha256'])"
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     hashes = {process.communicate()[0].strip() for process in running}
     assert all(process.returncode == 0 for process in running)

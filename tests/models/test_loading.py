@@ -11,8 +11,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from posbias.errors import RunError, UsageError
-from posbias.models import HuggingFaceModel, load_model
 from posbias.models import sources as sources_room
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import load_model
 
 TINY = {
     "vocab_size": 40,

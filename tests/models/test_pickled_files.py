@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.models import load_model, load_tokenizer, save_reference
 from posbias.models import sources as sources_room
-from posbias.models.reference import draw_parameters
+from posbias.models.loading import load_model, load_tokenizer
+from posbias.models.reference.network import save_reference
+from posbias.models.reference.parameters import draw_parameters
 from published_networks import copy_network
 
 INDEX = "model.safetensors.index.json"

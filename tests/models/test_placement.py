@@ -10,12 +10,14 @@ import torch
 import transformers
 
 from posbias.errors import RunError, UsageError
-from posbias.measurement import MeasureOptions, PassOptions, measure
-from posbias.models import load_model, loading
+from posbias.measurement.measurement import MeasureOptions, measure
+from posbias.measurement.outputs import PassOptions
+from posbias.models import loading
+from posbias.models.loading import load_model
 from posbias.models.model import ModelRequest
 from posbias.models.sources import absolute_source
 from posbias.models.weights import dispatched, first_not_finite, iterate_weights, weights_sha256
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 
 
 @pytest.fixture(autouse=True)

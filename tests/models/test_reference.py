@@ -11,8 +11,9 @@ from torch import Tensor
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
-from posbias.models import ReferenceConfig, ReferenceTransformer
-from posbias.models.reference import attention_maps
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.forward import attention_maps
+from posbias.models.reference.network import ReferenceTransformer
 
 EXACT = 1e-10
 """Float64 with a handful of layers."""

@@ -10,15 +10,9 @@ from torch import Tensor
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
-from posbias.models.reference import (
-    ReferenceConfig,
-    attention_maps,
-    constants_of,
-    draw_parameters,
-    forward,
-    shape_of,
-    stacked,
-)
+from posbias.models.reference.config import ReferenceConfig, shape_of
+from posbias.models.reference.forward import attention_maps, forward
+from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from published_networks import copy_network, retrieval_network
 
 EXACT = 1e-12

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, constants_of, draw_parameters, forward, shape_of, stacked
 from posbias.models.reference.attention import attention_of, dots, mixed
-from posbias.models.reference.config import ReferenceShape
-from posbias.models.reference.forward import folds
+from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
+from posbias.models.reference.forward import folds, forward
+from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 
 SAME = 1e-12
 """Double precision; products in another order."""

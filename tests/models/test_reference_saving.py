@@ -10,10 +10,11 @@ import torch
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.measurement import measure
-from posbias.models import ReferenceTransformer, load_model, load_reference, save_reference
-from posbias.models.reference import draw_parameters
-from posbias.prompts import load_prompts
+from posbias.measurement.measurement import measure
+from posbias.models.loading import load_model
+from posbias.models.reference.network import ReferenceTransformer, load_reference, save_reference
+from posbias.models.reference.parameters import draw_parameters
+from posbias.prompts.loading import load_prompts
 from published_networks import copy_network, retrieval_network
 
 CONFIGS = {

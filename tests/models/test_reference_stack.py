@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, constants_of, draw_parameters, forward, shape_of, stacked
+from posbias.models.reference.config import ReferenceConfig, shape_of
+from posbias.models.reference.forward import forward
+from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from published_networks import retrieval_network
 
 N = 7

@@ -8,7 +8,8 @@ import torch
 import transformers
 
 from posbias.errors import RunError, UsageError
-from posbias.models import load_model, loading, networks
+from posbias.models import loading, networks
+from posbias.models.loading import load_model
 from posbias.models.networks import network_size
 from posbias.models.sources import Source
 from posbias.models.weight_files import loaded_files, stored_tensors, weight_bytes

@@ -8,13 +8,17 @@ import torch
 
 from posbias.architecture import Architecture, Causal, Full, Prefix, SlidingWindow
 from posbias.errors import RunError, UsageError
-from posbias.measurement import measure
-from posbias.models import HuggingFaceModel, ReferenceConfig, ReferenceTransformer, load_model
-from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
+from posbias.measurement.measurement import measure
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import load_model
+from posbias.models.reference.config import ReferenceConfig, shape_of
+from posbias.models.reference.forward import attention_maps
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.models.reference.parameters import constants_of, stacked
 from posbias.papers import CLAIMS, MODEL_CLAIMS, verify_model
 from posbias.papers.kernels import random_monotone_kernel
 from posbias.papers.model_claims import ModelRun, run_model
-from posbias.prompts import load_prompts
+from posbias.prompts.loading import load_prompts
 from posbias.theory import predict
 from published_networks import copy_network, retrieval_network
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.papers.closing_loop import (
     CONTROL,
     POOLED,
@@ -21,7 +22,7 @@ from posbias.papers.closing_loop import (
 )
 from posbias.papers.influence_profiles import influence_profiles, initial, mean_field_profiles
 from posbias.papers.reproduction import Reproduction, reproduction_record
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.records import load_record
 from posbias.report.interactive import interactive
 from posbias.report.published import stored_figures

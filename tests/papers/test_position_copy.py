@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias.errors import UsageError
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.papers import influence_profiles, reproduce
 from posbias.papers.findings import Seeded
 from posbias.papers.liu2026.experiment import losses_table, position_copy_figures

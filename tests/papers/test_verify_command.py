@@ -115,7 +115,7 @@ def member(tmp_path_factory):
     import torch
 
     from posbias.architecture import Architecture
-    from posbias.models import ReferenceTransformer, save_reference
+    from posbias.models.reference.network import ReferenceTransformer, save_reference
     from published_networks import retrieval_network
 
     config = retrieval_network(Architecture(2), width=8)

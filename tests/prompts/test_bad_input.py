@@ -8,7 +8,8 @@ import pytest
 from pyarrow import parquet
 
 from posbias.errors import UsageError
-from posbias.prompts import load_prompts, synthetic_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import synthetic_prompts
 
 
 def refused(source, model, message, **request):

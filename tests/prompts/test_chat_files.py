@@ -6,8 +6,9 @@ import json
 import pytest
 
 from posbias.errors import UsageError
-from posbias.prompts import PromptSource, load_prompts
 from posbias.prompts.chat import chat_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import PromptSource
 
 SAID = [{"role": "user", "content": "What is it?"}]
 

@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posbias.prompts import load_prompts, shuffled, synthetic_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import shuffled, synthetic_prompts
 
 
 @given(st.integers(2, 60), st.integers(1, 6), st.integers(0, 3))

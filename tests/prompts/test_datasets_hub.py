@@ -8,8 +8,9 @@ import pytest
 from pyarrow import parquet
 
 from posbias.errors import UsageError
-from posbias.prompts import PromptSource, load_prompts
 from posbias.prompts.datasets_hub import parse_dataset
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import PromptSource
 
 TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(60)) for number in range(40)]
 

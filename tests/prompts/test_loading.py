@@ -10,7 +10,8 @@ import torch
 from pyarrow import parquet
 
 from posbias.errors import UsageError
-from posbias.prompts import Prompts, load_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts
 from posbias.prompts.sources import default_corpus
 
 TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(200)) for number in range(30)]
@@ -144,7 +145,7 @@ def test_prompts_are_checked_and_cut(model):
 
 
 def test_demo_model():
-    from posbias.models import load_model
+    from posbias.models.loading import load_model
 
     loaded = load_model("demo")
     prompts = load_prompts("default", loaded, n_positions=512, count=16)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.prompts import PromptSource, load_prompts, shuffled, synthetic_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import PromptSource, shuffled, synthetic_prompts
 
 TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(200)) for number in range(12)]
 

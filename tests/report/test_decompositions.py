@@ -8,7 +8,7 @@ from rich.console import Console
 
 from posbias.decomposition import Counterfactual, Decomposition
 from posbias.interventions import resolve_interventions
-from posbias.measurement import resolve_kinds
+from posbias.measurement.kinds import resolve_kinds
 from posbias.records import Record, load_record
 from posbias.report.decompositions import (
     CAVEAT,

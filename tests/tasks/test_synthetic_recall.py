@@ -9,7 +9,7 @@ import torch
 from posbias.architecture import Architecture
 from posbias.architecture.masks import Causal, Full, Prefix, SlidingWindow
 from posbias.errors import UsageError
-from posbias.models.reference import ReferenceConfig
+from posbias.models.reference.config import ReferenceConfig
 from posbias.tasks.synthetic import (
     IGNORED,
     FreeRecall,

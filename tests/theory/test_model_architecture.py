@@ -8,9 +8,12 @@ import pytest
 
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.measurement import measure
-from posbias.models import HuggingFaceModel, ReferenceConfig, ReferenceTransformer, load_model
-from posbias.prompts import load_prompts
+from posbias.measurement.measurement import measure
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import load_model
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.prompts.loading import load_prompts
 from posbias.theory import predict
 from published_networks import copy_network, retrieval_network
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.models import HuggingFaceModel, Origin
+from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model
 from posbias.models.networks import random_network
 

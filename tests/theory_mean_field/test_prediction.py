@@ -7,7 +7,9 @@ import pytest
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
-from posbias.models import HuggingFaceModel, Origin, ReferenceConfig, ReferenceTransformer
+from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import growing_bins, unit_bins

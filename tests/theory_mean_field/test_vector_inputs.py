@@ -8,7 +8,8 @@ import torch
 
 from posbias.architecture import Architecture, Sinusoidal
 from posbias.errors import UsageError
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of

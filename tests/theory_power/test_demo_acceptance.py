@@ -3,10 +3,10 @@
 import pytest
 
 from posbias.comparison.metrics import wasserstein
-from posbias.measurement import measure
-from posbias.models import load_model
+from posbias.measurement.measurement import measure
+from posbias.models.loading import load_model
 from posbias.profiles import uniform_profile
-from posbias.prompts import load_prompts
+from posbias.prompts.loading import load_prompts
 from posbias.theory.power_rollout import attention_rollout
 from theory_calls import power_rollout
 

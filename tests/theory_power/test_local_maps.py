@@ -9,7 +9,7 @@ import torch
 from torch.autograd.functional import jacobian
 
 from posbias.models.attention import norm_forward, rotary_forward
-from posbias.models.families import Norm
+from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.theory.power_rollout import attention, local_maps
 from posbias.theory.power_rollout.attention import (

@@ -10,9 +10,9 @@ import torch
 from torch.autograd.functional import jacobian
 
 from posbias.models.attention import affine
-from posbias.models.families import MixtureParts, MlpParts
+from posbias.models.families.parts import MixtureParts, MlpParts
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import WHOLE, ingredients
 from posbias.theory.power_rollout.local_maps import mixture_pull
 from posbias.theory.power_rollout.rollout import trace_model

@@ -10,8 +10,10 @@ import posbias as pb
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.reference import ReferenceConfig, ReferenceTransformer
-from posbias.prompts import Prompts, load_prompts
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import SharedDirection
 from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.signed_walks import along_shared, shared_direction_of

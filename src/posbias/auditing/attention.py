@@ -22,21 +22,21 @@ from jaxtyping import Int64
 
 from posbias.checks import checked
 from posbias.comparison import Sample, compare_with_prompts, summarise
-from posbias.measurement import AttentionOptions, attention_statistics
 from posbias.measurement.attention.statistics import (
     KERNEL_CELLS,
+    AttentionOptions,
     AttentionStatistics,
     HeadStatistic,
     MeanKernels,
     PromptMean,
 )
-from posbias.measurement.attention.streaming import working_precision
+from posbias.measurement.attention.streaming import attention_statistics, working_precision
 from posbias.measurement.cost import SHORT_LENGTHS, calibrate, report_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
 from posbias.models.model import Model
 from posbias.profiles import Profile, uniform_profile
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.records import Record
 from posbias.theory.power_rollout import AttentionRollouts, attention_rollouts
 

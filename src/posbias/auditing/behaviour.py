@@ -47,9 +47,10 @@ from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.samples import samples_of
-from posbias.measurement import Kind, PassOptions, measure_prompt, resolve_kinds
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
-from posbias.measurement.outputs import Target
+from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.outputs import PassOptions, Target
+from posbias.measurement.prompt import measure_prompt
 from posbias.models.model import Model
 from posbias.parts import PartStore, fingerprint, made_by
 from posbias.profiles import Profile

@@ -18,7 +18,9 @@ from posbias.auditing.measuring import MeasurePlan, measured_subject, state_name
 from posbias.comparison import MeasuredKind, Sample, Subject, TheoryProfile, compare_subject
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
-from posbias.measurement import measure, preflight, resolve_kinds
+from posbias.measurement.cost import preflight
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.measurement import measure
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.report.layout import RunView, store_subjects, view_of

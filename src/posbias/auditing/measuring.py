@@ -16,10 +16,14 @@ from posbias.checks import checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
 from posbias.directories import held
 from posbias.errors import RunError, UsageError
-from posbias.measurement import DEFAULT_KINDS, Kind, Measurement, MeasureOptions, measure, preflight, resolve_kinds
-from posbias.models import Model, load_model
+from posbias.measurement.cost import preflight
+from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, measure
+from posbias.models.loading import load_model
+from posbias.models.model import Model
 from posbias.parts import fingerprint, finished_run, made_by
-from posbias.prompts import Prompts, PromptSource, load_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.records import Record, failed_record, finished_record, plain, portable, run_directory
 from posbias.report import conclude, write_report
 from posbias.report.layout import store_subjects

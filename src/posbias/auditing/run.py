@@ -24,24 +24,19 @@ from posbias.comparison import Contrast, Subject, TheoryProfile, compare_subject
 from posbias.engines import Engine, Local, collect
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement import (
-    MeasureOptions,
-    PassOptions,
-    PromptMeasurement,
-    RunOptions,
-    Unit,
-    UnitWork,
-    check_prompts,
-    combine,
-    preflight,
-    resolve_kinds,
-)
-from posbias.measurement.blocks import network_blocks
-from posbias.models import HuggingFaceModel, Model
+from posbias.measurement.blocks import named_blocks
+from posbias.measurement.cost import preflight
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.measurement import MeasureOptions, RunOptions, Unit, UnitWork, combine
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import PromptMeasurement, check_prompts
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.parts import PartStore, below, fingerprint, finished_run, made_by
 from posbias.profiles import Profile
-from posbias.prompts import Prompts, PromptSource, load_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.records import Record, run_directory
 from posbias.report import conclude, paragraph, store_subjects, view_of
 from posbias.theory import predict
@@ -125,7 +120,7 @@ def prompt_theories(
 
 def theories_of_tokens(model: Model, *, initialised: bool) -> Callable[[Int64[np.ndarray, "n"]], Any]:
     """`prompt_theories` as work on token ids alone, for an estimate of its cost; any mixing costs the same."""
-    mixing = np.full(len(network_blocks(model.network)), 0.5)
+    mixing = np.full(len(named_blocks(model.network)), 0.5)
     return lambda ids: prompt_theories(model, ids, mixing=mixing, initialisation=0 if initialised else None)
 
 

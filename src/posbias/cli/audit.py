@@ -45,7 +45,7 @@ class BehaviourFlags:
         """What is evaluated and measured where `spelled` is the task."""
         from posbias.auditing import BehaviourPlan
         from posbias.evaluation import EvaluateOptions
-        from posbias.measurement import resolve_kinds
+        from posbias.measurement.kinds import resolve_kinds
         from posbias.tasks.language import LANGUAGE_TASKS
 
         task = LANGUAGE_TASKS.parse(spelled)
@@ -86,7 +86,7 @@ def audit(
     from posbias.auditing import AuditOptions, audit_behaviour, directory_names, link_behaviour, preflight_behaviour
     from posbias.auditing import audit as run_audit
     from posbias.evaluation.evaluation import BEHAVIOUR
-    from posbias.measurement import PassOptions
+    from posbias.measurement.outputs import PassOptions
 
     if behaviour.behaviour is None:
         options.refuse(context, options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")

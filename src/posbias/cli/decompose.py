@@ -34,7 +34,7 @@ def decompose(
     from posbias.decomposition import DecompositionOptions, counterfactuals, finished_decomposition
     from posbias.decomposition.decomposition import preflight_decomposition
     from posbias.interventions import resolve_interventions
-    from posbias.measurement import resolve_kinds
+    from posbias.measurement.kinds import resolve_kinds
     from posbias.parts import clear_parts
 
     options.check_resume(resume, flags.out)

@@ -58,8 +58,9 @@ def design(
             found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
             run.finish(design_record(found, run.arguments, command=run.command))
             return
-        from posbias.models import HuggingFaceModel, load_model
-        from posbias.prompts import load_prompts
+        from posbias.models.hugging_face import HuggingFaceModel
+        from posbias.models.loading import load_model
+        from posbias.prompts.loading import load_prompts
 
         if not model.startswith("config:"):
             raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")

@@ -57,7 +57,7 @@ class LocalFlags:
     def responder(self, model: str) -> "Responder":
         """A loaded model that answers."""
         from posbias.evaluation.responders import LocalOptions, LocalResponder
-        from posbias.models import load_model
+        from posbias.models.loading import load_model
 
         allowed = options.bytes_of(self.max_memory)
         loaded = load_model(model, dtype=self.dtype, device=self.device, max_memory=allowed)
@@ -76,7 +76,7 @@ class ServerFlags:
     def responder(self, url: str, *, tokenizer: str | None, directory: Path | None, reuse: bool) -> "Responder":
         """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
-        from posbias.models import load_tokenizer
+        from posbias.models.loading import load_tokenizer
         from posbias.registry import parse_literal_call
 
         if self.served_model is None:
@@ -199,7 +199,7 @@ def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | N
     """Write the examples for lm-eval; some tasks need the model's tokenizer for it."""
     from posbias.directories import held
     from posbias.evaluation.export import export_lm_eval
-    from posbias.models import load_tokenizer
+    from posbias.models.loading import load_tokenizer
 
     tokenizer = None if model is None else load_tokenizer(model)
     examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))

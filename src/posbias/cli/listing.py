@@ -92,7 +92,7 @@ def get(
     json: options.Json = False,
 ) -> None:
     """Download a named model once and keep it in the user's cache."""
-    from posbias.models import copy_demo, fetch_demo
+    from posbias.models.demo import copy_demo, fetch_demo
 
     if name != "demo":
         raise UsageError(f"unknown model {name!r}; known: demo (other models load by hub id, directory or file)")

@@ -11,7 +11,7 @@ from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.auditing import MeasurePlan
-    from posbias.measurement import AttentionOptions
+    from posbias.measurement.attention.statistics import AttentionOptions
 
 MEASURE_EXAMPLE = (
     "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: "
@@ -63,7 +63,9 @@ def measure(
     Several models are measured one after another, each into a directory of its own under --out.
     """
     from posbias.auditing import MeasurePlan, measure_source
-    from posbias.measurement import MeasureOptions, PassOptions, RunOptions, resolve_kinds
+    from posbias.measurement.kinds import resolve_kinds
+    from posbias.measurement.measurement import MeasureOptions, RunOptions
+    from posbias.measurement.outputs import PassOptions
 
     options.check_resume(resume, flags.out)
     passes = PassOptions(
@@ -155,8 +157,7 @@ class StatisticsFlags:
 
     def options(self) -> "AttentionOptions":
         """As the library takes it."""
-        from posbias.measurement import AttentionOptions
-        from posbias.measurement.attention.statistics import MEMORY_LIMIT
+        from posbias.measurement.attention.statistics import MEMORY_LIMIT, AttentionOptions
 
         try:
             thresholds = tuple(float(part) for part in self.thresholds.split(","))
@@ -184,7 +185,7 @@ def attention(
 ) -> None:
     """Measure attention, and roll it out. Distance, entropy, sinks, content, kernels, mixing ...; matrix-free."""
     from posbias.auditing import attention_record, preflight_attention
-    from posbias.measurement import attention_statistics
+    from posbias.measurement.attention.streaming import attention_statistics
     from posbias.theory.power_rollout import attention_rollouts
 
     allowed = options.bytes_of(statistics.max_memory)

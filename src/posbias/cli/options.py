@@ -19,8 +19,9 @@ from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.engines import Engine
-    from posbias.models import HuggingFaceModel, ReferenceTransformer
-    from posbias.prompts import Prompts, PromptSource
+    from posbias.models.hugging_face import HuggingFaceModel
+    from posbias.models.reference.network import ReferenceTransformer
+    from posbias.prompts.prompts import Prompts, PromptSource
     from posbias.tasks.language import LanguageTask
 
 UNRECORDED = {"json", "resume"}
@@ -89,13 +90,13 @@ class PromptFlags:
     @property
     def source(self) -> "PromptSource":
         """What they are drawn from."""
-        from posbias.prompts import PromptSource
+        from posbias.prompts.prompts import PromptSource
 
         return PromptSource("default" if self.prompts is None else self.prompts, self.windows, self.shuffle)
 
     def drawn(self, model: "HuggingFaceModel | ReferenceTransformer", *, seed: int) -> "Prompts":
         """The prompts, in a model's own tokens."""
-        from posbias.prompts import load_prompts
+        from posbias.prompts.loading import load_prompts
 
         return load_prompts(self.source, model, n_positions=self.length, count=self.count, seed=seed)
 
@@ -110,7 +111,7 @@ class ModelFlags:
 
     def load(self, source: str, *, max_memory: int | None) -> "HuggingFaceModel | ReferenceTransformer":
         """The model."""
-        from posbias.models import load_model
+        from posbias.models.loading import load_model
 
         return load_model(source, **vars(self), max_memory=max_memory)
 

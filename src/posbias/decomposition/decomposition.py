@@ -29,12 +29,13 @@ from posbias.comparison.subject import decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
-from posbias.measurement import Kind, check_prompts, resolve_kinds
 from posbias.measurement.cost import calibrate, report_cost, without_passes
+from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.prompt import check_prompts
 from posbias.models.model import Model
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.records import Record, plain
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 

@@ -18,11 +18,14 @@ from jaxtyping import Float64, Int64
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention
-from posbias.measurement import AttentionOptions, Kind, PassOptions, attention_statistics, measure_prompt
-from posbias.measurement.prompt import mixing_of_layers
+from posbias.measurement.attention.statistics import AttentionOptions
+from posbias.measurement.attention.streaming import attention_statistics
+from posbias.measurement.kinds import Kind
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import measure_prompt, mixing_of_layers
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.parts import PartStore, fingerprint
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
 from posbias.theory.power_rollout.trace import TARGETS

@@ -9,12 +9,14 @@ from jaxtyping import Float64
 
 from posbias.designing.design import Design
 from posbias.interventions import intervened
-from posbias.measurement import PassOptions, measure_prompt, resolve_kinds
-from posbias.models import HuggingFaceModel
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import measure_prompt
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.records import Record
 from posbias.statistics import Interval, blocks, jackknife, leave_one_out
 from posbias.theory.rollout import rollout_rows

@@ -143,16 +143,12 @@ class Local(Engine):
 
 @dataclass
 class _Worker:
-    """A process and what it is doing."""
-
     process: subprocess.Popen[bytes]
     pipe: Connection
     unit: int | None = None
 
 
 class _Crew:
-    """Worker processes at work on one queue."""
-
     def __init__(self, workload: Workload, units: Sequence[int], engine: Local) -> None:
         self._packed, self._threads = pickle.dumps(workload), engine.pinned_threads
         self._queue, self._starts = Queue(units, engine.retries), Starts(engine.workers)
@@ -213,7 +209,6 @@ class _Crew:
 
 
 def _start(packed: bytes, threads: int) -> _Worker:
-    """A worker that begins to prepare."""
     ours, theirs = Pipe()
     # This interpreter's own search path, so that the worker finds the same modules.
     served = f"{theirs.fileno()}, {os.getpid()}"

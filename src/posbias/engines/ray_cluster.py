@@ -80,8 +80,6 @@ class _Served:
 
 
 class _Actors:
-    """Actors at work on one queue."""
-
     def __init__(self, ray: Any, workload: Workload, queue: Queue, engine: Ray) -> None:
         self._ray = ray
         self._queue = queue

@@ -19,7 +19,7 @@ from posbias.evaluation.responders import LocalOptions, LocalResponder, Request,
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.responders.running import Ending, Runner, Started, count_tokens, decode, size_of, trusted_runner
 from posbias.evaluation.samples import EvaluateOptions, Sample, requests_of
-from posbias.measurement.cost import calibrate, in_bfloat16, tell_cost, without_passes
+from posbias.measurement.cost import calibrate, report_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.model import Model
 from posbias.tasks.language import LanguageTask
@@ -136,6 +136,5 @@ def preflight_answers(
     remedies: dict[str, Remedy] = {}
     if responder.options.batch > 1:
         remedies["--batch 1"] = lambda: work.estimate(longest, replace(responder.options, batch=1))
-    remedies |= in_bfloat16(responder.model, estimate)
-    cost = tell_cost(estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
+    cost = report_cost(responder.model, estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
     return {**cost, "prompts": len(fitting)} if cost else {}

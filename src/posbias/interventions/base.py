@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts
+from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.registry import Registry
 

@@ -17,7 +17,8 @@ from posbias.architecture import Architecture
 from posbias.checks import check_number
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
-from posbias.models.families import AttentionParts, Block, Norm
+from posbias.models.families.base import Block
+from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
 SCALE = "scaling"

@@ -18,7 +18,7 @@ from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding,
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked
 from posbias.interventions.masks import HIDDEN_SCORE, additive, check_maskable
-from posbias.models.families import AttentionParts
+from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 
 CACHES = ("past_key_values", "layer_past")

@@ -19,7 +19,8 @@ from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, Sl
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
-from posbias.models.families import AttentionParts, Block
+from posbias.models.families.base import Block
+from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 
 WIRED = ("eager", "sdpa")

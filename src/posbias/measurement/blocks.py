@@ -22,13 +22,16 @@ from posbias.models.model import Model
 from posbias.models.weights import dispatched
 
 
-def network_blocks(network: nn.Module) -> list[nn.Module]:
-    """The network's blocks, nearest the input first: its `nn.ModuleList` with the most parameters, or nothing."""
-    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
+def named_blocks(network: nn.Module) -> dict[str, nn.Module]:
+    """The network's blocks by module path, such as `model.layers.17`, nearest the input first.
+
+    They are the entries of its `nn.ModuleList` with the most parameters; nothing where there is none.
+    """
+    lists = [named for named in network.named_modules() if isinstance(named[1], nn.ModuleList) and len(named[1])]
     if not lists:
-        return []
-    largest = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
-    return list(largest)
+        return {}
+    path, largest = max(lists, key=lambda named: sum(parameter.numel() for parameter in named[1].parameters()))
+    return {f"{path}.{name}".removeprefix("."): block for name, block in largest.named_children()}
 
 
 @contextmanager
@@ -37,7 +40,7 @@ def checkpointed(network: nn.Module, *, enabled: bool = True) -> Iterator[None]:
     if not enabled:
         yield
         return
-    blocks = network_blocks(network)
+    blocks = list(named_blocks(network).values())
     if not blocks:
         raise UsageError(f"checkpointing needs blocks in an nn.ModuleList; {type(network).__name__} has none")
     # A forward of the instance's own (set by a device dispatcher, say) must come back afterwards.
@@ -53,12 +56,6 @@ def checkpointed(network: nn.Module, *, enabled: bool = True) -> Iterator[None]:
             vars(block).pop("forward", None)
             if forward is not None:
                 block.forward = forward
-
-
-def named_blocks(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The network's blocks with their module paths, such as `model.layers.17`, nearest the input first."""
-    names = {id(module): name for name, module in network.named_modules()}
-    return [(names[id(block)], block) for block in network_blocks(network)]
 
 
 def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position feature"]) -> str:
@@ -83,7 +80,7 @@ def first_in_backward(network: nn.Module) -> Iterator[Callable[[], str]]:
     What is yielded names, afterwards, the block in which the gradient, coming from the output, first holds NaN or
     infinity, as the end of a sentence.
     """
-    names = [name for name, _ in named_blocks(network)]
+    names = list(named_blocks(network))
     broken: set[str] = set()
 
     def look(name: str, stream: Tensor) -> None:
@@ -126,6 +123,6 @@ def _at_block_outputs(network: nn.Module, look: Callable[[str, Tensor], None]) -
         return hook
 
     with ExitStack() as hooks:
-        for name, block in named_blocks(network):
+        for name, block in named_blocks(network).items():
             hooks.callback(block.register_forward_hook(hook_of(name)).remove)
         yield

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from posbias.checks import checked
 from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError
-from posbias.measurement.blocks import network_blocks
+from posbias.measurement.blocks import named_blocks
 from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import MeasureOptions, Unit
@@ -153,14 +153,8 @@ def preflight(
 ) -> dict[str, Any]:
     """Say what `measure` with the same arguments will cost, and refuse what cannot fit.
 
-    Args:
-        model: As for `measure`.
-        prompts: Their number and length count.
-        kinds: As for `measure`.
-        options: Passes and engine.
-        max_memory: Bytes that the process may hold; None: what is free.
-        beside: What else is computed of every prompt, after it was measured.
-        units: What is measured; None: every prompt once. A re-initialised network lies beside the loaded one.
+    `max_memory` bytes may be held (None: what is free); `beside` is what else is computed of every prompt after it was
+    measured. `units` are measured (None: every prompt once); a re-initialised network lies beside the loaded one.
 
     Returns:
         The estimate as plain values for a record; empty where there is none.
@@ -169,11 +163,15 @@ def preflight(
         UsageError: it does not fit; the message says what would.
     """
     engine, passes = options.run.engine, options.passes
-    redrawn = any(unit.init_seed is not None for unit in units or ())
+    redrawn_bytes = 0
+    if any(unit.init_seed is not None for unit in units or ()):
+        # It is drawn on the CPU, in float32 whatever the model's precision.
+        least = torch.float32.itemsize if model.device.type == "cpu" else 0
+        redrawn_bytes = weights_in_place(model) // model.dtype.itemsize * max(least, model.dtype.itemsize)
 
     def under(**changes: Any) -> CostEstimate | None:
         found = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=replace(passes, **changes), beside=beside)
-        return with_redrawn(model, found) if found and redrawn else found
+        return replace(found, redrawn_bytes=redrawn_bytes) if found else None
 
     with pinned(engine.pinned_threads):
         remedies: dict[str, Remedy] = {}
@@ -204,33 +202,24 @@ def report_cost(
     remedies: Mapping[str, Remedy] | None = None,
     half: str = "--dtype bfloat16",
 ) -> dict[str, Any]:
-    """Say what `count` prompts will cost, and refuse what cannot fit; half precision is always among the remedies.
+    """Say what `count` prompts, the longest as in the estimate, will cost, and refuse what cannot fit.
 
-    Args:
-        model: What does the work.
-        estimate: Of the longest prompt.
-        count: Prompts.
-        workers: Processes on this machine that work.
-        max_memory: Bytes that the process may hold; None: what is free.
-        remedies: By what a user would write: what it would take then.
-        half: What asks for half precision.
+    `workers` processes on this machine may hold `max_memory` bytes (None: what is free). The remedies, by what a user
+    would write, always include half precision, which `half` asks for.
 
     Returns:
         The estimate as plain values for a record; empty where the passes are not known.
     """
-    remedies = {**(remedies or {}), **in_bfloat16(model, estimate, flags=half)}
-    return tell_cost(estimate, count, workers=workers, max_memory=max_memory, remedies=remedies)
-
-
-def tell_cost(
-    estimate: CostEstimate,
-    count: int,
-    *,
-    workers: int = 1,
-    max_memory: int | None = None,
-    remedies: Mapping[str, Remedy] | None = None,
-) -> dict[str, Any]:
-    """`report_cost` with these remedies and no others."""
+    remedies = dict(remedies or {})
+    if model.dtype.itemsize > torch.bfloat16.itemsize:
+        halved = replace(
+            estimate,
+            weights_bytes=estimate.weights_bytes * torch.bfloat16.itemsize // model.dtype.itemsize,
+            coefficients=tuple(HALVED * value for value in estimate.coefficients),
+        )
+        # While it loads, the weights of the file lie beside those made of them.
+        loading = max(0, estimate.weights_bytes - halved.passes_bytes)
+        remedies[half] = lambda: replace(halved, kept=lambda n_positions: estimate.kept(n_positions) + loading)
     estimate.check(workers=workers, max_memory=max_memory, remedies=remedies)
     if not estimate.coefficients:
         return {}
@@ -238,29 +227,9 @@ def tell_cost(
     return estimate.describe(count, workers=workers)
 
 
-def with_redrawn(model: Model, estimate: CostEstimate) -> CostEstimate:
-    """With a re-initialised network beside the loaded one: it is drawn on the CPU, in float32 whatever the model's."""
-    wide = max(torch.float32.itemsize, model.dtype.itemsize) if model.device.type == "cpu" else model.dtype.itemsize
-    return replace(estimate, redrawn_bytes=weights_in_place(model) // model.dtype.itemsize * wide)
-
-
 def without_passes(model: Model, n_positions: int) -> CostEstimate:
     """Where the passes cannot be estimated: the process and the weights, which are in place."""
     return _with_process(model, CostEstimate(n_positions, weights_in_place(model), coefficients=(), seconds=0.0))
-
-
-def in_bfloat16(model: Model, estimate: CostEstimate, *, flags: str = "--dtype bfloat16") -> dict[str, Remedy]:
-    """What half precision would take, by its flags; nothing where the model is in it."""
-    if model.dtype.itemsize <= torch.bfloat16.itemsize:
-        return {}
-    half = replace(
-        estimate,
-        weights_bytes=estimate.weights_bytes * torch.bfloat16.itemsize // model.dtype.itemsize,
-        coefficients=tuple(HALVED * value for value in estimate.coefficients),
-    )
-    # While it loads, the weights of the file lie beside those made of them.
-    loading = max(0, estimate.weights_bytes - half.passes_bytes)
-    return {flags: lambda: replace(half, kept=lambda n_positions: estimate.kept(n_positions) + loading)}
 
 
 def _with_process(model: Model, estimate: CostEstimate) -> CostEstimate:
@@ -280,7 +249,7 @@ def calibrate(
     squares: Work | None = None,
     say_why: bool = True,
 ) -> CostEstimate | None:
-    """What `run` on one prompt of a length will take, from short runs of it.
+    """What `run` on one prompt of a length will take, from short runs of it; None where these fail, as it will itself.
 
     Args:
         model: What it runs on.
@@ -290,9 +259,6 @@ def calibrate(
         squares: The part of the work whose memory may grow with the square of the length; all of it unless given.
             Short runs have their peaks at different stages of the work, which a parabola through them mistakes for it.
         say_why: Whether to say why there is no estimate.
-
-    Returns:
-        The estimate; None where the short runs fail, which the run itself will report.
     """
     usual = usual or run
     lengths = _short_lengths(n_positions)
@@ -374,7 +340,7 @@ def _extrapolate(model: Model, lengths: Sequence[int], times: Sequence[float], n
 def _flops(model: Model, n_positions: int) -> float:
     """Of one forward pass, up to a factor."""
     weights = sum(parameter.numel() for parameter in model.network.parameters()) - model.vocabulary_size * model.width
-    layers = max(len(network_blocks(model.network)), 1)
+    layers = max(len(named_blocks(model.network)), 1)
     return 2.0 * max(weights, model.width) * n_positions + 4.0 * layers * model.width * n_positions**2
 
 

@@ -90,8 +90,11 @@ class CostEstimate:
         max_memory: int | None = None,
         remedies: "Mapping[str, Remedy] | None" = None,
     ) -> None:
-        """Refuse what cannot fit into `max_memory`, or into what is free now; the remedies that would fit are named."""
-        allowed = self.allowed(max_memory)
+        """Refuse what cannot fit into `max_memory`, or into what is held and free now; remedies that fit are named."""
+        allowed = max_memory
+        if allowed is None and (free := free_bytes(self.device)) is not None:
+            held = resident_bytes() if self.device.type == "cpu" else None
+            allowed = free + (self.weights_bytes if held is None else held)
         if allowed is None or self.needed(workers) <= allowed:
             return
         room = int(allowed * (1 - MARGIN))
@@ -107,30 +110,20 @@ class CostEstimate:
             f"try {' or '.join(ways) or self._least(workers)}"
         )
 
-    def allowed(self, max_memory: int | None = None) -> int | None:
-        """Bytes that may be held: as given, or what is held and what is free beside it; None: unknown."""
-        if max_memory is not None:
-            return max_memory
-        free = free_bytes(self.device)
-        held = resident_bytes() if self.device.type == "cpu" else None
-        return None if free is None else free + (self.weights_bytes if held is None else held)
-
     def longest_fitting(self, allowed: int, *, workers: int = 1) -> int:
         """The most positions, fewer than asked for, that fit; 0 where not even a few do."""
         low, high = 0, self.n_positions
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._at(middle).needed(workers) <= allowed else (low, middle - 1)
+            fits = replace(self, n_positions=middle).needed(workers) <= allowed
+            low, high = (middle, high) if fits else (low, middle - 1)
         return low if low >= FEWEST else 0
 
     def _least(self, workers: int) -> str:
         """What would do where nothing else does: the least memory, for the fewest positions."""
-        least = self._at(min(FEWEST, self.n_positions))
+        least = replace(self, n_positions=min(FEWEST, self.n_positions))
         size = least.needed(workers) * (1 + MARGIN)
         return f"a smaller model; {show_at_most(size, digits=2)} would do for {least.n_positions} positions"
-
-    def _at(self, n_positions: int) -> "CostEstimate":
-        return replace(self, n_positions=n_positions)
 
     def _whose(self, workers: int) -> str:
         if self.device.type != "cpu":

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_size
+from posbias.checks import check_choice, check_size
 from posbias.errors import RunError, UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_backward, first_in_forward
@@ -53,12 +53,9 @@ def integrate_path(
 ) -> PathIntegral:
     """Simpson's rule on pieces of [0, 1], the midpoint rule on the first: networks may have no gradient at 0 itself.
 
-    Args:
-        evaluate: Scores and slopes at places of the path.
-        ends: The scores at 0 and 1.
-        steps: Places evaluated at most, >= 1; 1 is the midpoint of the whole path.
-        tolerance: Stop when the error of what can still be halved is at most this share of the sum of |values|, >= 0.
-        at_once: Places per call of `evaluate` at most, >= 1.
+    `ends` are the scores at 0 and 1. At most `steps` places are evaluated (>= 1; 1 is the midpoint of the whole path),
+    at most `at_once` per call, until the error of what can still be halved is at most `tolerance` (>= 0) of the sum of
+    |values|.
     """
     path = _Path(evaluate, ends, at_once)
     path.visit({0.5})
@@ -141,8 +138,6 @@ class _Path:
         return [replace(first, change=change), replace(second, change=change)]
 
 
-SCORES = ("logprob", "logit", "probability")
-BASELINES = ("zero", "mean")
 VOCABULARY_CHUNK = 4096
 """Tokens embedded at once for the mean embedding."""
 
@@ -179,12 +174,8 @@ class IntegratedGradients(Experiment):
         check_size("integrated_gradients: steps", self.steps, REPEATS)
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UsageError(f"integrated_gradients: tolerance must be a number >= 0, got {self.tolerance!r}")
-        if self.baseline not in BASELINES:
-            raise UsageError(
-                f"integrated_gradients: baseline must be one of {', '.join(BASELINES)}, got {self.baseline!r}"
-            )
-        if self.score not in SCORES:
-            raise UsageError(f"integrated_gradients: score must be one of {', '.join(SCORES)}, got {self.score!r}")
+        check_choice("integrated_gradients: baseline", self.baseline, ("zero", "mean"))
+        check_choice("integrated_gradients: score", self.score, ("logprob", "logit", "probability"))
 
     def measure(self, question: Question) -> Influence:
         """Absolute attributions; `details` hold their gap and the scores at both ends."""

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_size
+from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.outputs import Influence, Output, Question, Reading
@@ -23,9 +23,6 @@ from posbias.models.model import Outputs
 from posbias.registry import Registry
 
 KINDS: Registry["Kind"] = Registry("influence kind")
-
-PROBES = ("rademacher", "gaussian", "ones")
-"""Probe vectors of the `jacobian` kind."""
 
 Site = Literal["hidden", "logits"]
 Covectors = Float64[Tensor, "passes outputs features"]
@@ -67,10 +64,7 @@ class Pullback(Kind):
     def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """The covectors for one prompt, on the CPU, before the outputs' share.
 
-        Args:
-            output: The outputs that are read; only the first row of the batch is looked at.
-            reading: The tokens that a target asks for.
-            generator: CPU generator for the random ones.
+        Only the first row of the output's batch is looked at; the generator, for random ones, is the CPU's.
         """
 
 
@@ -109,8 +103,7 @@ class Jacobian(Pullback):
 
     def __post_init__(self) -> None:
         check_size("jacobian: probes", self.probes, REPEATS)
-        if self.probe not in PROBES:
-            raise UsageError(f"jacobian: probe must be one of {', '.join(PROBES)}, got {self.probe!r}")
+        check_choice("jacobian: probe", self.probe, ("rademacher", "gaussian", "ones"))
         if not isinstance(self.exact, bool):
             raise UsageError(f"jacobian: exact must be True or False, got {self.exact!r}")
 

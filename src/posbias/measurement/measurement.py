@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.checks import check_seed, checked
+from posbias.checks import check_choice, check_seed, checked
 from posbias.engines import Arrays, Engine, Local, collect
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
@@ -29,8 +29,6 @@ from posbias.prompts.prompts import Prompts
 from posbias.statistics import CONFIDENCE, estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
-AVERAGINGS = ("profiles", "norms")
-KEEPS = ("prompts", "mean")
 
 
 @checked
@@ -102,10 +100,8 @@ class MeasureOptions:
     """Which processes or machines measure, and where finished prompts are kept."""
 
     def __post_init__(self) -> None:
-        if self.averaging not in AVERAGINGS:
-            raise UsageError(f"averaging must be one of {', '.join(AVERAGINGS)}, got {self.averaging!r}")
-        if self.keep not in KEEPS:
-            raise UsageError(f"keep must be one of {', '.join(KEEPS)}, got {self.keep!r}")
+        check_choice("averaging", self.averaging, ("profiles", "norms"))
+        check_choice("keep", self.keep, ("prompts", "mean"))
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_choice, check_whole, checked
 from posbias.errors import UsageError
 from posbias.models.model import Model, Outputs
 from posbias.registry import Registry
@@ -28,8 +28,6 @@ TokenIds = Int64[np.ndarray, "n_positions"]
 """Of one prompt."""
 Key = tuple[int, int]
 """(seed, index of the prompt): random draws depend on these and the kind's name, on nothing else."""
-SCORES = ("sum", "mean")
-"""How the log-probabilities of a target's tokens are combined."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +154,7 @@ class Target(Output):
             raise UsageError(
                 'target: give either text, such as target(text=" Paris"), or tokens, as target(tokens=[5])'
             )
-        if self.score not in SCORES:
-            raise UsageError(f"target: score must be one of {', '.join(SCORES)}, got {self.score!r}")
+        check_choice("target: score", self.score, ("sum", "mean"))
         for token in self.tokens:
             check_whole("target: tokens", token)
         object.__setattr__(self, "tokens", tuple(self.tokens))

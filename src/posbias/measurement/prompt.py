@@ -59,7 +59,7 @@ def influence_by_depth(
         pulled: list[Pulled] = [("hidden", vector.expand(len(reading.positions), -1)) for vector in vectors]
         squares = pull_back({"hidden": stream}, inputs, pulled, keep_graph=layer != layers[-1])
         if not np.all(np.isfinite(squares)):
-            name = named_blocks(model.network)[layer][0]
+            name = list(named_blocks(model.network))[layer]
             where = first_in_forward(model, inputs)
             raise RunError(f"layers: the gradient of {name} on prompt {key[1]} is not finite{where}")
         found.append(from_squares(squares * reading.share**2, sampled=kind.sampled))
@@ -180,13 +180,11 @@ def mixing_of_first_pass(model: Model, token_ids: TokenIds, *, prompt: int) -> I
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
-    stream, branch = (values[:, 0].double().numpy(force=True) for values in (norms.stream, norms.branch))
-    for layer, total in enumerate((stream + branch).min(axis=1)):
-        if not np.isfinite(total) or total == 0:
-            raise RunError(f"mixing: |x| + |a| is {total} on prompt {prompt}, layer {layer}; it must be finite and > 0")
-    stream_norm, branch_norm = (np.linalg.norm(values, axis=1) for values in (stream, branch))
-    share = branch / (stream + branch)
-    return Mixing(share.mean(axis=1), branch_norm / (stream_norm + branch_norm), share)
+    share = norms.share(f" on prompt {prompt}")
+    stream, branch = (
+        np.linalg.norm(values[:, 0].double().numpy(force=True), axis=1) for values in (norms.stream, norms.branch)
+    )
+    return Mixing(share.mean(axis=1), branch / (stream + branch), share)
 
 
 LEFT_OUT = "left_out/"
@@ -251,12 +249,7 @@ def measure_prompt(
 ) -> PromptMeasurement:
     """Measure one prompt: every kind of influence, and the mixing where the model's family is described.
 
-    Args:
-        model: Any causal language model.
-        token_ids: One prompt.
-        kinds: Distinct kinds, as `resolve_kinds` returns them.
-        key: All that random probes depend on; both numbers >= 0.
-        options: The output that is read, layers, precision check, and how the passes are run.
+    Kinds are distinct, as `resolve_kinds` returns them; the key is all that random probes depend on, both numbers >= 0.
 
     Raises:
         RunError: a value is not finite.

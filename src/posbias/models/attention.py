@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts, Norm
+from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 
@@ -192,11 +192,8 @@ def query_blocks(
 ) -> Iterator[AttentionBlock]:
     """A layer's attention weights, a block of queries at a time, last queries first; every query comes once.
 
-    Args:
-        parts: For the scale, the soft cap, the position logits and the number of heads.
-        state: Queries and keys as the dot product sees them.
-        reach: Keys a query sees, its own included; None for all before it. Others have weight zero.
-        block: Most queries in a block, >= 1; long prompts take fewer, see BLOCK_ELEMENTS.
+    The state is as the dot product sees it. A query sees `reach` keys, its own included (None: all before it); others
+    have weight zero. A block has at most `block` queries, >= 1; of long prompts fewer, see BLOCK_ELEMENTS.
     """
     n_positions = state.key.shape[1]
     rows = rows_at_once(parts.heads, n_positions, block)

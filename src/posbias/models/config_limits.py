@@ -79,8 +79,6 @@ def gguf_metadata(path: Path) -> dict[str, Any]:
 
 
 class _Header:
-    """A GGUF file, read from its beginning."""
-
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.values = file, 0
 

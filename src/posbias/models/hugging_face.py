@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.families import FAMILIES, Block, Family
+from posbias.models.families.base import FAMILIES, Block, Family
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, weights_sha256
 
@@ -227,12 +227,10 @@ class BranchWatch:
 
 @contextmanager
 def watch_branches(blocks: Sequence[Block], *, once: nn.Module | None = None) -> Iterator[BranchWatch]:
-    """Within the context, keep the norms of one forward pass; weights and outputs stay as they are.
+    """Within the context, keep the norms of one forward pass of a model's blocks, in order.
 
-    Args:
-        blocks: Of one model, in order.
-        once: The network, to stop watching when its first forward pass is over: what runs a block again afterwards
-            (checkpointing, the next kind's passes) is then not seen.
+    With the network given as `once`, watching stops when its first forward pass is over: what runs a block again
+    afterwards (checkpointing, the next kind's passes) is then not seen.
     """
     watch = BranchWatch()
     with ExitStack() as hooks:

@@ -29,7 +29,7 @@ from posbias.models.networks import (
     read_tokenizer,
     refused_configuration,
 )
-from posbias.models.reference import ReferenceTransformer, is_reference, load_reference
+from posbias.models.reference.network import ReferenceTransformer, is_reference, load_reference
 from posbias.models.sources import Source, absolute_source, named_path, quiet, read_config, resolve_source
 from posbias.models.weights import first_not_finite, network_sha256, quantised
 

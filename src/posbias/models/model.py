@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
+
+from posbias.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,21 @@ class BranchNorms:
     """|x|, the block input."""
     branch: Float[Tensor, "layer batch position"]
     """|a|, what the attention branch adds, after any post-norm."""
+
+    def share(self, where: str = "") -> Float64[np.ndarray, "layers position"]:
+        """|a| / (|x| + |a|) of every position of a single prompt, in [0, 1].
+
+        Raises:
+            RunError: a sum is zero or not finite; the message names the layer, and the prompt by `where`.
+        """
+        stream, branch = (norms[:, 0].double().numpy(force=True) for norms in (self.stream, self.branch))
+        total = stream + branch
+        wrong = np.flatnonzero(~(np.isfinite(total) & (total > 0)).all(axis=1))
+        if len(wrong):
+            raise RunError(
+                f"mixing: |x| + |a| is zero or not finite{where} in layer {wrong[0]}; it must be finite and > 0"
+            )
+        return np.asarray(branch / total)
 
 
 class Model(ABC):

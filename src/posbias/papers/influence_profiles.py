@@ -14,16 +14,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posbias.errors import UsageError
-from posbias.models.reference import (
-    ReferenceShape,
-    ReferenceTransformer,
-    constants_of,
-    draw_parameters,
-    shape_of,
-    stacked,
-)
+from posbias.models.reference.config import ReferenceShape, shape_of
 from posbias.models.reference.forward import embedded, entrance, hidden_states, layer_inputs, split
-from posbias.prompts import Prompts
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
+from posbias.prompts.prompts import Prompts
 from posbias.tasks.synthetic import stack_tasks
 from posbias.theory.mean_field import mean_field
 from posbias.theory.power_rollout import power_rollout_prompt
@@ -181,7 +176,7 @@ def layer_statistics(
         constants: Likewise.
         vectors: Embedded inputs [member, batch, position, feature].
     """
-    from posbias.models.reference import attention_maps
+    from posbias.models.reference.forward import attention_maps
 
     plain = replace(shape, vocabulary_size=None)
     maps = attention_maps(plain, dict(weights), dict(constants), vectors).double().mean(dim=(2, 3))

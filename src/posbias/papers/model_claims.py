@@ -19,11 +19,14 @@ from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.errors import RunError, UsageError
 from posbias.models.attention import project_attention, query_blocks, rotated
 from posbias.models.model import Model
-from posbias.models.reference import ReferenceTransformer, attention_maps, constants_of, shape_of, stacked
+from posbias.models.reference.config import shape_of
+from posbias.models.reference.forward import attention_maps
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.models.reference.parameters import constants_of, stacked
 from posbias.papers.claims import CLAIMS, Finding, Premise, Verdict, selected
 from posbias.papers.kernels import ROUNDING
 from posbias.progress import track
-from posbias.prompts import Prompts
+from posbias.prompts.prompts import Prompts
 from posbias.registry import Registry
 from posbias.theory.power_rollout.actual_attention import trace_attention
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from posbias.models import load_model
+from posbias.models.loading import load_model
 from posbias.papers.birth2603.models import BirthSettings
 from posbias.papers.claims import Verdict, selected
 from posbias.papers.model_claims import verify_model
@@ -16,7 +16,7 @@ from posbias.papers.study_runs import (
     shipped_studies,
 )
 from posbias.parts import fingerprint
-from posbias.prompts import load_prompts
+from posbias.prompts.loading import load_prompts
 from posbias.records import Record
 from posbias.training import TrainingRun
 

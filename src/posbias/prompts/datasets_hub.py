@@ -70,8 +70,6 @@ def dataset_group(dataset: DatasetName, *, seed: int) -> Group:
 
 @dataclass
 class _Rows:
-    """A stream of records, read a batch at a time."""
-
     name: str
     stream: Iterator[dict[str, Any]]
     column: str = ""

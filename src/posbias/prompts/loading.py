@@ -93,7 +93,12 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
     if isinstance(source, str) and source.startswith(CHAT_SCHEME):
         return chat_file_prompts(request, model, n_positions=n_positions, count=count)
     name, groups = _groups(request, n_positions, seed)
-    prefix = _prefix(groups, model, name)
+    prefix: tuple[int, ...] = ()
+    if any(group.is_text for group in groups):
+        if model.tokenizer is None:
+            raise UsageError(f"{name}: the model has no tokenizer, so prompts must be token ids, not text")
+        prefix = opening(model.tokenizer)
+        check_vocabulary(np.asarray(prefix, dtype=np.int64), model, "tokenizer")
     if n_positions <= len(prefix):
         raise UsageError(
             f"n_positions must exceed the {len(prefix)} special tokens that open a text, got {n_positions}"
@@ -176,17 +181,6 @@ def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, li
         f"prompts {text!r}: need 'default', 'synthetic', a .txt, .jsonl or .parquet file[#field], "
         "'hf:owner/name', or token ids"
     )
-
-
-def _prefix(groups: list[Group], model: TokenModel, name: str) -> tuple[int, ...]:
-    """The special tokens that open each prompt; nothing where the documents are token ids."""
-    if not any(group.is_text for group in groups):
-        return ()
-    if model.tokenizer is None:
-        raise UsageError(f"{name}: the model has no tokenizer, so prompts must be token ids, not text")
-    prefix = opening(model.tokenizer)
-    check_vocabulary(np.asarray(prefix, dtype=np.int64), model, "tokenizer")
-    return prefix
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Int64
 
-from posbias.checks import check_seed, check_whole, checked
+from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
 
-WINDOWS = ("random", "starts")
 PROBE = "a"
 """Any text: it shows which special tokens the tokenizer puts before one."""
 EMBEDDED = 1 << 24
@@ -26,7 +25,7 @@ EMBEDDED = 1 << 24
 
 @runtime_checkable
 class TokenModel(Protocol):
-    """What prompts need to know of a model; `posbias.models.Model` has it."""
+    """What prompts need to know of a model; `posbias.models.model.Model` has it."""
 
     tokenizer: Any
     """A Hugging Face tokenizer, or None for a model that only takes token ids."""
@@ -117,8 +116,7 @@ class PromptSource:
     def __post_init__(self) -> None:
         if isinstance(self.source, PromptSource):
             raise UsageError("a PromptSource holds a source, not another PromptSource")
-        if self.windows not in WINDOWS:
-            raise UsageError(f"windows must be one of {', '.join(WINDOWS)}, got {self.windows!r}")
+        check_choice("windows", self.windows, ("random", "starts"))
 
 
 def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:

@@ -16,7 +16,7 @@ from jaxtyping import Float64
 from posbias.architecture import Architecture, Causal
 from posbias.architecture.encodings import NoEncoding
 from posbias.checks import check_seed, check_whole, checked
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.limits import CELLS, STEPS
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
@@ -166,7 +166,7 @@ class ContinuousLimit(ArchitectureTheory):
 
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:
     """The mixing that a model's configuration fixes; None where it depends on weights and prompts."""
-    from posbias.models.reference import ReferenceTransformer
+    from posbias.models.reference.network import ReferenceTransformer
 
     if not isinstance(model, ReferenceTransformer) or model.config.residual == "added":
         return None
@@ -183,16 +183,8 @@ def measured_mixing(model: Any, prompts: Any) -> Float64[np.ndarray, "layers"]:
 
     Source: arXiv 2602.16837, their code's definition.
     """
-    shares = []
-    for row in prompts.token_ids:
-        norms = model.branch_norms(model.token_tensor([row.tolist()]))
-        stream, branch = (part[:, 0].double().cpu().numpy() for part in (norms.stream, norms.branch))
-        total = stream + branch
-        if not np.isfinite(total).all() or (total == 0).any():
-            layer = int(np.flatnonzero(~(np.isfinite(total) & (total > 0)).all(axis=1))[0])
-            raise RunError(f"mixing: |x| + |a| is zero or not finite in layer {layer}; it must be finite and > 0")
-        shares.append((branch / total).mean(axis=1))
-    return np.asarray(np.mean(shares, axis=0))
+    norms = (model.branch_norms(model.token_tensor([row.tolist()])) for row in prompts.token_ids)
+    return np.asarray(np.mean([each.share().mean(axis=1) for each in norms], axis=0))
 
 
 def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
@@ -203,7 +195,7 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
     Raises:
         UsageError: neither of the two, no family description, mixing or content that is not known.
     """
-    from posbias.models.reference import ReferenceTransformer
+    from posbias.models.reference.network import ReferenceTransformer
 
     if isinstance(subject, Architecture):
         return subject

@@ -16,7 +16,8 @@ from torch import Tensor
 from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
-from posbias.models.reference import ReferenceConfig, constants_of, shape_of
+from posbias.models.reference.config import ReferenceConfig, shape_of
+from posbias.models.reference.parameters import constants_of
 from posbias.parts import below
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser

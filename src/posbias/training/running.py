@@ -25,7 +25,8 @@ from torch import Tensor
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
-from posbias.models.reference import ITEMS, config_from, draw_parameters, load_parameters, save_reference
+from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
+from posbias.models.reference.parameters import draw_parameters
 from posbias.parts import below
 from posbias.records import Record, load_record, plain, remove_record
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks

@@ -29,7 +29,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import read_whole
 from posbias.limits import CELLS, NODES, YAML_BYTES
-from posbias.models.reference import ReferenceConfig
+from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
 from posbias.tasks.synthetic.base import EVALUATION_BATCH

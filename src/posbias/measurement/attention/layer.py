@@ -78,9 +78,8 @@ class PrefixWatch:
 def prefix_monotonicity(kernels: Float[Tensor, "layers n_positions n_positions"]) -> PrefixMonotonicity:
     """Violations of F_i+1(k) <= F_i(k), F_i(k) = sum_{j <= k} A_ij, over all k < i.
 
-    Args:
-        kernels: Lower triangular, at least 3 positions, rows up to a factor: a row is divided by its sum in float64,
-            which takes out both the number of prompts summed and the softmax's own round-off.
+    Kernels are lower triangular, of at least 3 positions, with rows up to a factor: a row is divided by its sum in
+    float64, which takes out both the number of prompts summed and the softmax's own round-off.
     """
     n_positions = kernels.shape[-1]
     everything = slice(0, n_positions)

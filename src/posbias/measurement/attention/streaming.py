@@ -86,11 +86,6 @@ class Accumulators:
         self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
         self.row_error = 0.0
 
-    def kernels(self, layer: int) -> KernelSums:
-        """Where a layer adds its kernels."""
-        by_head = None if self.by_head is None else self.by_head[layer]
-        return KernelSums(self.bounds, self.mean[layer], self.squared[layer], by_head)
-
     def pairs(self, layer: AttentionLayer, n_positions: int) -> Pairs:
         """Which content logits of a layer count."""
         rows = rows_at_once(layer.parts.heads, n_positions, self.options.block)
@@ -149,9 +144,6 @@ def attention_statistics(
         prompts: Equally long prompts of at least 3 tokens.
         options: What is kept.
 
-    Returns:
-        Means with intervals over prompts, and per prompt what is small.
-
     Raises:
         UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.
         RunError: attention that is not finite.
@@ -186,9 +178,9 @@ def _reduce_prompt(
         into = None if kept.content_sum is None else kept.content_sum[layer.index]
         own = reduce_content(unrotated, scale=layer.parts.scale, pairs=kept.pairs(layer, len(token_ids)), into=into)
         state = rotated(unrotated, given.cosine, given.sine)
-        result = reduce_layer(
-            layer, state, thresholds=options.sink_thresholds, block=options.block, kernels=kept.kernels(layer.index)
-        )
+        by_head = None if kept.by_head is None else kept.by_head[layer.index]
+        kernels = KernelSums(kept.bounds, kept.mean[layer.index], kept.squared[layer.index], by_head)
+        result = reduce_layer(layer, state, thresholds=options.sink_thresholds, block=options.block, kernels=kernels)
         numbers = np.concatenate([result.distance, result.entropy, own.off_diagonal, own.diagonal.mean(axis=1)])
         if not np.all(np.isfinite(numbers)):
             raise RunError(f"attention on prompt {prompt} is not finite, first in layer {layer.index}")

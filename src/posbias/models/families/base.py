@@ -21,10 +21,11 @@ from posbias.models.families.parts import (
     MixtureParts,
     MlpParts,
     Norm,
+    bias_of,
     neighbours_as_halves,
     read_attention,
-    read_mlp,
     read_norm,
+    weight_of,
 )
 from posbias.registry import Registry
 
@@ -193,7 +194,20 @@ class Family:
         """The MLP whose maps lie in a module."""
         up, down = (module.get_submodule(name) for name in self.up_and_down)
         gate: Any = getattr(module, "gate_proj", None)
-        return read_mlp(up, down, gate, activation=getattr(module, self.activation), fused=self.gate_in_up)
+        up_map, up_bias = weight_of(up), bias_of(up)
+        gate_map, gate_bias = (None, None) if gate is None else (weight_of(gate), bias_of(gate))
+        if self.gate_in_up:
+            gate_map, up_map = up_map.chunk(2)
+            gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
+        return MlpParts(
+            up=up_map,
+            down=weight_of(down),
+            gate=gate_map,
+            activation=getattr(module, self.activation),
+            up_bias=up_bias,
+            down_bias=bias_of(down),
+            gate_bias=gate_bias,
+        )
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
         """The experts and the router, where the block has a mixture of experts for its MLP."""

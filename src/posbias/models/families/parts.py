@@ -134,12 +134,8 @@ def read_attention(
 ) -> AttentionParts:
     """The maps of an attention layer.
 
-    Args:
-        projections: Of queries, of keys and of values; or one of all three, which `fusion` describes.
-        output: Of the heads' outputs to the stream.
-        heads: Query heads, key heads.
-        fusion: See `Fusion`.
-        scale: What q.k is multiplied by.
+    The projections are those of queries, of keys and of values, or one of all three, which `fusion` describes; `output`
+    takes the heads' outputs to the stream, and `heads` counts query heads and key heads.
     """
 
     def three(tensors: list[Any]) -> Sequence[Any]:
@@ -202,24 +198,6 @@ def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
         key_bias=None if parts.key_bias is None else listed(parts.key_bias),
         query_norm=listed_gain(parts.query_norm),
         key_norm=listed_gain(parts.key_norm),
-    )
-
-
-def read_mlp(up: nn.Module, down: nn.Module, gate: nn.Module | None, *, activation: Any, fused: bool) -> MlpParts:
-    """The maps of an MLP; with `fused` the first half of `up` is the gate."""
-    up_map, up_bias = weight_of(up), bias_of(up)
-    gate_map, gate_bias = (None, None) if gate is None else (weight_of(gate), bias_of(gate))
-    if fused:
-        gate_map, up_map = up_map.chunk(2)
-        gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
-    return MlpParts(
-        up=up_map,
-        down=weight_of(down),
-        gate=gate_map,
-        activation=activation,
-        up_bias=up_bias,
-        down_bias=bias_of(down),
-        gate_bias=gate_bias,
     )
 
 

@@ -53,7 +53,6 @@ class ReferenceConfig:
     norm: str = "none"
     """`none`; `pre`: norm of each branch's input and at the end; `post`: of the stream after each addition."""
     mlp: bool = False
-    """Add an MLP to each layer."""
     rotate_stream: bool = False
     """Multiply the stream after each layer by an orthogonal matrix, which changes no norm."""
     seed: int = 0

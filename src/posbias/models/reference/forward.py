@@ -50,14 +50,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def forward(
     shape: ReferenceShape, parameters: Weights, constants: Weights, inputs: Inputs, *, rows: tuple[int, ...]
 ) -> Float[Tensor, "member batch row output"]:
-    """Logits of some positions for every member of a stack.
+    """Logits of the positions `rows`, each in 0 ... N - 1, for every member of a stack of one shape.
 
-    Args:
-        shape: Equal for all members.
-        parameters: As `draw_parameters` makes them, each with a leading member axis.
-        constants: As `constants_of` makes them, likewise.
-        inputs: Token ids, or vectors where the shape has no vocabulary; N positions.
-        rows: Positions whose outputs are wanted, each in 0 ... N - 1.
+    Parameters and constants are those of `draw_parameters` and `constants_of`, each with a leading member axis; inputs
+    are token ids, or vectors where the shape has no vocabulary, of N positions.
 
     Raises:
         UsageError: inputs of another length or sort, or a row outside them.

@@ -212,13 +212,9 @@ def save_reference(
 ) -> Path:
     """Write a model so that `load_model(directory)` gives it back; files of an earlier model there are replaced.
 
-    Args:
-        directory: Made if it is not there; it is what is returned.
-        config: The model.
-        parameters: Its weights, named as `draw_parameters` names them.
-        provenance: Plain values for the record: study, member, task, steps, seeds.
-        items: For a model of vector inputs, the vectors that token ids shall name; None: 256 Gaussian ones of variance
-            1 / width, which is how in-context retrieval draws its classes.
+    Weights are named as `draw_parameters` names them; `provenance` holds plain values for the record (study, member,
+    task, steps, seeds). `items` are the vectors that token ids shall name, for a model of vector inputs; None: 256
+    Gaussian ones of variance 1 / width, which is how in-context retrieval draws its classes.
 
     Raises:
         UsageError: weights that are not the configuration's, or items for a model with a vocabulary.

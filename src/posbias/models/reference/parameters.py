@@ -24,11 +24,9 @@ Draw = tuple[str, str, tuple[int, ...], int]
 
 
 def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) -> dict[str, Float[Tensor, "..."]]:
-    """Weights at initialisation.
+    """Weights at initialisation, drawn from the generator alone, not from the configuration's `seed`.
 
-    Args:
-        config: The model; its own `seed` plays no part here.
-        generator: The only source of randomness; None: shapes alone, on the meta device, which takes no memory.
+    Without a generator only shapes are made, on the meta device, which takes no memory.
 
     Returns:
         `embedding` [vocabulary, d], `blocks.L.query` [head, d, head_dim], `blocks.L.up` [d, hidden], ...,
@@ -127,11 +125,7 @@ def random_orthogonal(width: int, generator: torch.Generator) -> Float[Tensor, "
 
 
 def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[Tensor, "..."]]:
-    """The tensors that the architecture fixes at one context length.
-
-    Args:
-        config: The model.
-        n_positions: Context length N (>= 1).
+    """The tensors that the architecture fixes at one context length N (>= 1).
 
     Returns:
         `bias` [layer, head, query, key], added to the logits, -inf where the mask hides the key; `kept`, `added` and

@@ -23,12 +23,15 @@ from posbias.comparison import Sample
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.limits import CELLS, REPEATS
-from posbias.measurement import combine, measure_prompt, resolve_kinds
-from posbias.measurement.prompt import PromptMeasurement
-from posbias.models import HuggingFaceModel, load_model
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.measurement import combine
+from posbias.measurement.prompt import PromptMeasurement, measure_prompt
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import load_model
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.prompts import Prompts, TokenModel, load_prompts
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts, TokenModel
 from posbias.theory import closed_form, continuous_profile, predict
 from posbias.theory.mean_field import mean_field
 

@@ -12,7 +12,9 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from posbias.errors import UsageError
-from posbias.models.reference import attention_maps, constants_of, shape_of, stacked
+from posbias.models.reference.config import shape_of
+from posbias.models.reference.forward import attention_maps
+from posbias.models.reference.parameters import constants_of, stacked
 from posbias.papers.findings import Outcome, Outcomes
 from posbias.papers.influence_profiles import Profiled, initial, profiles_by_moment
 from posbias.tasks.synthetic import InContextRetrieval, stack_tasks

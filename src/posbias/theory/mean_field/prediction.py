@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.models import HuggingFaceModel, Origin, load_model
+from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.models.networks import random_network
-from posbias.models.reference import ReferenceTransformer
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction

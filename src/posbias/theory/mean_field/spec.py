@@ -17,10 +17,11 @@ from torch import Tensor
 from posbias.architecture import HeadGroup, Rope
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.errors import UsageError
-from posbias.models.families import AttentionParts, Block, MlpParts, Norm
+from posbias.models.families.base import Block
+from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference import ReferenceBlock, ReferenceTransformer
+from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
 from posbias.models.reference.parameters import shown
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.bins import Kernel

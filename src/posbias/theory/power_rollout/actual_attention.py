@@ -32,7 +32,7 @@ from posbias.models.attention import (
     rotated,
     watch_attention,
 )
-from posbias.models.families import Norm
+from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -102,12 +102,7 @@ def trace_attention(
         for module in around:
             hooks.callback(module.register_forward_pre_hook(partial(keep, model.family.norm(module))).remove)
         model.last(model.embed(token_ids[None]))
-    norms = watch.norms()
-    share = norms.branch[:, 0].double() / (norms.stream[:, 0].double() + norms.branch[:, 0].double())
-    if not bool(share.isfinite().all()):
-        layer = int((~share.isfinite()).any(1).nonzero()[0])
-        raise RunError(f"mixing: |x| + |a| is zero or not finite in layer {layer}; it must be finite and > 0")
-
+    share = torch.from_numpy(watch.norms().share())
     kept = [
         AttentionTraceLayer(
             layer,
@@ -117,7 +112,7 @@ def trace_attention(
         )
         for layer, block in zip(layers, blocks, strict=True)
     ]
-    return kept, share.mean(1).cpu()
+    return kept, share.mean(1)
 
 
 Transition = Callable[[AttentionBlock], Shares]

@@ -21,7 +21,7 @@ from posbias.models.attention import (
     query_blocks,
     rotary_forward,
 )
-from posbias.models.families import AttentionParts, Norm
+from posbias.models.families.parts import AttentionParts, Norm
 from posbias.theory.power_rollout.local_maps import gain_and_power, norm_pull, rotary_pull
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import Energy, Power, Walk

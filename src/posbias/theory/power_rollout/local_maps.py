@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posbias.models.attention import affine, norm_forward
-from posbias.models.families import MixtureParts, MlpParts, Norm
+from posbias.models.families.parts import MixtureParts, MlpParts, Norm
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, Energy, Power, Walk
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from posbias.errors import RunError
 from posbias.models.attention import AttentionLayer
-from posbias.models.families import Block
-from posbias.models.reference import ReferenceBlock, ReferenceTransformer, constants_of
+from posbias.models.families.base import Block
 from posbias.models.reference.forward import entrance, normalise, of_constants, of_layer, read_out, split, with_mlp
+from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
+from posbias.models.reference.parameters import constants_of
 from posbias.theory.power_rollout.trace import Description, LayerDescription, LayerTrace, Trace, score_gradient
 from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_parts, norm_of
 

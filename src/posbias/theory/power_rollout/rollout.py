@@ -28,7 +28,7 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.models.reference import ReferenceTransformer
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction

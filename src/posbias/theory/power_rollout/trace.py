@@ -26,8 +26,8 @@ from posbias.models.attention import (
     norm_forward,
     watch_attention,
 )
-from posbias.models.families import Block, MixtureParts, MlpParts, Norm
-from posbias.models.families.parts import weight_of
+from posbias.models.families.base import Block
+from posbias.models.families.parts import MixtureParts, MlpParts, Norm, weight_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 
