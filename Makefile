@@ -26,7 +26,7 @@ audit: venv
 
 # One worker per core, one thread each: twice as fast as one worker with two threads.
 test: venv lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 lint: venv
 	$(BIN)/ruff check

@@ -86,6 +86,7 @@ def test_what_does_not_fit_is_refused_with_what_would():
     preflight_attention(model, prompts, options=fewer, max_memory=100_000_000)
 
 
+@pytest.mark.slow
 def test_a_long_prompt_of_the_demo_model_is_let_through():
     model = pb.load_model("demo")
     prompts = Prompts(np.resize(np.arange(100, 1000), 8192)[None])

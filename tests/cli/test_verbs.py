@@ -92,7 +92,14 @@ def test_init_seed_measures_another_model(posbias, tiny_llama, tmp_path):
 def test_list_knows_every_sort(posbias):
     catalogue = document(posbias("list", "--json"))
     sorts = {"masks", "encodings", "schedules", "theories", "kinds", "outputs", "families", "metrics", "claims"}
-    assert set(catalogue) == sorts | {"interventions", "tasks", "synthetic-tasks", "optimisers", "stopping-rules"}
+    assert set(catalogue) == sorts | {
+        "interventions",
+        "tasks",
+        "synthetic-tasks",
+        "optimisers",
+        "stopping-rules",
+        "targets",
+    }
     assert {"integrated_gradients", "perturbation"} <= set(catalogue["kinds"])
     assert "sliding_window" in catalogue["masks"]
     assert {"gpt2", "llama", "bloom", "gemma3_text"} <= set(catalogue["families"])

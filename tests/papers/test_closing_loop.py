@@ -183,8 +183,9 @@ def test_mean_field_is_computed_once_per_start_and_none_where_it_does_not_apply(
     assert mean_field_profiles([identity]) == [None]
 
 
-def test_mean_field_of_retrieval_networks_is_that_of_many_initialisations():
+def test_mean_field_of_retrieval_networks_is_that_of_many_initialisations(monkeypatch):
     """From the sequences' own vectors; a single Jacobian is as near as initialisations are to each other."""
+    monkeypatch.setattr("posbias.papers.influence_profiles.SEQUENCES", 8)
     for residual in (False, True):
         network = retrieval_network(Architecture(depth=4), width=32, residual=residual)
         task = InContextRetrieval(features=32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.papers import influence_profiles, reproduce
+from posbias.papers import reproduce
 from posbias.papers.findings import Outcome, Outcomes
 from posbias.papers.influence_profiles import KINDS
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
@@ -205,8 +205,8 @@ def test_every_size_has_the_sources_networks(size):
     assert size == "smoke" or all(len(study.seeds) >= 6 for study in studies.values())
 
 
-def test_the_smoke_size_runs(monkeypatch):
-    monkeypatch.setattr(influence_profiles, "SEQUENCES", 4)
+@pytest.mark.slow
+def test_the_smoke_size_runs():
     made = reproduce(PAPER, settings=StudySettings("smoke"))
     assert not [row for row in made.rows if row["sort"] == "finding" and row["verdict"] == "not run"]
     assert not any("did not finish" in statement for statement in made.statements)

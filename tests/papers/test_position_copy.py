@@ -127,7 +127,7 @@ def test_bad_requests_are_one_line():
 
 
 def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
-    monkeypatch.setattr(influence_profiles, "SEQUENCES", 4)
+    monkeypatch.setattr(influence_profiles, "SEQUENCES", 2)
     threads = torch.get_num_threads()
     settings = StudySettings("smoke", run=TrainingRun(directory=tmp_path))
     made = reproduce(PAPER, settings=settings)

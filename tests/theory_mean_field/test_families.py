@@ -24,16 +24,13 @@ def without_epsilon(layer: LayerSpec) -> LayerSpec:
     def bare(norm):
         return None if norm is None else replace(norm, epsilon=0.0)
 
-    def bare_head(norm):
-        return None if norm is None else replace(norm, norm=bare(norm.norm))
-
     attention, mlp = layer.attention, layer.mlp
     attention = replace(
         attention,
         pre_norm=bare(attention.pre_norm),
         post_norm=bare(attention.post_norm),
-        query_norm=bare_head(attention.query_norm),
-        key_norm=bare_head(attention.key_norm),
+        query_norm=bare(attention.query_norm),
+        key_norm=bare(attention.key_norm),
     )
     return replace(
         layer, attention=attention, mlp=replace(mlp, pre_norm=bare(mlp.pre_norm), post_norm=bare(mlp.post_norm))
