@@ -329,8 +329,7 @@ def _run(
     record.scalars["findings"] = paragraph(view_of(record))
     record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
-    page = None if directory is None else conclude(record, directory)
-    return Audit(record, subjects, contrasts, directory, page)
+    return Audit(record, subjects, contrasts, directory, None if directory is None else conclude(record, directory))
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:

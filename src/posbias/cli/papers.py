@@ -1,6 +1,5 @@
 """`posbias verify` and `posbias reproduce`: published claims put to the test, published experiments run again."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from posbias.cli.output import print_json, running
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
-    from posbias.papers.claims import Verdict
+    pass
 
 VERIFY_EXAMPLE = (
     "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
@@ -68,14 +67,11 @@ def verify(
     from posbias.papers.wu2025.graphs import read_mask
     from posbias.report import write_report
 
-    if model is None:
-        options.refuse(context, options.names_of(OfModelFlags), "needs --model")
-    else:
-        options.refuse(context, ["mask"], "cannot go with --model")
+    unread = options.names_of(OfModelFlags) if model is None else ["mask"]
+    options.refuse(context, unread, "needs --model" if model is None else "cannot go with --model")
     out = flags.out or (DEFAULT_REPORT if report else None)
     with running(context, replace(flags, out=out)) as run:
         described: dict[str, Any] | None = None
-        verdicts: Sequence[Verdict]
         if model is not None:
             verdicts, described = verify_source(model, claim, n_positions=length, seed=flags.seed, **vars(read))
         elif mask is None:
@@ -85,18 +81,15 @@ def verify(
         else:
             raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
         record = claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)
-        page = None
         if run.directory is not None:
             record.save(run.directory)
-            page = write_report([record], run.directory) if report else None
+        page = write_report([record], run.directory) if report and run.directory is not None else None
     if flags.json:
         print_json([verdict.as_dict() for verdict in verdicts])
         return
-    for verdict in verdicts:
-        typer.echo(described_verdict(verdict.as_dict()) + "\n")
-    typer.echo(tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
-    if page is not None:
-        typer.echo(f"report: {page}")
+    said = [described_verdict(verdict.as_dict()) + "\n" for verdict in verdicts]
+    said.append(tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
+    typer.echo("\n".join(said if page is None else [*said, f"report: {page}"]))
 
 
 REPRODUCE_EXAMPLE = (

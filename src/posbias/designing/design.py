@@ -149,6 +149,12 @@ def design(
     if theory == "mean_field":
         return _by_mean_field(model, aim, names, lengths, starts=starts, seed=seed)
     base = _base(architecture, model, depth=depth, heads=heads, mixing=mixing)
+    return _by_rollout(base, aim, names, lengths, starts=starts, seed=seed)
+
+
+def _by_rollout(
+    base: Architecture, aim: Target, names: tuple[str, ...], lengths: tuple[int, ...], *, starts: int, seed: int
+) -> Design:
     residual = float(np.prod(1 - base.layer_mixing))
     for length in lengths:
         aim.profile(length, residual)

@@ -4,7 +4,7 @@ Averaging `profiles` normalises every prompt and then averages, so that prompts 
 norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,7 @@ def measure(
         kind.check_output(options.passes.read_output)
     run = options.run
     described = None if run.directory is None else model.describe()
+    store = PartStore(run.directory, _settings(described, prompts, resolved, seed, options), resume=run.resume)
     work = UnitWork(
         request=model.reload_request,
         network_sha256=None if run.engine.in_process else network_sha256(model.network, described),
@@ -221,22 +222,27 @@ def measure(
         seed=seed,
         passes=options.passes,
     )
-    settings: dict[str, Any] = {}
-    if run.directory is not None:
-        settings = {
-            "model": described,
-            "prompts": prompts.describe(),
-            "kinds": [str(kind) for kind in resolved],
-            "seed": seed,
-            "passes": vars(options.passes),
-            "threads": run.engine.pinned_threads,
-            "made_by": made_by(),
-        }
-    store = PartStore(run.directory, settings, resume=run.resume)
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
     pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     return replace(combine(measured, kinds=resolved, seed=seed, options=options), model=described)
+
+
+def _settings(
+    described: Mapping[str, Any] | None, prompts: Prompts, kinds: Sequence[Kind], seed: int, options: MeasureOptions
+) -> dict[str, Any]:
+    """What finished prompts depend on; nothing where none are kept."""
+    if described is None:
+        return {}
+    return {
+        "model": described,
+        "prompts": prompts.describe(),
+        "kinds": [str(kind) for kind in kinds],
+        "seed": seed,
+        "passes": vars(options.passes),
+        "threads": options.run.engine.pinned_threads,
+        "made_by": made_by(),
+    }
 
 
 def combine(
@@ -254,8 +260,7 @@ def combine(
         UsageError: no prompt, or one without a kind asked for.
         RunError: a prompt has no influence at all.
     """
-    resolved = resolve_kinds(kinds)
-    options = options or MeasureOptions()
+    resolved, options = resolve_kinds(kinds), options or MeasureOptions()
     check_seed(seed)
     if not measured:
         raise UsageError("no measured prompt to combine; give at least 1")
@@ -269,7 +274,7 @@ def combine(
         if kind.sampled
     }
     missing = () if measured[0].mixing is not None else ("mixing: the model's family has no description",)
-    left_out = dict.fromkeys([*missing, *(reason for prompt in measured for reason in prompt.left_out)])
+    reasons = [*missing, *(reason for prompt in measured for reason in prompt.left_out)]
     twice = [prompt for prompt in measured if prompt.full_precision]
     tokens = _mean_with_interval([prompt.mixing for prompt in measured], options)
     frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], options)
@@ -284,7 +289,7 @@ def combine(
         mixing_frobenius=frobenius[0],
         mixing_frobenius_low=frobenius[1],
         mixing_frobenius_high=frobenius[2],
-        left_out=tuple(left_out),
+        left_out=tuple(dict.fromkeys(reasons)),
         seeds={"measure": seed},
         options=options,
         details={
