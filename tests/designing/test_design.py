@@ -143,6 +143,7 @@ def test_a_real_initialisation_is_flat_as_measured(tmp_path):
         ({"theory": "mean_field"}, "needs a model"),
         ({"n_positions": 1}, "n_positions"),
         ({"depth": None, "architecture": Architecture(depth=2, mask="sliding_window(width=4)")}, "designed for causal"),
+        ({"over": ["gamma_key", "alibi"]}, "a head has one encoding; allowed: gamma_key or alibi"),
     ],
 )
 def test_bad_input_is_named(given, message):
@@ -150,6 +151,14 @@ def test_bad_input_is_named(given, message):
     target = arguments.pop("target")
     with pytest.raises(UsageError, match=message):
         design(target, **arguments)
+
+
+def test_gamma_keys_beside_sinks_are_searched_for_and_not_called_exact():
+    base = Architecture(depth=3, mixing=0.2, sinks=1.0)
+    found = design("flat", over="gamma_key", architecture=base, n_positions=40)
+    after, was = found.distances[40]
+    assert not found.exact
+    assert after < was / 5
 
 
 def test_a_target_from_a_file_and_a_profile(tmp_path):

@@ -25,11 +25,9 @@ def design(
     over: Annotated[
         str, typer.Option(help="What may change: key_bias, gamma_key, alibi, mixing, sinks; comma-separated.")
     ] = "gamma_key",
-    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
-    heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
-    mixing: Annotated[
-        str, typer.Option(help="Share of attention in each layer's update, 0 to 1: number, list or schedule.")
-    ] = "0.1",
+    depth: options.Depth = 12,
+    heads: options.Heads = 1,
+    mixing: options.Mixing = "0.1",
     model: Annotated[
         str | None,
         typer.Option(help="A model at initialisation, 'config:PATH_OR_ID', by mean field.", show_default=False),

@@ -48,6 +48,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 UnusedSeed = Annotated[int, typer.Option(help="Taken by every verb; nothing is drawn here.", min=0)]
 Length = Annotated[int, typer.Option(help="Context length N in positions.", min=1)]
 Count = Annotated[int, typer.Option(help="How many prompts.", min=1)]
+Depth = Annotated[int, typer.Option(help="Layers.", min=1)]
+Heads = Annotated[int, typer.Option(help="Attention heads per layer.", min=1)]
+Mixing = Annotated[
+    str, typer.Option(help="Share of attention in each layer's update, 0 to 1: number, list or schedule.")
+]
 Kinds = Annotated[
     str,
     typer.Option(

@@ -27,15 +27,13 @@ UNASKED = options.PromptFlags(prompts=None, count=8)
 class ArchitectureFlags:
     """An architecture without a model."""
 
-    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12
-    heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1
+    depth: options.Depth = 12
+    heads: options.Heads = 1
     mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full.")] = "causal"
     encoding: Annotated[
         str, typer.Option(help="none, alibi, decay(rate=R), rope(base=B, head_dim=D) ...; or a list per layer.")
     ] = "none"
-    mixing: Annotated[
-        str, typer.Option(help="Share of attention in each layer's update, 0 to 1: number, list or schedule.")
-    ] = "1.0"
+    mixing: options.Mixing = "1.0"
     content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0"
 
     def predict(self, theory: str, *, n_positions: int) -> "Prediction":

@@ -4,7 +4,7 @@ Where a solution is exact it is used: gamma keys whose exponents telescope (powe
 a key bias for any target at one length. Everything else is searched for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
 from posbias.checks import check_seed, check_whole, checked
+from posbias.comparison.metrics import wasserstein
 from posbias.designing.exact import key_bias_for, telescoping_alphas
-from posbias.designing.solving import FREE, GammaKeys, Problem
+from posbias.designing.solving import FREE, AlibiSlopes, Free, GammaKeys, Problem
 from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased, added_to
@@ -91,8 +92,7 @@ def distance_apart(profile: Profile, target: Vector) -> float:
     if profile.n_positions < 3:
         return 0.0
     one, other = profile.influence[:-1], target[:-1]
-    gaps = np.abs(np.cumsum(one / one.sum() - other / other.sum())[:-1])
-    return float(gaps.sum() / (one.size - 1))
+    return float(wasserstein(one / one.sum(), other / other.sum()))
 
 
 @checked
@@ -158,24 +158,23 @@ def _by_rollout(
     residual = float(np.prod(1 - base.layer_mixing))
     for length in lengths:
         aim.profile(length, residual)
-    keyed = {KEY_BIAS, GammaKeys.name} & set(names)
-    if keyed:
-        _check_plain(base, names)
+    _check_encodings(base, names)
+    bare = not np.any(base.layer_content) and bool(np.all(base.layer_sinks == -np.inf))
+    task = _Task(
+        base, aim, names, lengths, theory="rollout", profile=lambda one, n: rollout_profile(one, n_positions=n)
+    )
     if names == (KEY_BIAS,):
+        if not bare:
+            raise UsageError(f"{KEY_BIAS} is designed without content and sinks; gamma_key is searched for with them")
         if len(lengths) > 1:
             raise UsageError(f"a key bias is exact at one length; {len(lengths)} are given: take gamma_key for several")
-        bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing)
-        found = replace(base, encoding=KeyBias(bias.tolist()))
-        return _described(found, base, aim, names, lengths, parameters={KEY_BIAS: bias.tolist()}, exact=True)
-    if names == (GammaKeys.name,) and isinstance(aim, Flat | Power):
-        alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing)
-        found = replace(base, encoding=[GammaKey(float(alpha)) for alpha in alphas])
-        return _described(found, base, aim, names, lengths, parameters={GammaKeys.name: alphas.tolist()}, exact=True)
-    problem = Problem(base, [FREE.build(name) for name in names], aim, lengths)
-    values = problem.solve(starts=starts, seed=seed)
-    parts = zip(problem.free, problem.split(values), strict=True)
-    parameters = {sort.name: sort.plain(part) for sort, part in parts}
-    return _described(problem.architecture(values), base, aim, names, lengths, parameters=parameters, exact=False)
+        bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing).tolist()
+        return task.done(replace(base, encoding=KeyBias(bias)), {KEY_BIAS: bias}, exact=True)
+    if names == (GammaKeys.name,) and bare and isinstance(aim, Flat | Power):
+        alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing).tolist()
+        found = replace(base, encoding=[GammaKey(alpha) for alpha in alphas])
+        return task.done(found, {GammaKeys.name: alphas}, exact=True)
+    return task.search([FREE.build(name) for name in names], exact_gradient=True, starts=starts, seed=seed)
 
 
 def _lengths(n_positions: int | Sequence[int]) -> tuple[int, ...]:
@@ -197,48 +196,62 @@ def _base(architecture: Architecture | None, model: Any, *, depth: int | None, h
     return Architecture(depth=depth, heads=heads, mixing=mixing)
 
 
-def _check_plain(base: Architecture, names: tuple[str, ...]) -> None:
-    """Key biases are designed for causal layers without another encoding, content or sinks."""
+def _check_encodings(base: Architecture, names: tuple[str, ...]) -> None:
+    """Key biases are designed for causal layers without another encoding: a head has one."""
+    keyed = next((name for name in names if name in {KEY_BIAS, GammaKeys.name}), None)
+    if keyed is None:
+        return
+    if AlibiSlopes.name in names:
+        raise UsageError(f"over {', '.join(names)}: a head has one encoding; allowed: {keyed} or {AlibiSlopes.name}")
     groups = [group for groups in base.head_groups for group in groups]
-    plain = all(isinstance(group.mask, Causal) and isinstance(group.encoding, NoEncoding) for group in groups)
-    searched = names != (KEY_BIAS,)
-    if not plain or (not searched and (np.any(base.layer_content) or np.any(base.layer_sinks > -np.inf))):
+    other = [
+        group for group in groups if not isinstance(group.mask, Causal) or not isinstance(group.encoding, NoEncoding)
+    ]
+    if other:
         raise UsageError(
-            f"{names[0]} is designed for causal layers with encoding none, without content and sinks; got mask "
-            f"{groups[0].mask} and encoding {groups[0].encoding}"
+            f"{keyed} is designed for causal layers with encoding none; got mask {other[0].mask} and encoding "
+            f"{other[0].encoding}"
         )
 
 
-def _others(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """The lengths asked for, half the least and twice the largest."""
-    return tuple(sorted({max(min(lengths) // 2, 2), *lengths, 2 * max(lengths)}))
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """What is designed, and by which theory its profiles are known."""
 
+    base: Architecture
+    target: Target
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    theory: str
+    profile: Callable[[Architecture, int], Vector]
 
-def _described(
-    found: Architecture,
-    base: Architecture,
-    target: Target,
-    names: tuple[str, ...],
-    lengths: tuple[int, ...],
-    *,
-    parameters: dict[str, list[Any]],
-    exact: bool,
-) -> Design:
-    shown = [n for n in _others(lengths) if KEY_BIAS not in parameters or n <= len(parameters[KEY_BIAS])]
-    residual = float(np.prod(1 - found.layer_mixing))
-    return Design(
-        target=target,
-        over=names,
-        theory="rollout",
-        architecture=found,
-        exact=exact,
-        lengths=lengths,
-        profiles={n: Profile.normalised(rollout_profile(found, n_positions=n)) for n in shown},
-        before={n: Profile.normalised(rollout_profile(base, n_positions=n)) for n in shown},
-        targets={n: target.shape(n) if target.whole else target.profile(n, residual) for n in shown},
-        parameters=parameters,
-        residual=residual,
-    )
+    def search(self, free: Sequence[Free], *, exact_gradient: bool, starts: int, seed: int) -> Design:
+        """By L-BFGS-B, with the adjoint's gradients or by differences."""
+        differenced = None if exact_gradient else self.profile
+        problem = Problem(self.base, free, self.target, self.lengths, profile=differenced)
+        values = problem.solve(starts=starts, seed=seed)
+        parts = zip(free, problem.split(values), strict=True)
+        return self.done(problem.architecture(values), {sort.name: sort.plain(part) for sort, part in parts})
+
+    def done(self, found: Architecture, parameters: dict[str, list[Any]], *, exact: bool = False) -> Design:
+        """The design with its profiles at the lengths asked for, half the least and twice the largest."""
+        others = {max(min(self.lengths) // 2, 2), *self.lengths, 2 * max(self.lengths)}
+        shown = [n for n in sorted(others) if KEY_BIAS not in parameters or n <= len(parameters[KEY_BIAS])]
+        # Energies add in mean field: what the residual stream keeps there is no share of a target.
+        residual = float(np.prod(1 - found.layer_mixing)) if self.theory == "rollout" else 0.0
+        return Design(
+            target=self.target,
+            over=self.names,
+            theory=self.theory,
+            architecture=found,
+            exact=exact,
+            lengths=self.lengths,
+            profiles={n: Profile.normalised(self.profile(found, n)) for n in shown},
+            before={n: Profile.normalised(self.profile(self.base, n)) for n in shown},
+            targets={n: self.target.shape(n) if self.target.whole else self.target.profile(n, residual) for n in shown},
+            parameters=parameters,
+            residual=residual,
+        )
 
 
 def keyed_spec(spec: MeanFieldSpec, architecture: Architecture) -> MeanFieldSpec:
@@ -269,19 +282,5 @@ def _by_mean_field(
     def profile(changed: Architecture, n_positions: int) -> Vector:
         return mean_field(keyed_spec(family, changed), n_positions, level="value").profile.influence
 
-    problem = Problem(base, [GammaKeys()], target, lengths, profile=profile)
-    values = problem.solve(starts=starts, seed=seed)
-    found, shown = problem.architecture(values), _others(lengths)
-    return Design(
-        target=target,
-        over=names,
-        theory="mean_field",
-        architecture=found,
-        exact=False,
-        lengths=lengths,
-        profiles={n: Profile.normalised(profile(found, n)) for n in shown},
-        before={n: Profile.normalised(profile(base, n)) for n in shown},
-        targets={n: target.shape(n) for n in shown},
-        parameters={GammaKeys.name: GammaKeys().plain(values)},
-        residual=0.0,
-    )
+    task = _Task(base, target, names, lengths, theory="mean_field", profile=profile)
+    return task.search([GammaKeys()], exact_gradient=False, starts=starts, seed=seed)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 from numba import njit
 
-from posbias.architecture.keys import MAX_ALPHA, MAX_BIAS
+from posbias.architecture.keys import MAX_ALPHA, MAX_BIAS, KeyBias
 from posbias.errors import UsageError
 from posbias.theory.closed_form import attention_steps
 
@@ -57,10 +57,7 @@ def key_bias_for(profile: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vecto
 
 def closed_profile(bias: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vector:
     """The rollout profile of one causal key bias in every layer, from the closed form, O(N L)."""
-    weights = np.exp((bias - bias.max()).astype(np.longdouble))
-    total = np.cumsum(weights)
-    before = np.concatenate([np.zeros(1, dtype=np.longdouble), total[:-1]])
-    share, kept = (weights / total).astype(np.float64), (before / total).astype(np.float64)
+    ((share,), (kept,)) = KeyBias(bias.tolist()).key_shares([0], bias.size, 1)(0, bias.size)
     return np.asarray(_profile(share, kept, attention_steps(mixing)))
 
 

@@ -1,12 +1,14 @@
 """A design held against networks that it never saw: measured at initialisation, with the key bias and without."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.comparison.subject import PromptComparison, Sample, compare_with_prompts
 from posbias.designing.design import Design
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
@@ -18,15 +20,13 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.records import Record
-from posbias.statistics import Interval, blocks, jackknife, leave_one_out
 from posbias.theory.rollout import rollout_rows
 
 KIND = "jacobian(probes=8)"
 DRAWN_ROWS = 512
 """Contexts whose rows are all kept, for the heat map."""
-HALVES = 200
-"""Random halvings of the initialisations, for the noise of the distance."""
 Profiles = Float64[np.ndarray, "networks n_positions"]
+Vector = Float64[np.ndarray, "n_positions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +35,11 @@ class MeasuredDesign:
 
     designed: Profiles
     before: Profiles
-    distance: Interval
-    """W1 of the mean profile to the target, the last position apart, over networks."""
-    distance_before: Interval
-    noise: float
-    """Mean W1 of one half of the designed networks to the other: what the distance would be were the design perfect."""
+    compared: PromptComparison
+    """W1 of the designed networks' average to the target, the last position apart, over networks, and the noise: of one
+    half of them to the other, what the distance would be were the design perfect."""
+    compared_before: PromptComparison
+    """The same without the design."""
 
 
 def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *, seed: int = 0) -> MeasuredDesign:
@@ -51,49 +51,28 @@ def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *,
         prompts: At least two, as long as one of the design's lengths.
         seed: Of initialisations, probes and halvings.
     """
-    target = design.target.shape(prompts.n_positions)[:-1]
-    target = target / target.sum()
+    target = design.target.shape(prompts.n_positions)
     (kind,) = resolve_kinds(KIND)
-    rows: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    rows: dict[str, list[np.ndarray]] = {"designed": [], "before": []}
     for index, ids in enumerate(track(prompts.token_ids, "measuring initialisations")):
         network = reinitialise(model, seed + index)
-        for changed in rows:
-            key = (seed, index)
-            if changed:
-                with intervened(network, design.intervention) as biased:
-                    norms = measure_prompt(biased, ids, kinds=[kind], key=key, options=PassOptions()).norms
-            else:
-                norms = measure_prompt(network, ids, kinds=[kind], key=key, options=PassOptions()).norms
-            (influence,) = norms.values()
-            rows[changed].append(influence / influence.sum())
-    designed, before = np.stack(rows[True]), np.stack(rows[False])
-    order = np.random.default_rng(seed)
-    halves = []
-    for _ in range(HALVES):
-        mixed = order.permutation(len(designed))
-        half = len(designed) // 2
-        one, other = (_inner(designed[part].mean(axis=0)) for part in (mixed[:half], mixed[half:]))
-        halves.append(_apart(one, other))
-    return MeasuredDesign(
-        designed, before, _interval(designed, target), _interval(before, target), float(np.mean(halves))
-    )
+        for state, context in (
+            ("designed", intervened(network, design.intervention)),
+            ("before", nullcontext(network)),
+        ):
+            with context as given:
+                norms = measure_prompt(given, ids, kinds=[kind], key=(seed, index), options=PassOptions()).norms
+            rows[state].append(norms[kind.name] / norms[kind.name].sum())
+    designed, before = np.stack(rows["designed"]), np.stack(rows["before"])
+    generator = np.random.default_rng(seed)
+    return MeasuredDesign(designed, before, *(_compared(each, target, generator) for each in (designed, before)))
 
 
-def _inner(profiles: Float64[np.ndarray, "*any n_positions"]) -> Float64[np.ndarray, "*any inner"]:
-    """Without the last position, summing to 1."""
-    return np.asarray(profiles[..., :-1] / profiles[..., :-1].sum(axis=-1, keepdims=True))
-
-
-def _apart(one: Float64[np.ndarray, "*any inner"], other: Float64[np.ndarray, "inner"]) -> Float64[np.ndarray, "*any"]:
-    gaps = np.abs(np.cumsum(one - other, axis=-1)[..., :-1])
-    return np.asarray(gaps.sum(axis=-1) / (other.size - 1))
-
-
-def _interval(profiles: Profiles, target: Float64[np.ndarray, "inner"]) -> Interval:
-    """The distance of the mean, its interval by the jackknife over networks."""
-    weights = leave_one_out(len(profiles))
-    values = np.concatenate([_apart(_inner(rows @ profiles), target) for rows in blocks(weights, profiles.shape[1])])
-    return jackknife(values).interval(least=0.0, most=1.0)
+def _compared(profiles: Profiles, target: Vector, generator: np.random.Generator) -> PromptComparison:
+    """The target beside the networks' average, the last position apart; averaged before they are normalised again."""
+    inner = profiles[:, :-1]
+    wanted = Profile.normalised(target[:-1])
+    return compare_with_prompts(wanted, Sample.of(inner, scales=inner.sum(axis=1)), generator=generator)
 
 
 def design_record(
@@ -137,8 +116,8 @@ def design_record(
         arrays |= {"measured/networks": measured.designed, "measured/networks_before": measured.before}
         scalars["measured"] = {
             "networks": len(measured.designed),
-            "distance": measured.distance.as_record(),
-            "before": measured.distance_before.as_record(),
-            "noise": measured.noise,
+            "distance": measured.compared.distance.as_record(),
+            "before": measured.compared_before.distance.as_record(),
+            "noise": measured.compared.noise.mean,
         }
     return Record("design", dict(arguments), resolved, scalars=scalars, arrays=arrays)

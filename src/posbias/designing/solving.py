@@ -24,8 +24,6 @@ from posbias.theory.rollout import rollout_profile
 
 FREE: Registry["Free"] = Registry("free parameter")
 Vector = Float64[np.ndarray, "_"]
-ALPHAS = (0.05, 60.0)
-"""Range of the exponents that a search tries."""
 LEAST = 1e-200
 """Below this an influence counts as this."""
 STEP = 1e-5
@@ -36,10 +34,21 @@ class Free(ABC):
     """One sort of parameter that a design may change."""
 
     name: ClassVar[str]
+    range: ClassVar[tuple[float, float]]
+    """Least and largest value that a search tries."""
+    per_head: ClassVar[bool] = False
+    """One for every head, the same in all layers; otherwise one for every layer."""
+    logarithmic: ClassVar[bool] = False
+    """Whether the search moves in their logarithms."""
 
-    @abstractmethod
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """Least and largest value of every parameter, in the coordinates of the search."""
+        """The range of every parameter, in the coordinates of the search."""
+        ends = np.log(self.range) if self.logarithmic else np.array(self.range)
+        return np.tile(ends, (base.heads if self.per_head else base.depth, 1))
+
+    def plain(self, values: Vector) -> list[float]:
+        """The parameters as a user would write them."""
+        return [float(value) for value in (np.exp(values) if self.logarithmic else values)]
 
     @abstractmethod
     def starts(self, base: Architecture) -> list[Vector]:
@@ -53,19 +62,14 @@ class Free(ABC):
     def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
         """By the coordinates of the search, from the derivatives of a functional of the profile."""
 
-    @abstractmethod
-    def plain(self, values: Vector) -> list[float]:
-        """The parameters as a user would write them."""
-
 
 @FREE.register("gamma_key")
 @dataclass(frozen=True)
 class GammaKeys(Free):
     """alpha of every layer, the same for all heads; in logarithms."""
 
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """ALPHAS."""
-        return np.tile(np.log(ALPHAS), (base.depth, 1))
+    range = (0.05, 60.0)
+    logarithmic = True
 
     def starts(self, base: Architecture) -> list[Vector]:
         """No bias, one exponent for all, and exponents that fall or rise with depth."""
@@ -80,14 +84,11 @@ class GammaKeys(Free):
     def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
         """db_k / d alpha = psi(k + alpha) - psi(alpha)."""
         alphas, position = np.exp(values), np.arange(n_positions)
-        slopes = np.zeros(len(alphas))
-        for (layer, _), keys in found.keys.items():
-            slopes[layer] += keys @ (digamma(position + alphas[layer]) - digamma(alphas[layer]))
-        return np.asarray(slopes * alphas)
-
-    def plain(self, values: Vector) -> list[float]:
-        """Exponents, layer 0 nearest the input."""
-        return [float(value) for value in np.exp(values)]
+        keys = np.zeros((len(alphas), n_positions))
+        for (layer, _), of_head in found.keys.items():
+            keys[layer] += of_head
+        rising = digamma(position + alphas[:, None]) - digamma(alphas)[:, None]
+        return np.asarray((keys * rising).sum(axis=1) * alphas)
 
 
 @FREE.register("alibi")
@@ -95,14 +96,14 @@ class GammaKeys(Free):
 class AlibiSlopes(Free):
     """The slope of every head, the same in all layers; in logarithms."""
 
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """From no bias over any context to a third of the weight lost per position."""
-        return np.tile(np.log([1e-9, 0.4]), (base.heads, 1))
+    range = (1e-9, 0.4)  # from no bias over any context to a third of the weight lost per position
+    per_head = True
+    logarithmic = True
 
     def starts(self, base: Architecture) -> list[Vector]:
         """Nearly none, the published slopes, and a wide spread."""
         published = np.log(Alibi().linear_slopes(base.heads))
-        spread = np.linspace(np.log(1e-4), np.log(0.4), base.heads)
+        spread = np.linspace(np.log(1e-4), np.log(self.range[1]), base.heads)
         return [np.full(base.heads, np.log(1e-6)), published, spread]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
@@ -113,23 +114,17 @@ class AlibiSlopes(Free):
         """Slopes of all layers together."""
         return np.asarray(found.slopes.sum(axis=0) * np.exp(values))
 
-    def plain(self, values: Vector) -> list[float]:
-        """Slopes, by head."""
-        return [float(value) for value in np.exp(values)]
-
 
 @FREE.register("mixing")
 @dataclass(frozen=True)
 class Mixings(Free):
     """m_l of every layer."""
 
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """No layer is switched off, none drowns the residual stream."""
-        return np.tile([1e-3, 0.999], (base.depth, 1))
+    range = (1e-3, 0.999)  # no layer is switched off, none drowns the residual stream
 
     def starts(self, base: Architecture) -> list[Vector]:
         """As it is, less of it, more of it."""
-        return [np.clip(base.layer_mixing * factor, 1e-3, 0.999) for factor in (1.0, 0.3, 3.0)]
+        return [np.clip(base.layer_mixing * factor, *self.range) for factor in (1.0, 0.3, 3.0)]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """That mixing."""
@@ -139,19 +134,13 @@ class Mixings(Free):
         """As found."""
         return found.mixing
 
-    def plain(self, values: Vector) -> list[float]:
-        """Mixing, by layer."""
-        return [float(value) for value in values]
-
 
 @FREE.register("sinks")
 @dataclass(frozen=True)
 class Sinks(Free):
     """The logit of a sink in every layer, the same for all heads."""
 
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """From next to nothing to nearly all."""
-        return np.tile([-20.0, 30.0], (base.depth, 1))
+    range = (-20.0, 30.0)  # from next to nothing to nearly all
 
     def starts(self, base: Architecture) -> list[Vector]:
         """Small and large ones."""
@@ -164,10 +153,6 @@ class Sinks(Free):
     def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
         """Heads together."""
         return np.asarray(found.sinks.sum(axis=1))
-
-    def plain(self, values: Vector) -> list[float]:
-        """Logits, by layer."""
-        return [float(value) for value in values]
 
 
 @dataclass(frozen=True, eq=False)

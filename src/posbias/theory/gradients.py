@@ -116,13 +116,12 @@ def _key_gradients(kernel: KeyKernel, state: _LayerState, layer: int, found: Pro
         # A signed row as a non-negative one: its mean over queries is shifted, and what that adds taken off again.
         low = float(pushed.min())
         pulled = single.pull(state.row)
-        own = pulled * (state.column - low) - single.pull(state.row * (pushed - low))
+        keys = state.share * (pulled * (state.column - low) - single.pull(state.row * (pushed - low)))
         content = state.share * _content(state, single.diagonal(), pushed)
         missing = 1 - single.push(np.ones_like(state.row)) if single.has_sinks else np.zeros_like(state.row)
-        for head in heads.tolist():
-            found.keys[layer, head] = state.share * own
-            found.content[layer, head] = content
-            found.sinks[layer, head] = -state.share * float((state.row * missing) @ pushed)
+        found.content[layer, heads] = content
+        found.sinks[layer, heads] = -state.share * float((state.row * missing) @ pushed)
+        found.keys.update({(layer, head): keys for head in heads.tolist()})
 
 
 def _content(state: _LayerState, diagonal: Vector, pushed: Vector) -> float:

@@ -8,6 +8,7 @@ hundreds of nats neither overflow nor lose a digit. Windows and mutual prefixes 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -16,7 +17,7 @@ from posbias.architecture import HeadGroup
 from posbias.architecture.keys import KeyEncoding
 from posbias.errors import UsageError
 from posbias.theory.kernels.base import Kernel, dense_group
-from posbias.theory.kernels.loops import BLOCK, give_to_keys, read_from_keys, scan_window
+from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window
 
 CHUNK = 4096
 """Positions per call of the compiled loops."""
@@ -47,22 +48,20 @@ class KeyKernel(Kernel):
 
     def pull(self, row: Vector) -> Vector:
         """All heads in one sweep from the last position down; windows and prefixes head by head."""
-        if not self._causal:
-            return self._over_heads(row, pull=True)
-        out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
-        for low, high in reversed(list(self._chunks())):
-            share, kept, passed, own = self._tables(low, high)
-            give_to_keys(row[low:high], (share, kept, passed, own), self.weights, carried, out[low:high])
-        return out
+        return self._sweep(row, pull=True) if self._causal else self._over_heads(row, pull=True)
 
     def push(self, column: Vector) -> Vector:
         """All heads in one sweep from the first position up; windows and prefixes head by head."""
-        if not self._causal:
-            return self._over_heads(column, pull=False)
+        return self._sweep(column, pull=False) if self._causal else self._over_heads(column, pull=False)
+
+    def _sweep(self, vector: Vector, *, pull: bool) -> Vector:
+        """Down, what queries behind give to the keys up to here is carried; up, the mean over the keys before."""
         out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
-        for low, high in self._chunks():
+        chunks = list(self._chunks())
+        for low, high in reversed(chunks) if pull else chunks:
             share, kept, passed, own = self._tables(low, high)
-            read_from_keys(column[low:high], (share, kept, passed, own), self.weights, carried, out[low:high])
+            tables = (share, kept, passed, own) if pull else (passed, kept, share, own)
+            carry_heads(vector[low:high], tables, self.weights, carried, out[low:high], pull)
         return out
 
     def unique_heads(self) -> Iterator[tuple[Int64[np.ndarray, "members"], "KeyKernel"]]:
@@ -100,6 +99,11 @@ class KeyKernel(Kernel):
     def _causal(self) -> bool:
         return self._window >= self.n_positions - 1 and self._prefix < 2
 
+    @cached_property
+    def _biases(self) -> Float64[np.ndarray, "heads n_positions"]:
+        """Of the unique heads."""
+        return np.asarray(self._encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
+
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for low in range(0, self.n_positions, CHUNK):
             yield low, min(low + CHUNK, self.n_positions)
@@ -112,8 +116,7 @@ class KeyKernel(Kernel):
         sinks = np.full_like(share, -np.inf)
         if np.any(self._sinks > -np.inf):
             # A sink stands at a logit of its own, so it needs the weights themselves: ln W = b - ln r.
-            bias = self._encoding.key_logits(high, self._group.n_heads)[self._heads, low:high].T
-            sinks = self._sinks - bias + np.log(share)
+            sinks = self._sinks - self._biases[:, low:high].T + np.log(share)
         top = np.maximum(np.maximum(self._content, 0.0), sinks)
         passed, own = kept * np.exp(-top), share * np.exp(self._content - top)
         total = passed + own + np.exp(sinks - top)
@@ -121,7 +124,7 @@ class KeyKernel(Kernel):
 
     def _rows(self, head: int) -> tuple[Vector, Vector, Vector]:
         """Of one unique head: the keys' weights, what each query divides them by, and its attention to itself."""
-        bias = self._encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads[head]]
+        bias = self._biases[head]
         top = bias.max()
         weights = np.exp(bias - top)
         with np.errstate(divide="ignore"):

@@ -131,41 +131,21 @@ def compensated_sums(values):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def give_to_keys(row, tables, weights, carried, out):
-    """out = row @ A of a key bias over one chunk, from its last position down; A is weighted over heads.
+def carry_heads(signal, tables, weights, carried, out, backward):
+    """out_t = sum_h weights_h (given_th S_h + own_th signal_t), after which S_h is kept_th S_h + taken_th signal_t.
 
-    tables are (share, kept, passed, own), each [n, head]: of what a query gives to the keys up to j, key j takes
-    `share` and leaves `kept`; a query itself gives `passed` to the keys before it and `own` to itself. carried [head]
-    is what queries behind the chunk give to the keys up to its end, and is updated to its beginning.
+    tables are (given, kept, taken, own), each [n, head]. Positions are walked up, or `backward` from the last down.
+    carried [head] is S where the walk begins, and is updated to where it ends.
     """
-    share, kept, passed, own = tables
+    given, kept, taken, own = tables
     heads = weights.size
-    for t in range(row.size - 1, -1, -1):
-        value = row[t]
+    for step in range(signal.size):
+        t = signal.size - 1 - step if backward else step
+        value = signal[t]
         total = 0.0
         for head in range(heads):
             state = carried[head]
-            total += weights[head] * (share[t, head] * state + own[t, head] * value)
-            state = kept[t, head] * state + passed[t, head] * value
-            carried[head] = state if state > TINY else 0.0
-        out[t] = total
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-@no_type_check
-def read_from_keys(column, tables, weights, carried, out):
-    """out = A @ column of a key bias over one chunk, from its first position up; tables as in `give_to_keys`.
-
-    carried [head] is the mean of the column over the keys before the chunk, and is updated to its end.
-    """
-    share, kept, passed, own = tables
-    heads = weights.size
-    for t in range(column.size):
-        value = column[t]
-        total = 0.0
-        for head in range(heads):
-            state = carried[head]
-            total += weights[head] * (passed[t, head] * state + own[t, head] * value)
-            state = kept[t, head] * state + share[t, head] * value
+            total += weights[head] * (given[t, head] * state + own[t, head] * value)
+            state = kept[t, head] * state + taken[t, head] * value
             carried[head] = state if state > TINY else 0.0
         out[t] = total
