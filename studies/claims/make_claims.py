@@ -5,9 +5,10 @@ from pathlib import Path
 from posbias.papers import verify
 from posbias.papers.claims import Verdict
 
-HEADER = """# Study: published claims, put to the test
+HEADER = """# Study: claims, put to the test
 
-**Question:** which published statements on position bias hold in a numerical experiment? **Answer:** {tally}. Each
+**Question:** which statements on position bias, published ones and our own on design, hold in a numerical experiment?
+**Answer:** {tally}. Each
 has its number, what was computed, what holds more sharply, and the assumption whose violation changes the verdict.
 What a verdict means: [docs/claims.md](../../docs/claims.md). Made by `python studies/claims/make_claims.py` (seed 0).
 

@@ -1,8 +1,6 @@
 """`posbias reproduce`, its record and its page, end to end."""
 
 import json
-import subprocess
-import sys
 from html import unescape
 from io import StringIO
 
@@ -13,21 +11,6 @@ from rich.console import Console
 from posbias.papers.reproduction import reproduction_record
 from posbias.records import load_record
 from posbias.report.page import html_of, report_of, show_report, write_report
-
-# In a process of its own: typer hands commands a plain click context, which the type checker of the tests refuses.
-PROGRAM = """
-import typer
-from posbias.cli.papers import reproduce
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command("reproduce")(reproduce)
-app.callback()(lambda: None)
-app()
-"""
-
-
-def run(*arguments):
-    command = [sys.executable, "-c", PROGRAM, "reproduce", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
@@ -53,7 +36,7 @@ def test_tables_and_sentences_on_a_pipe(rollout):
     assert "contradict the table" in " ".join(text.split())
 
 
-def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
+def test_birth_end_to_end_as_one_json_document_with_record_and_page(posbias, tmp_path):
     options = (
         "--size",
         "tiny",
@@ -68,7 +51,7 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
         "--out",
         tmp_path / "run",
     )
-    finished = run("birth-2603.10123", *options, "--json")
+    finished = posbias("reproduce", "birth-2603.10123", *options, "--json")
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     assert document["resolved"]["initialisations"] == 2
@@ -90,5 +73,5 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(tmp_path):
         (("birth-2603.10123", "--size", "huge"), "size must be one of"),
     ],
 )
-def test_bad_requests_are_usage_errors(arguments, complaint):
-    assert f"UsageError: {complaint}" in run(*arguments).stderr.replace("\n", " ")
+def test_bad_requests_are_usage_errors(posbias, arguments, complaint):
+    assert complaint in posbias("reproduce", *arguments).stderr.replace("\n", " ")

@@ -1,8 +1,6 @@
 """`posbias verify`, its record and its page, end to end."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,35 +10,26 @@ from posbias.papers.wu2025.graphs import read_mask
 from posbias.records import load_record
 from posbias.report.page import html_of, report_of
 
-# In a process of its own: typer hands commands a plain click context, which the type checker of the tests refuses.
-PROGRAM = """
-import typer
-from posbias.cli.papers import verify
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command("verify")(verify)
-app.callback()(lambda: None)
-app()
-"""
+
+@pytest.fixture
+def run(posbias):
+    return lambda *arguments: posbias("verify", *arguments)
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-c", PROGRAM, "verify", *arguments], capture_output=True, text=True)
-
-
-def test_json_is_a_list_of_verdicts_and_nothing_else():
+def test_json_is_a_list_of_verdicts_and_nothing_else(run):
     document = json.loads(run("wu2025/theorem-4.5", "--json").stdout)
     assert [entry["claim"] for entry in document] == ["wu2025/theorem-4.5"]
     assert {"claim", "source", "statement", "value", "verdict"} <= set(document[0])
     assert document[0]["verdict"] == "holds with a correction"
 
 
-def test_text_names_statement_source_number_and_verdict():
+def test_text_names_statement_source_number_and_verdict(run):
     text = run("birth-2603.10123/claim-2-dead-zone").stdout
     for part in ("FAILS AS STATED", "dead zone", "abstract", "0.1337", "sharper", "fails as stated: 1"):
         assert part in text
 
 
-def test_report_saves_the_evidence_and_draws_every_claim_from_it(tmp_path):
+def test_report_saves_the_evidence_and_draws_every_claim_from_it(run, tmp_path):
     out = tmp_path / "claims"
     assert run("birth-2603.10123", "--report", "--out", str(out)).returncode == 0
     record = load_record(out)
@@ -60,14 +49,14 @@ def test_report_saves_the_evidence_and_draws_every_claim_from_it(tmp_path):
         assert entry["claim"] in page
 
 
-def test_without_report_a_record_but_no_page(tmp_path):
+def test_without_report_a_record_but_no_page(run, tmp_path):
     run("rollout-2602.16837/lemma-A.3", "--out", str(tmp_path / "one"))
     assert load_record(tmp_path / "one").seeds == {"claims": 0}
     assert not (tmp_path / "one" / "report.html").exists()
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".txt"])
-def test_a_users_mask_file(tmp_path, suffix):
+def test_a_users_mask_file(run, tmp_path, suffix):
     visible = np.tril(np.ones((5, 5), dtype=int))
     path = tmp_path / f"mask{suffix}"
     if suffix == ".npy":
@@ -101,12 +90,12 @@ def test_a_missing_or_pickled_mask_file_is_refused(tmp_path):
         read_mask(str(tmp_path / "objects.npy"), 4)
 
 
-def test_a_mask_belongs_to_its_claim():
+def test_a_mask_belongs_to_its_claim(run):
     assert "centre-nodes" in run("wu2025/theorem-4.1", "--mask", "causal").stderr
 
 
-def test_unknown_claims_exit_as_usage_errors():
-    assert "UsageError: unknown claim or paper 'nobody2020'; known papers" in run("nobody2020").stderr
+def test_unknown_claims_exit_as_usage_errors(run):
+    assert "posbias: unknown claim or paper 'nobody2020'; known papers" in run("nobody2020").stderr
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +118,7 @@ def member(tmp_path_factory):
     )
 
 
-def test_claims_on_a_model_are_linked_to_it(member, tmp_path):
+def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     out = tmp_path / "verified"
     flags = ("--model", str(member), "--prompts", "synthetic", "--length", "9", "--count", "2")
     done = run("wu2025", *flags, "--report", "--out", str(out))
@@ -155,5 +144,5 @@ def test_claims_on_a_model_are_linked_to_it(member, tmp_path):
         (["nobody", "--model", "demo"], "unknown claim or paper 'nobody'"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused_before_a_model_is_loaded(flags, complaint):
+def test_flags_that_do_not_go_together_are_refused_before_a_model_is_loaded(run, flags, complaint):
     assert complaint in run(*flags).stderr

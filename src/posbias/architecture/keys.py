@@ -19,7 +19,7 @@ MAX_BIAS = 300.0
 MAX_ALPHA = 1e12
 """Largest exponent of a gamma key: its shares alpha / (j + alpha) stay exact, whatever the weights would be."""
 
-Shares = tuple[Float64[np.ndarray, "heads n"], Float64[np.ndarray, "heads n"]]
+Shares = tuple[Float64[np.ndarray, "n heads"], Float64[np.ndarray, "n heads"]]
 """r_j and 1 - r_j, each to a few units of the last digit."""
 KeyShares = Callable[[int, int], Shares]
 """Shares of the positions low ... high - 1."""
@@ -47,12 +47,12 @@ class KeyEncoding(Encoding):
 
         From running sums of the weights, kept for all positions.
         """
-        values = self.key_logits(n_positions, n_heads)[heads].astype(np.longdouble)
-        weights = np.exp(values - values.max(axis=1, keepdims=True))
-        total = np.cumsum(weights, axis=1)
-        before = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
+        values = self.key_logits(n_positions, n_heads)[heads].T.astype(np.longdouble)
+        weights = np.exp(values - values.max(axis=0))
+        total = np.cumsum(weights, axis=0)
+        before = np.concatenate([np.zeros_like(total[:1]), total[:-1]])
         share, kept = (weights / total).astype(np.float64), (before / total).astype(np.float64)
-        return lambda low, high: (share[:, low:high], kept[:, low:high])
+        return lambda low, high: (share[low:high], kept[low:high])
 
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """Refused: distance does not decide."""
@@ -148,10 +148,10 @@ class GammaKey(KeyEncoding):
 
     def key_shares(self, heads: Sequence[int], n_positions: int, n_heads: int) -> KeyShares:
         """alpha / (j + alpha) and j / (j + alpha)."""
-        alpha = self.parameters(n_heads)[heads]
+        alpha = self.parameters(n_heads)[heads, 0]
 
         def shares(low: int, high: int) -> Shares:
-            position = np.arange(low, high, dtype=np.float64)
+            position = np.arange(low, high, dtype=np.float64)[:, None]
             inverse = 1 / (position + alpha)
             return alpha * inverse, position * inverse
 

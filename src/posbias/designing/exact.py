@@ -57,7 +57,7 @@ def key_bias_for(profile: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vecto
 
 def closed_profile(bias: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vector:
     """The rollout profile of one causal key bias in every layer, from the closed form, O(N L)."""
-    ((share,), (kept,)) = KeyBias(bias.tolist()).key_shares([0], bias.size, 1)(0, bias.size)
+    share, kept = (part[:, 0] for part in KeyBias(bias.tolist()).key_shares([0], bias.size, 1)(0, bias.size))
     return np.asarray(_profile(share, kept, attention_steps(mixing)))
 
 

@@ -1,11 +1,12 @@
-"""Published work on position bias put to the test, a folder for each paper: its claims, its experiments, its numbers.
+"""Published work on position bias put to the test, a folder for each paper: its claims, its experiments, its numbers;
+and our own theorems on design, under the same tests.
 
 `verify` runs a paper's statements as numerical experiments, `verify_model` those that one model can meet on that model,
 `reproduce` a paper's own experiment.
 """
 
 # Each folder registers its claims and its experiment.
-from posbias.papers import birth2603, liu2026, rollout2602, wu2025  # noqa: F401
+from posbias.papers import birth2603, design_claims, liu2026, rollout2602, wu2025  # noqa: F401
 from posbias.papers.claims import CLAIMS, Claim, Verdict, verify
 from posbias.papers.kernels import centre_nodes
 from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim, verify_model

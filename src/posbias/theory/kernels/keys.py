@@ -19,8 +19,8 @@ from posbias.errors import UsageError
 from posbias.theory.kernels.base import Kernel, dense_group
 from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window
 
-CHUNK = 4096
-"""Positions per call of the compiled loops."""
+CHUNK = 2**14
+"""Entries of a table, positions times heads, per call of the compiled loops: the tables stay in the cache."""
 
 Vector = Float64[np.ndarray, "n_positions"]
 Table = Float64[np.ndarray, "n heads"]
@@ -105,12 +105,13 @@ class KeyKernel(Kernel):
         return np.asarray(self._encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
-        for low in range(0, self.n_positions, CHUNK):
-            yield low, min(low + CHUNK, self.n_positions)
+        length = max(CHUNK // len(self.weights), 1)
+        for low in range(0, self.n_positions, length):
+            yield low, min(low + length, self.n_positions)
 
     def _tables(self, low: int, high: int) -> tuple[Table, Table, Table, Table]:
         """Of every position and unique head: r, 1 - r, and how a query there splits: earlier keys, itself."""
-        share, kept = (part.T.copy() for part in self._shares(low, high))
+        share, kept = self._shares(low, high)
         if not np.any(self._content) and np.all(self._sinks == -np.inf):
             return share, kept, kept, share
         sinks = np.full_like(share, -np.inf)
