@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import HeadGroup
-from posbias.architecture.keys import KeyEncoding
+from posbias.architecture.keys import GammaKey, KeyEncoding
 from posbias.errors import UsageError
 from posbias.theory.kernels.base import Kernel, dense_group
-from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window
+from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window, sweep_gamma
 
 CHUNK = 2**14
 """Entries of a table, positions times heads, per call of the compiled loops: the tables stay in the cache."""
@@ -43,6 +43,8 @@ class KeyKernel(Kernel):
         self._heads = group.heads[first]
         self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
         self._content, self._sinks = group.content[first], group.sinks[first]
+        self._bare = not np.any(self._content) and bool(np.all(self._sinks == -np.inf))
+        self._alphas = keys[first, 0] if isinstance(group.encoding, GammaKey) and self._bare else None
         self.weights = np.array([len(members) for members in self._members]) / group.n_heads
         """Each unique head's share of the layer."""
 
@@ -57,6 +59,9 @@ class KeyKernel(Kernel):
     def _sweep(self, vector: Vector, *, pull: bool) -> Vector:
         """Down, what queries behind give to the keys up to here is carried; up, the mean over the keys before."""
         out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
+        if self._alphas is not None:
+            sweep_gamma(vector, self._alphas, self.weights, out, pull)
+            return out
         chunks = list(self._chunks())
         for low, high in reversed(chunks) if pull else chunks:
             share, kept, passed, own = self._tables(low, high)
@@ -112,7 +117,7 @@ class KeyKernel(Kernel):
     def _tables(self, low: int, high: int) -> tuple[Table, Table, Table, Table]:
         """Of every position and unique head: r, 1 - r, and how a query there splits: earlier keys, itself."""
         share, kept = self._shares(low, high)
-        if not np.any(self._content) and np.all(self._sinks == -np.inf):
+        if self._bare:
             return share, kept, kept, share
         sinks = np.full_like(share, -np.inf)
         if np.any(self._sinks > -np.inf):
