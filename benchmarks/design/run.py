@@ -44,7 +44,7 @@ def exact_designs(n_positions: int = 100_000) -> None:
         print(ROW.format(name, f"{found[name]:.3f}", f"{left:.0e}"))
 
 
-def gradients(n_positions: int = 100_000) -> None:
+def gradients(n_positions: int = 10_000) -> None:
     """The adjoint beside the rollout."""
     alphas = tuple(np.linspace(0.5, 9, HEADS).tolist())
     stacks = {

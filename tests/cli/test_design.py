@@ -28,19 +28,37 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 2, "vocab_size": 256, "max_position_embeddings": 128}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    flags = ["--model", f"config:{tmp_path}", "--length", 32, "--count", 6, "--out", tmp_path / "run"]
+    flags = [
+        "--model",
+        f"config:{tmp_path}",
+        "--length",
+        32,
+        "--measured-at",
+        "32,48",
+        "--count",
+        6,
+        "--out",
+        tmp_path / "run",
+    ]
     result = posbias("design", "flat", *flags)
     assert result.returncode == 0, result.stderr
-    assert "Measured on 6 fresh initialisations: W1 to the target 0.0" in result.stdout
-    scalars = pb.load_record(tmp_path / "run").scalars
-    assert scalars["measured"]["distance"]["value"] < scalars["measured"]["before"]["value"]
+    assert "Measured at 32 positions on 6 fresh initialisations: W1 to the target 0.0" in result.stdout
+    record = pb.load_record(tmp_path / "run")
+    assert [found["n_positions"] for found in record.scalars["measured"]] == [32, 48]
+    assert all(found["distance"]["value"] < found["before"]["value"] for found in record.scalars["measured"])
+    assert record.arrays["measured/48/networks"].shape == (6, 48)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["flat", "--length", "many"], "--length many: allowed are whole numbers"),
-        (["flat", "--over", "windows"], "unknown free parameter 'windows'; known: alibi, gamma_key, mixing, sinks"),
+        (
+            ["flat", "--over", "windows"],
+            "unknown free parameter 'windows'; known: alibi, gamma_alibi, gamma_key, mixing, sinks, spline",
+        ),
+        (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),
+        (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),
         (["flat", "--count", 4], "--count is read with --model only"),
         (["flat", "--model", "config:x", "--depth", 3], "--depth cannot be given with --model"),
         (["flat", "--model", "demo"], "write --model config:demo"),

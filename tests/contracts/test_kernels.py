@@ -37,10 +37,18 @@ ENCODING_SPELLINGS = {
     "sinusoidal": ["sinusoidal(width=8)", "sinusoidal(width=4, base=50.0, query=[1.0, -2.0, 0.5, 3.0], scale=1.5)"],
     "learned": [f"learned(vectors={TABLE!r}, query=[0.3, -1.0, 2.0], key=[0.1, 0.0, -0.4])"],
     "key_bias": [f"key_bias(values={BIAS[0]})", f"key_bias(values={BIAS})"],
-    "gamma_key": ["gamma_key(alpha=3.0)", "gamma_key(alpha=[1.0, 0.01, 40.0, 2.5])"],
+    "gamma_key": [
+        "gamma_key(alpha=3.0)",
+        "gamma_key(alpha=[1.0, 0.01, 40.0, 2.5])",
+        "gamma_key(alpha=2.0, slope=[-0.5, 0.0, 0.01, 0.3])",
+    ],
+    "log_spline": [
+        "log_spline(values=[0.0, 3.0, -1.0], knots=[0, 7, 30])",
+        "log_spline(values=[[0.0, -40.0], [0.0, 1.0], [2.0, 0.0], [9.0, 9.0]], knots=[0, 63])",
+    ],
     "t5_buckets": ["t5_buckets(values=[0.5, -3.0, 2.0, 0.0], max_distance=20)"],
 }
-KEYS = [*ENCODING_SPELLINGS["key_bias"], *ENCODING_SPELLINGS["gamma_key"]]
+KEYS = [spelling for name in ("key_bias", "gamma_key", "log_spline") for spelling in ENCODING_SPELLINGS[name]]
 CONTENTS = {
     "zero": 0.0,
     "three": 3.0,

@@ -169,3 +169,22 @@ def test_a_target_from_a_file_and_a_profile(tmp_path):
     np.testing.assert_allclose(found.profiles[20].influence, weights / weights.sum(), rtol=1e-10)
     again = design(found.profiles[20], over="key_bias", depth=30, mixing=0.5, n_positions=10)
     assert again.distances[10][0] < 1e-12
+
+
+def test_a_target_from_a_run(tmp_path):
+    from posbias.records import Record
+
+    one, other = np.linspace(1, 2, 20) / 30, np.linspace(2, 1, 20) / 30
+    arrays = {"measured/jacobian/influence": one, "theories/rollout/influence": other}
+    Record("measure", {}, {}, arrays=arrays).save(tmp_path / "run")
+    for target in (tmp_path / "run", str(tmp_path / "run" / "record.json"), f"{tmp_path}/run:measured/jacobian"):
+        np.testing.assert_array_equal(resolve_target(target).influence, one)
+    np.testing.assert_array_equal(resolve_target(f"{tmp_path}/run:theories/rollout").influence, other)
+    arrays["measured/logprob/influence"] = other
+    Record("measure", {}, {}, arrays=arrays).save(tmp_path / "two")
+    with pytest.raises(UsageError, match=r"has 3 profiles; as a target write .*two:NAME with one of measured/jacobian"):
+        resolve_target(str(tmp_path / "two"))
+    with pytest.raises(UsageError, match="with one of measured/jacobian"):
+        resolve_target(f"{tmp_path}/run:fisher".replace("/run", "/two"))
+    with pytest.raises(UsageError, match="holds no posbias run"):
+        resolve_target("runs/nowhere")

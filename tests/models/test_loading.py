@@ -14,6 +14,7 @@ from posbias.errors import RunError, UsageError
 from posbias.models import sources as sources_room
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
+from tiny_families import CONFIGS
 
 TINY = {
     "vocab_size": 40,
@@ -50,6 +51,13 @@ def test_a_directory_loads_its_weights_frozen(llama: Path) -> None:
     assert not model.network.training
     assert model.tokenizer is None
     assert (model.width, model.vocabulary_size, model.max_positions) == (16, 40, 32)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "gemma3_text"])
+def test_a_tokenizer_made_of_special_tokens_alone_is_none(name: str, tmp_path: Path) -> None:
+    """Without its files, transformers makes one that knows no word; prompts would hold nothing else."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]().to_dict()))
+    assert load_model(f"config:{tmp_path}").tokenizer is None
 
 
 def test_the_description_names_no_machine_path(llama: Path) -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, Prefix, SlidingWindow
+from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, LogSpline, Prefix, SlidingWindow
+from posbias.interventions.keys import added_to
 from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (
     CausalMean,
@@ -100,3 +101,30 @@ def test_spreading_keeps_the_last_position_apart():
     spread = bins.spread(values)
     assert spread[-1] == 50
     np.testing.assert_allclose(spread[:-1], 1)
+
+
+@pytest.mark.parametrize("mask", [Causal(), SlidingWindow(width=20)], ids=str)
+@pytest.mark.parametrize("bias", [GammaKey(3.0), GammaKey(0.2), LogSpline([0.0, 4.0, -1.0], [0, 7, 63])], ids=str)
+def test_smooth_key_biases_on_bins_are_the_mean_rows_of_the_exact_attention(mask, bias):
+    check_on_bins(group(mask, bias), [group(mask, bias)] * 4)
+
+
+def test_alibi_beside_a_key_bias_keeps_its_slope_apart_on_bins_and_positions():
+    slopes = Alibi().linear_slopes(4)
+    beside, alone = added_to(Alibi(), GammaKey(2.0)), GammaKey(2.0, slopes.tolist())
+    check_on_bins(group(Causal(), beside), [group(Causal(), alone)] * 4)
+    # 700 nats over the context: weights by key alone would underflow.
+    steep = group(Causal(), added_to(Alibi([7.0] * 4), GammaKey(2.0, -3.0)))
+    ((share, operator),) = biased_operators(steep, unit_bins(200))
+    assert share == 1
+    np.testing.assert_allclose(operator.matrix().sum(axis=1), 1, rtol=1e-12)
+
+
+def check_on_bins(biased: HeadGroup, exact: list[HeadGroup]) -> None:
+    n = 90
+    bins = growing_bins(n, relative_width=0.2)
+    inside = np.repeat(np.arange(bins.count), bins.sizes)[:, None] == np.arange(bins.count)
+    found = [operator.matrix() for share, operator in biased_operators(biased, bins) for _ in range(round(4 * share))]
+    for head, (matrix, one) in enumerate(zip(found, exact, strict=True)):
+        expected = inside.T @ dense_heads(one, n)[head] @ inside / bins.sizes[:, None]
+        np.testing.assert_allclose(matrix, expected, rtol=1e-11, atol=1e-15)

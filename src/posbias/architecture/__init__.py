@@ -13,7 +13,7 @@ from posbias.architecture.encodings import (
     T5Buckets,
     published_alibi_slopes,
 )
-from posbias.architecture.keys import GammaKey, KeyBias, KeyEncoding
+from posbias.architecture.keys import GammaKey, KeyBias, KeyEncoding, LogSpline
 from posbias.architecture.masks import MASKS, Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.architecture.mixing import SCHEDULES, Constant, Linear, PowerDecay, Schedule
 from posbias.architecture.spec import Architecture, HeadGroup
@@ -38,6 +38,7 @@ __all__ = [
     "KeyEncoding",
     "Learned",
     "Linear",
+    "LogSpline",
     "Mask",
     "NoEncoding",
     "PowerDecay",

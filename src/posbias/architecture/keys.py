@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.architecture.encodings import ENCODINGS, Encoding
+from posbias.architecture.encodings import ENCODINGS, MAX_SLOPE, Encoding
 from posbias.errors import UsageError
 
 MAX_BIAS = 300.0
 """Largest key bias: weights of any two keys must both be normal float64 numbers."""
 MAX_ALPHA = 1e12
 """Largest exponent of a gamma key: its shares alpha / (j + alpha) stay exact, whatever the weights would be."""
+MAX_SPAN = 10_000.0
+"""Most nats between the weights of two keys where they are summed: an extended float holds e^-11355."""
 
+Vector = Float64[np.ndarray, "heads"]
 Shares = tuple[Float64[np.ndarray, "n heads"], Float64[np.ndarray, "n heads"]]
 """r_j and 1 - r_j, each to a few units of the last digit."""
 KeyShares = Callable[[int, int], Shares]
@@ -29,6 +32,11 @@ class KeyEncoding(Encoding):
     """An encoding whose bias depends on the key alone."""
 
     relative = False
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the bias is a smooth function of ln(1 + j): keys of nearly equal logarithm may be taken together."""
+        return False
 
     @abstractmethod
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
@@ -41,6 +49,10 @@ class KeyEncoding(Encoding):
     @abstractmethod
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
         """What decides each head's bias: heads with equal rows are equal."""
+
+    def bias_and_slopes(self, n_positions: int, heads: int) -> tuple[Float64[np.ndarray, "heads n"], Vector]:
+        """The bias as b_j + slope j, where a recursion over keys should have the slope of ALiBi apart: by head."""
+        return self.key_logits(n_positions, heads), np.zeros(heads)
 
     def key_shares(self, heads: Sequence[int], n_positions: int, n_heads: int) -> KeyShares:
         """The share r_j of a key among the keys up to it, and what it leaves, of some heads by position.
@@ -120,8 +132,19 @@ class GammaKey(KeyEncoding):
 
     alpha: float | Sequence[float]
     """Exponent, > 0 and <= 1e12: above 1 later keys weigh more, below 1 earlier ones; one number, or one per head."""
+    slope: float | Sequence[float] = 0.0
+    """Added per position, in [-700, 700]: a positive one is ALiBi's, minus ALiBi's takes it away; or one per head."""
 
     def __post_init__(self) -> None:
+        try:
+            slope = np.asarray(self.slope, dtype=np.float64)
+        except (TypeError, ValueError):
+            slope = np.full(1, np.nan)
+        if slope.ndim > 1 or not slope.size or not np.all(np.abs(slope) <= MAX_SLOPE):
+            raise UsageError(
+                f"gamma_key: slope must lie in [-{MAX_SLOPE:g}, {MAX_SLOPE:g}], one or one per head, got {self.slope}"
+            )
+        object.__setattr__(self, "slope", tuple(slope.tolist()) if slope.ndim else float(slope))
         try:
             alpha = np.asarray(self.alpha, dtype=np.float64)
         except (TypeError, ValueError):
@@ -131,23 +154,47 @@ class GammaKey(KeyEncoding):
         object.__setattr__(self, "alpha", tuple(alpha.tolist()) if alpha.ndim else float(alpha))
 
     def check_heads(self, heads: int) -> None:
-        """Exponents given as a list must be one per head."""
-        if np.ndim(self.alpha) and np.size(self.alpha) != heads:
-            raise UsageError(f"gamma_key: {np.size(self.alpha)} alphas given for {heads} heads; give one or {heads}")
+        """Lists must be one per head."""
+        for name, given in (("alphas", self.alpha), ("slopes", self.slope)):
+            if np.ndim(given) and np.size(given) != heads:
+                raise UsageError(f"gamma_key: {np.size(given)} {name} given for {heads} heads; give one or {heads}")
+
+    @property
+    def smooth(self) -> bool:
+        """Nearly linear in ln(1 + j), without a slope."""
+        return not np.any(self.slope)
 
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
+        """ln w_j, and what the slope adds.
+
+        Raises:
+            UsageError: a slope so steep that weights of two keys differ by more than 10,000 nats.
+        """
+        bias, slopes = self.bias_and_slopes(n_positions, heads)
+        if n_positions * np.abs(slopes).max() > MAX_SPAN:
+            raise UsageError(
+                f"gamma_key: slope {slopes[np.abs(slopes).argmax()]:g} over {n_positions} keys is more than "
+                f"{MAX_SPAN:g} nats"
+            )
+        return bias + slopes[:, None] * np.arange(n_positions)
+
+    def bias_and_slopes(self, n_positions: int, heads: int) -> tuple[Float64[np.ndarray, "heads n"], Vector]:
         """ln w_j as the sum of ln(1 + (alpha - 1) / k), k = 1 ... j: no difference of two large log-gammas."""
-        steps = np.log1p((self.parameters(heads) - 1) / np.arange(1, max(n_positions, 1)))
+        alpha, slopes = self.parameters(heads).T
+        steps = np.log1p((alpha[:, None] - 1) / np.arange(1, max(n_positions, 1)))
         logits = np.concatenate([np.zeros((heads, 1)), np.cumsum(steps, axis=1, dtype=np.longdouble)], axis=1)
-        return np.asarray(logits[:, :n_positions], dtype=np.float64)
+        return np.asarray(logits[:, :n_positions], dtype=np.float64), slopes
 
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
-        """alpha, as a column."""
+        """alpha beside slope."""
         self.check_heads(heads)
-        return np.broadcast_to(np.asarray(self.alpha, dtype=np.float64), (heads,))[:, None]
+        columns = [np.broadcast_to(np.asarray(given), (heads,)) for given in (self.alpha, self.slope)]
+        return np.column_stack(columns)
 
     def key_shares(self, heads: Sequence[int], n_positions: int, n_heads: int) -> KeyShares:
-        """alpha / (j + alpha) and j / (j + alpha)."""
+        """alpha / (j + alpha) and j / (j + alpha); with a slope from running sums."""
+        if np.any(self.slope):
+            return super().key_shares(heads, n_positions, n_heads)
         alpha = self.parameters(n_heads)[heads, 0]
 
         def shares(low: int, high: int) -> Shares:
@@ -156,3 +203,74 @@ class GammaKey(KeyEncoding):
             return alpha * inverse, position * inverse
 
         return shares
+
+
+@ENCODINGS.register("log_spline")
+@dataclass(frozen=True)
+class LogSpline(KeyEncoding):
+    """A natural cubic spline of ln(1 + j): the bias of key j passes through `values[k]` at key `knots[k]`.
+
+    Beyond the last knot it goes on as a straight line in ln(1 + j), a power law, so that it is defined at every length.
+    """
+
+    values: Sequence[float] | Sequence[Sequence[float]]
+    """[knot], or [head][knot]; natural-log units, each in [-300, 300]."""
+    knots: Sequence[int]
+    """Keys, rising, at least two; the first is 0."""
+
+    def __post_init__(self) -> None:
+        try:
+            values, knots = np.asarray(self.values, dtype=np.float64), np.asarray(self.knots, dtype=np.float64)
+        except (TypeError, ValueError):
+            values, knots = np.zeros(0), np.zeros(0)
+        if knots.ndim != 1 or knots.size < 2 or knots[0] != 0 or np.any(np.diff(knots) < 1) or np.any(knots % 1):
+            raise UsageError(f"log_spline: knots must be at least two rising whole numbers from 0, got {self.knots}")
+        if values.ndim not in {1, 2} or not values.size or values.shape[-1] != knots.size:
+            raise UsageError(f"log_spline: values must be {knots.size} numbers, one per knot, or [head][knot]")
+        wrong = values[~(np.abs(values) <= MAX_BIAS)]
+        if wrong.size:
+            raise UsageError(f"log_spline: values must lie in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {wrong[0]}")
+        plain = tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
+        object.__setattr__(self, "values", plain)
+        object.__setattr__(self, "knots", tuple(knots.astype(int).tolist()))
+
+    def check_heads(self, heads: int) -> None:
+        """Values given per head must be one list per head."""
+        if np.ndim(self.values) == 2 and len(self.values) != heads:
+            raise UsageError(
+                f"log_spline: {len(self.values)} lists of values given for {heads} heads; give one or {heads}"
+            )
+
+    @property
+    def smooth(self) -> bool:
+        """By construction."""
+        return True
+
+    def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
+        """The spline at every key.
+
+        Raises:
+            UsageError: two keys' biases differ by more than 600.
+        """
+        logits = np.asarray(self.parameters(heads) @ log_spline_basis(self.knots, n_positions).T)
+        span = float(np.ptp(logits, axis=1).max(initial=0.0))
+        if span > 2 * MAX_BIAS:
+            raise UsageError(f"log_spline: biases of {n_positions} keys span {span:.4g}; allowed: {2 * MAX_BIAS:g}")
+        return logits
+
+    def parameters(self, heads: int) -> Float64[np.ndarray, "heads knots"]:
+        """The values."""
+        self.check_heads(heads)
+        values = np.atleast_2d(np.asarray(self.values))
+        return np.broadcast_to(values, (heads, values.shape[1]))
+
+
+def log_spline_basis(knots: Sequence[int], n_positions: int) -> Float64[np.ndarray, "n knots"]:
+    """Natural cubic splines of ln(1 + j), each 1 at one knot and 0 at the others, at the keys 0 ... n - 1."""
+    from scipy.interpolate import CubicSpline
+
+    at = np.log1p(np.asarray(knots, dtype=np.float64))
+    spline = CubicSpline(at, np.eye(len(at)), bc_type="natural")
+    along = np.log1p(np.arange(n_positions))
+    beyond = np.maximum(along - at[-1], 0.0)[:, None]
+    return np.asarray(spline(np.minimum(along, at[-1])) + beyond * spline(at[-1], 1))

@@ -19,11 +19,14 @@ EXAMPLE = (
 def design(
     context: typer.Context,
     target: Annotated[
-        str, typer.Argument(help="flat, power(exponent=E), recency(rate=R), u_shape(middle=M), or a .csv file.")
+        str, typer.Argument(help="flat, power(exponent=E), recency(rate=R), u_shape(middle=M), a run, or a .csv file.")
     ] = "flat",
     *,
     over: Annotated[
-        str, typer.Option(help="What may change: key_bias, gamma_key, alibi, mixing, sinks; comma-separated.")
+        str,
+        typer.Option(
+            help="What may change: key_bias, gamma_key, gamma_alibi, spline, alibi, mixing, sinks; comma-separated."
+        ),
     ] = "gamma_key",
     depth: options.Depth = 12,
     heads: options.Heads = 1,
@@ -36,19 +39,23 @@ def design(
     count: Annotated[
         int, typer.Option(help="With --model: fresh initialisations that are measured; 0: none.", min=0)
     ] = 8,
+    measured_at: Annotated[
+        str | None,
+        typer.Option(
+            help="With --model: lengths at which they are measured. [default: the longest]", show_default=False
+        ),
+    ] = None,
     flags: options.RunFlags,
 ) -> None:
     """Design an architecture with a chosen position bias. Exactly where a closed form exists; else by search."""
     from posbias.designing import design as find
     from posbias.designing import design_record, measure_design
 
-    try:
-        lengths = [int(word) for word in length.split(",")]
-    except ValueError:
-        raise UsageError(f"--length {length}: allowed are whole numbers, separated by commas") from None
+    lengths = _whole_numbers(length, "--length")
+    measured_lengths = [max(lengths)] if measured_at is None else _whole_numbers(measured_at, "--measured-at")
     given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths, "seed": flags.seed}
     if model is None:
-        options.refuse(context, ["count"], "is read with --model only")
+        options.refuse(context, ["count", "measured_at"], "is read with --model only")
     else:
         options.refuse(context, ["depth", "heads", "mixing"], "cannot be given with --model, which has its own")
     with running(context, flags) as run:
@@ -64,8 +71,16 @@ def design(
             raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")
         loaded = load_model(model)
         found = find(target, model=loaded, theory="mean_field", **given)
-        measured = None
+        measured = []
         if count and isinstance(loaded, HuggingFaceModel):
-            prompts = load_prompts("synthetic", loaded, n_positions=max(lengths), count=max(count, 2), seed=flags.seed)
-            measured = measure_design(found, loaded, prompts, seed=flags.seed)
+            for at in measured_lengths:
+                prompts = load_prompts("synthetic", loaded, n_positions=at, count=max(count, 2), seed=flags.seed)
+                measured.append(measure_design(found, loaded, prompts, seed=flags.seed))
         run.finish(design_record(found, run.arguments, command=run.command, measured=measured, model=loaded.describe()))
+
+
+def _whole_numbers(text: str, flag: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{flag} {text}: allowed are whole numbers, separated by commas") from None

@@ -15,17 +15,18 @@ from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEnc
 from posbias.checks import check_seed, check_whole, checked
 from posbias.comparison.metrics import wasserstein
 from posbias.designing.exact import key_bias_for, telescoping_alphas
-from posbias.designing.solving import FREE, AlibiSlopes, Free, GammaKeys, Problem
+from posbias.designing.initialisation import Initialisation, solve_at_initialisation
+from posbias.designing.solving import FREE, AlibiSlopes, Free, GammaKeys, Problem, SlopedGammaKeys, SplineKeys
 from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.errors import UsageError
-from posbias.interventions.keys import KeyBiased, added_to
+from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
-from posbias.theory.mean_field import mean_field, spec_of
-from posbias.theory.mean_field.spec import MeanFieldSpec
 from posbias.theory.rollout import rollout_profile
 
 KEY_BIAS = "key_bias"
 """The free parameter that has an exact solution for every target, at one length."""
+KEYED = (GammaKeys.name, SlopedGammaKeys.name, SplineKeys.name)
+"""Free key biases that are defined at every length."""
 THEORIES = ("rollout", "mean_field")
 Vector = Float64[np.ndarray, "n_positions"]
 
@@ -174,7 +175,9 @@ def _by_rollout(
         alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing).tolist()
         found = replace(base, encoding=[GammaKey(alpha) for alpha in alphas])
         return task.done(found, {GammaKeys.name: alphas}, exact=True)
-    return task.search([FREE.build(name) for name in names], exact_gradient=True, starts=starts, seed=seed)
+    free = [FREE.build(name) for name in names]
+    values = Problem(base, free, aim, lengths).solve(starts=starts, seed=seed)
+    return task.found(free, values)
 
 
 def _lengths(n_positions: int | Sequence[int]) -> tuple[int, ...]:
@@ -198,11 +201,12 @@ def _base(architecture: Architecture | None, model: Any, *, depth: int | None, h
 
 def _check_encodings(base: Architecture, names: tuple[str, ...]) -> None:
     """Key biases are designed for causal layers without another encoding: a head has one."""
-    keyed = next((name for name in names if name in {KEY_BIAS, GammaKeys.name}), None)
+    encodings = [name for name in names if name in {KEY_BIAS, *KEYED, AlibiSlopes.name}]
+    if len(encodings) > 1:
+        raise UsageError(f"over {', '.join(names)}: a head has one encoding; allowed: {' or '.join(encodings)}")
+    keyed = next((name for name in encodings if name != AlibiSlopes.name), None)
     if keyed is None:
         return
-    if AlibiSlopes.name in names:
-        raise UsageError(f"over {', '.join(names)}: a head has one encoding; allowed: {keyed} or {AlibiSlopes.name}")
     groups = [group for groups in base.head_groups for group in groups]
     other = [
         group for group in groups if not isinstance(group.mask, Causal) or not isinstance(group.encoding, NoEncoding)
@@ -224,19 +228,20 @@ class _Task:
     lengths: tuple[int, ...]
     theory: str
     profile: Callable[[Architecture, int], Vector]
+    reach: float = np.inf
+    """The longest context whose profile is known."""
 
-    def search(self, free: Sequence[Free], *, exact_gradient: bool, starts: int, seed: int) -> Design:
-        """By L-BFGS-B, with the adjoint's gradients or by differences."""
-        differenced = None if exact_gradient else self.profile
-        problem = Problem(self.base, free, self.target, self.lengths, profile=differenced)
-        values = problem.solve(starts=starts, seed=seed)
+    def found(self, free: Sequence[Free], values: Float64[np.ndarray, "_"]) -> Design:
+        """The design with these values of its free parameters."""
+        problem = Problem(self.base, free, self.target, self.lengths)
         parts = zip(free, problem.split(values), strict=True)
         return self.done(problem.architecture(values), {sort.name: sort.plain(part) for sort, part in parts})
 
     def done(self, found: Architecture, parameters: dict[str, list[Any]], *, exact: bool = False) -> Design:
         """The design with its profiles at the lengths asked for, half the least and twice the largest."""
         others = {max(min(self.lengths) // 2, 2), *self.lengths, 2 * max(self.lengths)}
-        shown = [n for n in sorted(others) if KEY_BIAS not in parameters or n <= len(parameters[KEY_BIAS])]
+        reach = min(self.reach, len(parameters.get(KEY_BIAS, [])) or np.inf)
+        shown = [n for n in sorted(others) if n <= reach]
         # Energies add in mean field: what the residual stream keeps there is no share of a target.
         residual = float(np.prod(1 - found.layer_mixing)) if self.theory == "rollout" else 0.0
         return Design(
@@ -254,33 +259,18 @@ class _Task:
         )
 
 
-def keyed_spec(spec: MeanFieldSpec, architecture: Architecture) -> MeanFieldSpec:
-    """The mean-field description of a model with the key biases of an architecture added, layer by layer."""
-    layers = []
-    for layer, groups in zip(spec.layers, architecture.head_groups, strict=True):
-        bias = groups[0].encoding
-        if layer.attention is None or not isinstance(bias, KeyEncoding):
-            layers.append(layer)
-            continue
-        biased = tuple(replace(group, encoding=added_to(group.encoding, bias)) for group in layer.attention.groups)
-        layers.append(replace(layer, attention=replace(layer.attention, groups=biased)))
-    return replace(spec, layers=tuple(layers))
-
-
 def _by_mean_field(
     model: Any, target: Target, names: tuple[str, ...], lengths: tuple[int, ...], *, starts: int, seed: int
 ) -> Design:
     if model is None:
         raise UsageError("theory mean_field needs a model at initialisation: model=load_model('config:DIR')")
-    if names != (GammaKeys.name,):
-        raise UsageError(f"over {', '.join(names)}: mean field designs over {GammaKeys.name} alone")
+    if len(names) > 1 or names[0] not in KEYED:
+        raise UsageError(f"over {', '.join(names)}: mean field designs over one of {', '.join(KEYED)}")
     base = Architecture.from_model(model)
-    family = spec_of(model)
-    if len(family.layers) != base.depth:
+    born = Initialisation(model, seed=seed)
+    if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
-
-    def profile(changed: Architecture, n_positions: int) -> Vector:
-        return mean_field(keyed_spec(family, changed), n_positions, level="value").profile.influence
-
-    task = _Task(base, target, names, lengths, theory="mean_field", profile=profile)
-    return task.search([GammaKeys()], exact_gradient=False, starts=starts, seed=seed)
+    free = [FREE.build(names[0])]
+    values = solve_at_initialisation(born, base, free, target, lengths, starts=starts, seed=seed)
+    task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, reach=born.reach)
+    return task.found(free, values)

@@ -1,6 +1,6 @@
 """A design held against networks that it never saw: measured at initialisation, with the key bias and without."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ Vector = Float64[np.ndarray, "n_positions"]
 
 @dataclass(frozen=True, eq=False)
 class MeasuredDesign:
-    """Jacobian profiles at initialisation; each row a network of its own on a prompt of its own."""
+    """Jacobian profiles at initialisation at one length; each row a network of its own on a prompt of its own."""
 
     designed: Profiles
     before: Profiles
@@ -41,6 +41,21 @@ class MeasuredDesign:
     compared_before: PromptComparison
     """The same without the design."""
 
+    @property
+    def n_positions(self) -> int:
+        """At which length."""
+        return int(self.designed.shape[1])
+
+    def as_record(self) -> dict[str, Any]:
+        """Distances with their intervals, and the noise."""
+        return {
+            "n_positions": self.n_positions,
+            "networks": len(self.designed),
+            "distance": self.compared.distance.as_record(),
+            "before": self.compared_before.distance.as_record(),
+            "noise": self.compared.noise.mean,
+        }
+
 
 def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *, seed: int = 0) -> MeasuredDesign:
     """Measure the designed model and the model as it was on fresh initialisations, one for each prompt.
@@ -48,13 +63,13 @@ def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *,
     Args:
         design: A key bias.
         model: Its configuration counts; its weights are drawn anew, network k with the seed `seed` + k.
-        prompts: At least two, as long as one of the design's lengths.
+        prompts: At least two, of any length that the key bias reaches.
         seed: Of initialisations, probes and halvings.
     """
     target = design.target.shape(prompts.n_positions)
     (kind,) = resolve_kinds(KIND)
     rows: dict[str, list[np.ndarray]] = {"designed": [], "before": []}
-    for index, ids in enumerate(track(prompts.token_ids, "measuring initialisations")):
+    for index, ids in enumerate(track(prompts.token_ids, f"measuring initialisations at {prompts.n_positions}")):
         network = reinitialise(model, seed + index)
         for state, context in (
             ("designed", intervened(network, design.intervention)),
@@ -80,7 +95,7 @@ def design_record(
     arguments: Mapping[str, Any],
     *,
     command: str = "",
-    measured: MeasuredDesign | None = None,
+    measured: Sequence[MeasuredDesign] = (),
     model: Mapping[str, Any] | None = None,
 ) -> Record:
     """A design as a record: with what the user passed, what repeats it in a shell, and what was measured of it."""
@@ -110,14 +125,10 @@ def design_record(
     longest = max(design.lengths)
     if design.theory == "rollout" and longest <= DRAWN_ROWS:
         arrays["rows"] = rollout_rows(design.architecture, np.arange(longest), n_positions=longest)
-    if measured is not None:
-        mean = Profile.mean_of(measured.designed)
-        arrays |= {f"measured/{name}": values for name, values in vars(mean).items()}
-        arrays |= {"measured/networks": measured.designed, "measured/networks_before": measured.before}
-        scalars["measured"] = {
-            "networks": len(measured.designed),
-            "distance": measured.compared.distance.as_record(),
-            "before": measured.compared_before.distance.as_record(),
-            "noise": measured.compared.noise.mean,
-        }
+    for at in measured:
+        mean, name = Profile.mean_of(at.designed), f"measured/{at.n_positions}"
+        arrays |= {f"{name}/{part}": values for part, values in vars(mean).items()}
+        arrays |= {f"{name}/networks": at.designed, f"{name}/networks_before": at.before}
+    if measured:
+        scalars["measured"] = [at.as_record() for at in measured]
     return Record("design", dict(arguments), resolved, scalars=scalars, arrays=arrays)

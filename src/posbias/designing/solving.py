@@ -2,20 +2,21 @@
 
 The misfit is the variance over positions of ln(profile / target), the last position apart unless the target says what
 it is there: 0 where the shapes agree, whatever the residual stream keeps. Rollouts have exact gradients (the adjoint);
-mean field is differenced, a few hundredths of a second per evaluation.
+mean field is differenced.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 from scipy.optimize import minimize
 from scipy.special import digamma
 
-from posbias.architecture import Alibi, Architecture, GammaKey
+from posbias.architecture import Alibi, Architecture, GammaKey, LogSpline
+from posbias.architecture.keys import log_spline_basis
 from posbias.designing.targets import Target
 from posbias.progress import announce
 from posbias.registry import Registry
@@ -27,7 +28,10 @@ Vector = Float64[np.ndarray, "_"]
 LEAST = 1e-200
 """Below this an influence counts as this."""
 STEP = 1e-5
-"""Of differences, in the logarithm of a parameter: mean field is smooth to 1e-10."""
+"""Of differences, in the coordinates of the search: mean field is smooth to 1e-10."""
+KNOTS = (0, 7, 63, 511, 4095)
+"""Of splines: keys whose 1 + j rise by factors of 8. A context is bent by those that it reaches, and the next."""
+STEEP = np.log(8.0)
 
 
 class Free(ABC):
@@ -46,7 +50,7 @@ class Free(ABC):
         ends = np.log(self.range) if self.logarithmic else np.array(self.range)
         return np.tile(ends, (base.heads if self.per_head else base.depth, 1))
 
-    def plain(self, values: Vector) -> list[float]:
+    def plain(self, values: Vector) -> list[Any]:
         """The parameters as a user would write them."""
         return [float(value) for value in (np.exp(values) if self.logarithmic else values)]
 
@@ -89,6 +93,84 @@ class GammaKeys(Free):
             keys[layer] += of_head
         rising = digamma(position + alphas[:, None]) - digamma(alphas)[:, None]
         return np.asarray((keys * rising).sum(axis=1) * alphas)
+
+
+@FREE.register("gamma_alibi")
+@dataclass(frozen=True)
+class SlopedGammaKeys(Free):
+    """alpha of every layer, and the slope of every head in all layers, in place of ALiBi's; in logarithms."""
+
+    range = GammaKeys.range
+    logarithmic = True
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """Of gamma keys, then of slopes."""
+        return np.concatenate([GammaKeys().bounds(base), AlibiSlopes().bounds(base)])
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """Where gamma keys start, nearly without slopes."""
+        return [np.append(each, AlibiSlopes().starts(base)[0]) for each in GammaKeys().starts(base)]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """Gamma keys with a slope, less what is there: a key bias is added to it."""
+        own = own_slopes(base)
+        slopes = [float(slope) for slope in np.exp(values[base.depth :]) - own]
+        return replace(base, encoding=[GammaKey(alpha, slopes) for alpha in self.plain(values[: base.depth])])
+
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """db_k / d slope = k."""
+        depth = 1 + max(layer for layer, _ in found.keys)
+        slopes = np.exp(values[depth:])
+        by_slope = np.zeros_like(slopes)
+        for (_, head), of_head in found.keys.items():
+            by_slope[head] += of_head @ np.arange(n_positions)
+        return np.append(GammaKeys().gradient(values[:depth], found, n_positions), by_slope * slopes)
+
+
+def own_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
+    """Of the first layer's heads; 0 without ALiBi."""
+    slopes = np.zeros(base.heads)
+    for group in base.head_groups[0]:
+        found = group.linear_slopes()
+        slopes[group.heads] = 0.0 if found is None else found
+    return slopes
+
+
+@FREE.register("spline")
+@dataclass(frozen=True)
+class SplineKeys(Free):
+    """Steepness between the knots of a spline of ln(1 + j), for every layer; of a gamma key it is alpha - 1."""
+
+    range = (-3.0, 40.0)
+    pieces: ClassVar[int] = len(KNOTS) - 1
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """A steepness for every piece of every layer."""
+        return np.tile(np.array(self.range), (base.depth * self.pieces, 1))
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """As steep as the gamma keys where theirs start."""
+        return [np.repeat(np.exp(each) - 1, self.pieces) for each in GammaKeys().starts(base)]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """A spline in every layer."""
+        return replace(base, encoding=[LogSpline(row.tolist(), KNOTS) for row in self._at_knots(values)])
+
+    def plain(self, values: Vector) -> list[Any]:
+        """The biases at the knots of every layer."""
+        return [row.tolist() for row in self._at_knots(values)]
+
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """A steepness lifts all later knots."""
+        basis = log_spline_basis(KNOTS, n_positions)
+        at_knots = np.zeros((len(values) // self.pieces, len(KNOTS)))
+        for (layer, _), of_head in found.keys.items():
+            at_knots[layer] += of_head @ basis
+        return np.asarray(STEEP * np.cumsum(at_knots[:, :0:-1], axis=1)[:, ::-1].ravel())
+
+    def _at_knots(self, values: Vector) -> Float64[np.ndarray, "layer knot"]:
+        steps = STEEP * values.reshape(-1, self.pieces)
+        return np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
 
 
 @FREE.register("alibi")
@@ -201,14 +283,21 @@ class Problem:
             total, gradient = total + value, gradient + np.concatenate(parts)
         return total / len(self.lengths), gradient / len(self.lengths)
 
-    def solve(self, *, starts: int, seed: int) -> Vector:
-        """The best end of several searches (L-BFGS-B within bounds), the likeliest starts first."""
+    def solve(self, *, starts: int, seed: int, near: Vector | None = None) -> Vector:
+        """The best end of several searches (L-BFGS-B within bounds), the likeliest starts first.
+
+        Args:
+            starts: How many are tried.
+            seed: Of the random ones.
+            near: The only start, where a good one is known.
+        """
         bounds = np.concatenate([sort.bounds(self.base) for sort in self.free])
         generator = np.random.default_rng(seed)
         of_each = [sort.starts(self.base) for sort in self.free]
         count = max(len(each) for each in of_each)
         tried = [np.concatenate([each[min(k, len(each) - 1)] for each in of_each]) for k in range(count)]
         tried += [best + generator.normal(0, 0.3, len(best)) for best in tried[: max(starts - count, 0)]]
+        tried = tried if near is None else [near]
         ranked = sorted((np.clip(start, *bounds.T) for start in tried), key=self.misfit)
         exact = self.profile is None
         options = (

@@ -16,6 +16,7 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.profiles import Profile
+from posbias.records import RECORD_FILE, load_record
 from posbias.registry import Registry
 
 TARGETS: Registry["Target"] = Registry("target")
@@ -146,19 +147,25 @@ class Given(Target):
 
 
 def resolve_target(target: Any) -> Target:
-    """A target from an object, its literal spelling, a `Profile`, a sequence of weights, or a CSV file.
+    """A target from an object, its literal spelling, a `Profile`, a sequence of weights, a CSV file, or a finished run.
 
-    A CSV file has one weight per line, or a header with a column `influence`.
+    A CSV file has one weight per line, or a header with a column `influence`. Of a run, its directory or its
+    record.json, what was measured is taken, else what was predicted; where there are several profiles, which one is
+    said behind a colon: `runs/x:measured/logprob`.
 
     Raises:
-        UsageError: none of these; or values that are not finite and positive.
+        UsageError: none of these; values that are not finite and positive; several profiles and none chosen.
     """
     if isinstance(target, Target):
         return target
     if isinstance(target, Profile):
         return Given(target.influence)
-    if isinstance(target, Path) or (isinstance(target, str) and target.endswith(".csv")):
+    if isinstance(target, str | Path) and str(target).endswith(".csv"):
         return Given(_read_csv(Path(target)))
+    if isinstance(target, Path) or (isinstance(target, str) and "(" not in target and target not in TARGETS):
+        directory, _, chosen = str(target).partition(":")
+        if isinstance(target, Path) or "/" in directory or Path(directory).exists():
+            return Given(_read_run(Path(directory), chosen))
     if isinstance(target, str):
         return TARGETS.parse(target)
     if isinstance(target, Sequence | np.ndarray):
@@ -167,7 +174,7 @@ def resolve_target(target: Any) -> Target:
         except (TypeError, ValueError):
             raise UsageError("a target needs numbers, one per position") from None
         return Given(weights)
-    raise UsageError(f"{target!r} is no target; known: {', '.join(TARGETS)}, a Profile, weights, or a .csv file")
+    raise UsageError(f"{target!r} is no target; known: {', '.join(TARGETS)}, a Profile, weights, a run, or a .csv file")
 
 
 def _read_csv(path: Path) -> Vector:
@@ -183,6 +190,21 @@ def _read_csv(path: Path) -> Vector:
         return np.array([float(row[column]) for row in rows])
     except (ValueError, IndexError):
         raise UsageError(f"{path}: every line needs one number, or a header with a column influence") from None
+
+
+def _read_run(directory: Path, chosen: str) -> Vector:
+    record = load_record(directory.parent if directory.name == RECORD_FILE else directory)
+    held = [name.removesuffix("/influence") for name in record.arrays if name.endswith("/influence")]
+    measured = [name for name in held if "measured" in name.split("/")]
+    allowed = [chosen] if chosen in held else [] if chosen else measured or held
+    if len(allowed) != 1:
+        raise UsageError(
+            f"the {record.verb} run {directory} has {len(held)} profiles; as a target write "
+            f"{directory}:NAME with one of {', '.join(sorted(held))}"
+            if held
+            else f"the {record.verb} run {directory} has no profile to aim at"
+        )
+    return np.asarray(record.arrays[f"{allowed[0]}/influence"], dtype=np.float64)
 
 
 def _normalised(logs: Vector) -> Vector:

@@ -39,6 +39,13 @@ class AlibiBiased(KeyEncoding):
         sloped = self._slopes(heads)[:, None] * np.arange(n_positions)
         return np.asarray(sloped + self.bias.key_logits(n_positions, heads))
 
+    def bias_and_slopes(
+        self, n_positions: int, heads: int
+    ) -> tuple[Float64[np.ndarray, "heads n"], Float64[np.ndarray, "heads"]]:
+        """Slopes together, apart from the bias."""
+        bias, slopes = self.bias.bias_and_slopes(n_positions, heads)
+        return bias, slopes + self._slopes(heads)
+
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
         """Slopes beside the bias's own parameters."""
         return np.column_stack([self._slopes(heads), self.bias.parameters(heads)])

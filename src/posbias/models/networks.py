@@ -314,7 +314,8 @@ def read_tokenizer(source: Source) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
         tokenizer.decode(tokenizer("A trial.")["input_ids"])
-        return tokenizer
+        # Without files some classes are made of their special tokens alone, and look like a tokenizer.
+        return tokenizer if len(tokenizer) > len(tokenizer.get_added_vocab()) else None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)

@@ -63,13 +63,12 @@ def _statements(record: Record) -> list[str]:
         said.append(
             f"The residual stream alone leaves {scalars['residual']:.3g} on the last position; no design goes below."
         )
-    if "measured" in scalars:
-        found = scalars["measured"]
-        said.append(
-            f"Measured on {found['networks']} fresh initialisations: W1 to the target "
-            f"{interval_text(found['distance'], '.4f')}, undesigned {interval_text(found['before'], '.4f')}; one half "
-            f"of the designed networks lies {found['noise']:.4f} from the other."
-        )
+    said += [
+        f"Measured at {found['n_positions']} positions on {found['networks']} fresh initialisations: W1 to the target "
+        f"{interval_text(found['distance'], '.4f')}, undesigned {interval_text(found['before'], '.4f')}; one half of "
+        f"the designed networks lies {found['noise']:.4f} from the other."
+        for found in scalars.get("measured", [])
+    ]
     return said
 
 
@@ -81,8 +80,11 @@ def _tables(record: Record) -> list[Table]:
     tables = [Table("W1 to the target, by length", ["positions", "designed", "as it was"], rows)]
     for name, values in record.scalars["parameters"].items():
         if len(values) <= 128:
-            cells = [[str(index), f"{value:.6g}"] for index, value in enumerate(values)]
-            tables.append(Table(f"{name} (layer 0 is nearest the input; alibi: by head)", ["", name], cells))
+            rows = [value if isinstance(value, list) else [value] for value in values]
+            cells = [[str(index), *(f"{value:.6g}" for value in row)] for index, row in enumerate(rows)]
+            # A spline has a column for every knot.
+            columns = [name, *[""] * (len(rows[0]) - 1)]
+            tables.append(Table(f"{name} (layer 0 is nearest the input; alibi: by head)", ["", *columns], cells))
     return tables
 
 
@@ -96,8 +98,8 @@ def _figures(record: Record) -> list[Figure | HeatMap]:
         profile_curve("as it was", profiles["before"], BEFORE),
         profile_curve("designed", profiles["profile"], AFTER),
     ]
-    if "measured/influence" in arrays:
-        ends = {name: arrays[f"measured/{name}"] for name in ("influence", "low", "high")}
+    if f"measured/{length}/influence" in arrays:
+        ends = {name: arrays[f"measured/{length}/{name}"] for name in ("influence", "low", "high")}
         curves.append(profile_curve("designed, measured at initialisation", Profile(**ends), MEASURED))
     figures: list[Figure | HeatMap] = [
         profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)

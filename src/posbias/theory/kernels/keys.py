@@ -44,7 +44,8 @@ class KeyKernel(Kernel):
         self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
         self._content, self._sinks = group.content[first], group.sinks[first]
         self._bare = not np.any(self._content) and bool(np.all(self._sinks == -np.inf))
-        self._alphas = keys[first, 0] if isinstance(group.encoding, GammaKey) and self._bare else None
+        gamma = isinstance(group.encoding, GammaKey) and group.encoding.smooth
+        self._alphas = keys[first, 0] if gamma and self._bare else None
         self.weights = np.array([len(members) for members in self._members]) / group.n_heads
         """Each unique head's share of the layer."""
 

@@ -227,38 +227,55 @@ class DenseOperator(Operator):
 def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float, Operator]]:
     """A layer's content-free attention: one operator for heads that are alike, with their share of all heads.
 
+    ALiBi's slopes on bins wider than one position are right for what is constant on bins, which kernels are not there.
+
     Raises:
-        UsageError: logits that depend on position, on bins wider than one position.
+        UsageError: other logits that depend on position, on bins wider than one position.
     """
     operators: list[tuple[float, Operator]] = []
     for group in groups:
         if not depends_on_position(group):
             operators.append((len(group.heads) / group.n_heads, uniform_operator(group.mask, bins)))
-            continue
-        if not bins.exact:
-            raise UsageError(
-                f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
-            )
-        operators += biased_operators(group, bins)
+        else:
+            operators += biased_operators(group, bins)
     return operators
 
 
 def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator]]:
     """Of a group whose logits depend on position: one operator for heads that are alike, with their share of all heads.
 
-    Bins are single positions.
+    Raises:
+        UsageError: logits that are neither slopes nor key biases, on bins wider than one position.
     """
-    n, slopes, share = bins.n_positions, group.linear_slopes(), 1 / group.n_heads
-    causal = group.mask.reach(n) == n and group.mask.mutual_prefix(n) < 2 and not np.any(group.content)
-    if slopes is not None and causal:
-        return [(share, CausalMean(np.ones(n), float(slope))) for slope in slopes]
-    if isinstance(group.encoding, KeyEncoding) and causal:
-        biases = group.encoding.key_logits(n, group.n_heads)[group.heads]
-        distinct, counts = np.unique(biases, axis=0, return_counts=True)
-        return [
-            (count * share, CausalMean(np.exp(bias - bias.max()))) for bias, count in zip(distinct, counts, strict=True)
-        ]
-    return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
+    n, share, mask = bins.n_positions, 1 / group.n_heads, group.mask
+    parts = _bias_and_slopes(group, n)
+    causal = mask.reach(n) == n and mask.mutual_prefix(n) < 2
+    if parts is None or np.any(group.content) or (not causal and np.any(parts[1])):
+        if not bins.exact:
+            raise UsageError(
+                f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
+            )
+        return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
+    rows, first, counts = np.unique(np.column_stack(parts[::-1]), axis=0, return_index=True, return_counts=True)
+    operators: list[tuple[float, Operator]] = []
+    for kind in np.argsort(first):
+        slope, bias, count = rows[kind, 0], rows[kind, 1:], counts[kind]
+        weights = np.exp(bias - bias.max())
+        operators.append(
+            (count * share, causal_operator(weights, slope, bins) if causal else mask_operator(mask, weights, bins))
+        )
+    return operators
+
+
+def _bias_and_slopes(
+    group: HeadGroup, n_positions: int
+) -> tuple[Float64[np.ndarray, "head n_positions"], Float64[np.ndarray, "head"]] | None:
+    """Of the heads of a group; None for logits that are neither a slope nor a bias of keys."""
+    if isinstance(group.encoding, KeyEncoding):
+        bias, slopes = group.encoding.bias_and_slopes(n_positions, group.n_heads)
+        return bias[group.heads], slopes[group.heads]
+    own = group.linear_slopes()
+    return None if own is None else (np.zeros((len(own), n_positions)), own)
 
 
 def depends_on_position(group: HeadGroup) -> bool:
@@ -267,21 +284,52 @@ def depends_on_position(group: HeadGroup) -> bool:
     return slopes is None or bool(np.any(slopes)) or bool(np.any(group.content))
 
 
+def needs_every_position(group: HeadGroup) -> bool:
+    """Whether logits change from one position to the next, so that bins must be single positions."""
+    smooth = isinstance(group.encoding, KeyEncoding) and group.encoding.smooth and not np.any(group.content)
+    return depends_on_position(group) and not smooth
+
+
+def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, bins: Bins) -> Operator:
+    """Causal attention in proportion to w_j r^(i - j), r = exp(-slope)."""
+    if bins.exact:
+        return CausalMean(weights, slope)
+    ends = bins.starts + bins.sizes
+    totals = CausalMean(weights, slope).totals[:, 0]
+    before = np.concatenate([[0.0], totals[ends[:-1] - 1]])
+    since = np.arange(bins.n_positions) - np.repeat(bins.starts, bins.sizes) + 1
+    carried = np.exp(-slope * since) / totals  # of what is there at the end of the bin before, per query
+    carried_mean = np.add.reduceat(carried, bins.starts) / bins.sizes
+    own = totals[ends - 1] - np.exp(-slope * bins.sizes) * before
+    distance = np.maximum(bins.starts[:, None] - ends[None, :], 0)
+    rows = np.tril(carried_mean[:, None] * own[None, :] * np.exp(-slope * distance), -1)
+    np.fill_diagonal(rows, 1 - carried_mean * before)
+    return DenseOperator(rows)
+
+
 @lru_cache(maxsize=4)
 def uniform_operator(mask: Mask, bins: Bins) -> Operator:
     """Equal attention to every visible key."""
     n = bins.n_positions
-    reach, prefix = mask.reach(n), mask.mutual_prefix(n)
-    if bins.exact and reach == n and prefix < 2:
+    if bins.exact and mask.reach(n) == n and mask.mutual_prefix(n) < 2:
         return CausalMean(np.ones(n))
+    return mask_operator(mask, np.ones(n), bins)
+
+
+def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins) -> Operator:
+    """Attention to every visible key in proportion to its weight."""
+    n = bins.n_positions
+    reach, prefix = mask.reach(n), mask.mutual_prefix(n)
     query = np.arange(n)
     first = np.maximum(0, query - reach + 1)
     last = np.maximum(query, np.where(query < prefix, prefix - 1, 0))
     rows = np.empty((bins.count, bins.count))
     ends = bins.starts + bins.sizes
+    below = np.concatenate([[0.0], np.cumsum(weights)])
     for a in range(bins.count):
         inside = slice(bins.starts[a], ends[a])
         oldest, newest = first[inside, None], last[inside, None]
-        overlap = np.minimum(newest + 1, ends[None, :]) - np.maximum(oldest, bins.starts[None, :])
-        rows[a] = (np.maximum(overlap, 0) / (newest - oldest + 1)).mean(axis=0)
+        low, high = np.maximum(oldest, bins.starts[None, :]), np.minimum(newest + 1, ends[None, :])
+        seen = below[np.maximum(high, low)] - below[low]
+        rows[a] = (seen / (below[newest + 1] - below[oldest])).mean(axis=0)
     return DenseOperator(rows)

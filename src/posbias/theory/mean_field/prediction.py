@@ -24,8 +24,8 @@ from posbias.theory.mean_field.bins import (
     MOST_BINS,
     Bins,
     Kernel,
-    depends_on_position,
     growing_bins,
+    needs_every_position,
     unit_bins,
 )
 from posbias.theory.mean_field.recursion import (
@@ -196,7 +196,7 @@ def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -
         UsageError: more than 2048 bins would be needed.
     """
     groups = [group for layer in spec.layers if layer.attention is not None for group in layer.attention.groups]
-    if exact or n_positions <= EXACT_POSITIONS or any(depends_on_position(group) for group in groups):
+    if exact or n_positions <= EXACT_POSITIONS or any(needs_every_position(group) for group in groups):
         bins = unit_bins(n_positions)
     else:
         reaches = {group.mask.reach(n_positions) for group in groups}
