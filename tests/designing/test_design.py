@@ -1,18 +1,23 @@
 """Designs: exact ones to rounding, searched ones against the theory that they were searched with, refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from posbias.architecture import Architecture
-from posbias.designing import Design, design, resolve_target
+from posbias.architecture import Architecture, GammaKey
+from posbias.designing import Design, design, distance_apart, resolve_target
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
+from posbias.designing.initialisation import Initialisation
 from posbias.designing.solving import FREE, Problem
 from posbias.errors import UsageError
 from posbias.interventions import intervened
 from posbias.models.loading import load_model
 from posbias.prompts.loading import load_prompts
 from posbias.theory import predict
+from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.rollout import rollout_profile, rollout_rows
+from tiny_families import born_model
 
 TARGETS = ["flat", "power(2.5)", "power(-0.5)", "recency(8.0)", "recency(-6.0)", "u_shape(0.05)", "u_shape(20)"]
 
@@ -188,3 +193,27 @@ def test_a_target_from_a_run(tmp_path):
         resolve_target(f"{tmp_path}/run:fisher".replace("/run", "/two"))
     with pytest.raises(UsageError, match="holds no posbias run"):
         resolve_target("runs/nowhere")
+
+
+@pytest.mark.parametrize(("family", "over"), [("qwen3", "gamma_key"), ("bloom", "gamma_alibi")])
+def test_models_whose_logits_are_large_or_by_position_are_flat_in_full_mean_field(family, over):
+    """Norms of queries and keys, which need sampled heads; ALiBi."""
+    model = born_model(family, 0, times_wider=1)
+    found = design("flat", over=over, model=model, theory="mean_field", n_positions=16, starts=1)
+    after, before = found.distances[16]
+    spec = spec_of(found.intervention.description(model, own=True))
+    again = mean_field(spec, 16, seed=1)  # other heads
+    assert after < 0.3 * before
+    assert distance_apart(again.profile, found.targets[16]) < 0.5 * before
+
+
+def test_the_corrected_quick_theory_is_the_full_one_and_lengths_beyond_a_model_are_refused():
+    model = born_model("llama", 0, times_wider=2)
+    base = Architecture.from_model(model)
+    born = Initialisation(model)
+    alphas = [GammaKey(alpha) for alpha in (3.0, 2.0, 0.9)]
+    keyed = replace(base, encoding=alphas)
+    ratio = born.quick(keyed, 60) * born.correction(keyed, 60) / born.full(keyed, 60)
+    assert np.ptp(np.log(ratio[1:-1])) < 0.1  # the correction makes the quick theory the full one
+    with pytest.raises(UsageError, match="mean field of this model reaches 64 positions, got 65"):
+        design("flat", model=model, theory="mean_field", n_positions=65)

@@ -113,6 +113,7 @@ def test_alibi_beside_a_key_bias_keeps_its_slope_apart_on_bins_and_positions():
     slopes = Alibi().linear_slopes(4)
     beside, alone = added_to(Alibi(), GammaKey(2.0)), GammaKey(2.0, slopes.tolist())
     check_on_bins(group(Causal(), beside), [group(Causal(), alone)] * 4)
+    check_on_bins(group(Causal(), GammaKey(2.0, -3.0)), [group(Causal(), GammaKey(2.0, -3.0))] * 4)
     # 700 nats over the context: weights by key alone would underflow.
     steep = group(Causal(), added_to(Alibi([7.0] * 4), GammaKey(2.0, -3.0)))
     ((share, operator),) = biased_operators(steep, unit_bins(200))

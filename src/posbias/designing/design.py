@@ -115,15 +115,17 @@ def design(
 
     Args:
         target: "flat", "power(exponent=1.0)", "recency(rate=3.0)", "u_shape(middle=0.25)", a `Profile`, one positive
-            weight per position, or a .csv file of them.
+            weight per position, a .csv file of them, or a finished run ("runs/x").
         over: What may change: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent
-            per layer: exact at every length for flat and power targets), "alibi" (a slope per head), "mixing", "sinks"
-            (a logit per layer), or a list of the last four.
+            per layer: exact at every length for flat and power targets), "gamma_alibi" (the same, and a slope per
+            head), "spline" (a smooth bias of ln(1 + j) per layer), "alibi" (a slope per head), "mixing", "sinks" (a
+            logit per layer), or a list with "mixing" or "sinks" in it.
         depth: Layers L; of an architecture or a model its own.
         heads: Heads per layer.
         mixing: As in `Architecture`; 0.1 is a residual network whose attention branches are a tenth of the stream.
         architecture: What is changed, in place of depth, heads and mixing.
-        model: A model at initialisation, whose theory is `mean_field`; over gamma keys.
+        model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi" (in place of the
+            model's own ALiBi) or "spline".
         theory: "rollout" or "mean_field".
         n_positions: Context length N, or several, whose misfits are averaged.
         starts: Searches that are tried, the best kept.

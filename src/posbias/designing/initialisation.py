@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, KeyEncoding
-from posbias.designing.solving import Free, Problem, misfit_of
+from posbias.designing.solving import FREE, Free, Problem, misfit_of
 from posbias.designing.targets import Target
 from posbias.errors import UsageError
 from posbias.interventions.keys import added_to
@@ -34,6 +34,7 @@ GAIN = 0.9
 SAMPLED_SHARE = 8
 """Of the heads that mean field draws by itself: the correction is averaged over bins, so its noise matters less."""
 Vector = Float64[np.ndarray, "n_positions"]
+Values = Float64[np.ndarray, "_"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ def solve_at_initialisation(
     *,
     starts: int,
     seed: int,
-) -> Float64[np.ndarray, "_"]:
+) -> Values:
     """The values of the free parameters whose full profiles are nearest to the target.
 
     Raises:
@@ -125,13 +126,17 @@ def solve_at_initialisation(
     """
     if max(lengths) > born.reach:
         raise UsageError(f"mean field of this model reaches {born.reach:.0f} positions, got {max(lengths)}")
+    near: Values | None = None
+    if len(free) == 1 and free[0].refines is not None:
+        fewer = [FREE.build(free[0].refines)]
+        near = free[0].refined(solve_at_initialisation(born, base, fewer, target, lengths, starts=starts, seed=seed))
     corrections = dict.fromkeys(lengths, np.ones(1))
 
     def corrected(architecture: Architecture, n_positions: int) -> Vector:
         return np.asarray(born.quick(architecture, n_positions) * corrections[n_positions])
 
     problem = Problem(base, free, target, lengths, profile=corrected)
-    best, least, near = None, np.inf, None
+    best, least = None, np.inf
     for index in range(ROUNDS):
         near = problem.solve(starts=starts, seed=seed, near=near)
         found = problem.architecture(near)

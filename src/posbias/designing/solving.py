@@ -44,6 +44,8 @@ class Free(ABC):
     """One for every head, the same in all layers; otherwise one for every layer."""
     logarithmic: ClassVar[bool] = False
     """Whether the search moves in their logarithms."""
+    refines: ClassVar[str | None] = None
+    """A sort with fewer parameters, whose best values are a good start where a search is slow."""
 
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
         """The range of every parameter, in the coordinates of the search."""
@@ -57,6 +59,10 @@ class Free(ABC):
     @abstractmethod
     def starts(self, base: Architecture) -> list[Vector]:
         """Where a search may begin, the unchanged architecture first."""
+
+    def refined(self, values: Vector) -> Vector:
+        """The values that do the same as these of the sort that is refined."""
+        return values
 
     @abstractmethod
     def change(self, base: Architecture, values: Vector) -> Architecture:
@@ -143,6 +149,7 @@ class SplineKeys(Free):
 
     range = (-3.0, 40.0)
     pieces: ClassVar[int] = len(KNOTS) - 1
+    refines = "gamma_key"
 
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
         """A steepness for every piece of every layer."""
@@ -150,7 +157,11 @@ class SplineKeys(Free):
 
     def starts(self, base: Architecture) -> list[Vector]:
         """As steep as the gamma keys where theirs start."""
-        return [np.repeat(np.exp(each) - 1, self.pieces) for each in GammaKeys().starts(base)]
+        return [self.refined(each) for each in GammaKeys().starts(base)]
+
+    def refined(self, values: Vector) -> Vector:
+        """As steep everywhere as gamma keys far from the first key."""
+        return np.repeat(np.exp(values) - 1, self.pieces)
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """A spline in every layer."""

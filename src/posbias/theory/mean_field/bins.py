@@ -256,11 +256,13 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
                 f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
             )
         return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
-    rows, first, counts = np.unique(np.column_stack(parts[::-1]), axis=0, return_index=True, return_counts=True)
+    bias, slopes = parts
+    keyed = group.encoding.parameters(group.n_heads)[group.heads] if isinstance(group.encoding, KeyEncoding) else None
+    alike = slopes[:, None] if keyed is None else keyed
+    _, first, counts = np.unique(alike, axis=0, return_index=True, return_counts=True)
     operators: list[tuple[float, Operator]] = []
-    for kind in np.argsort(first):
-        slope, bias, count = rows[kind, 0], rows[kind, 1:], counts[kind]
-        weights = np.exp(bias - bias.max())
+    for head, count in sorted(zip(first, counts, strict=True)):
+        slope, weights = float(slopes[head]), np.exp(bias[head] - bias[head].max())
         operators.append(
             (count * share, causal_operator(weights, slope, bins) if causal else mask_operator(mask, weights, bins))
         )
@@ -273,7 +275,8 @@ def _bias_and_slopes(
     """Of the heads of a group; None for logits that are neither a slope nor a bias of keys."""
     if isinstance(group.encoding, KeyEncoding):
         bias, slopes = group.encoding.bias_and_slopes(n_positions, group.n_heads)
-        return bias[group.heads], slopes[group.heads]
+        falling = np.minimum(slopes, 0.0)[:, None] * np.arange(n_positions)  # a recursion would grow without bound
+        return (bias + falling)[group.heads], np.maximum(slopes, 0.0)[group.heads]
     own = group.linear_slopes()
     return None if own is None else (np.zeros((len(own), n_positions)), own)
 
