@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from posbias import design
-from posbias.architecture import Architecture, GammaKey, SlidingWindow
+from posbias.architecture import Architecture, GammaKey
 from posbias.designing.design import distance_apart
 from posbias.designing.exact import telescoping_alphas
 from posbias.designing.solving import GammaKeys, Problem
@@ -89,13 +89,6 @@ def shared(axes: Axes) -> None:
     axes.legend(fontsize=7)
 
 
-def windowed() -> Architecture:
-    """The one width, shared by all layers, that is nearest to flat at the length of the design."""
-    widths = np.unique(np.geomspace(4, N_POSITIONS, 40).astype(int))
-    stacks = [Architecture(depth=DEPTH, mixing=MIXING, mask=SlidingWindow(int(width))) for width in widths]
-    return min(stacks, key=lambda stack: distance(stack, N_POSITIONS))
-
-
 def transfer(axes: Axes) -> None:
     """Designs for N = 512, at other lengths."""
     given = {"depth": DEPTH, "mixing": MIXING, "n_positions": N_POSITIONS}
@@ -110,7 +103,7 @@ def transfer(axes: Axes) -> None:
         "ALiBi for 128, 512 and 2048": design(
             "flat", over="alibi", heads=HEADS, starts=3, depth=DEPTH, mixing=MIXING, n_positions=[128, 512, 2048]
         ).architecture,
-        "one window": windowed(),
+        "windows, one per layer": design("flat", over="windows", **given).architecture,
     }
     print("transfer: W1 at N =", *LENGTHS)
     for name, stack in designs.items():
@@ -118,15 +111,10 @@ def transfer(axes: Axes) -> None:
         found = [distance(stack, n) for n in reach]
         print(f"  {name}:", " ".join(f"{one:.4f}" for one in found))
         axes.plot(reach, np.maximum(found, 1e-5), "o-", label=name)
-    print("  slopes", stack_slopes(designs[f"ALiBi, {HEADS} slopes"]), "window", designs["one window"].mask)
+    print("  slopes", designs[f"ALiBi, {HEADS} slopes"].head_groups[0][0].encoding)
     axes.set(xscale="log", yscale="log", xlabel=f"N (designed for {N_POSITIONS})", ylabel="W1 to flat (from 1e-5)")
     axes.set_title(f"Transfer over length, {DEPTH} layers, m = {MIXING}")
     axes.legend(fontsize=6)
-
-
-def stack_slopes(stack: Architecture) -> str:
-    """The slopes of a layer's heads."""
-    return str(stack.head_groups[0][0].encoding)
 
 
 def sorts(axes: Axes) -> None:
@@ -139,7 +127,7 @@ def sorts(axes: Axes) -> None:
             depth=DEPTH, mixing=MIXING, encoding=GammaKey(shared_alpha(np.full(DEPTH, MIXING), 16)[0])
         ),
         f"ALiBi, {HEADS} slopes": design("flat", over="alibi", heads=HEADS, starts=3, **given).architecture,
-        "one window": windowed(),
+        "windows, one per layer": design("flat", over="windows", **given).architecture,
     }
     for name, stack in stacks.items():
         found = rollout_profile(stack, n_positions=N_POSITIONS)[:-1]

@@ -71,7 +71,7 @@ def test_the_theorem_fails_when_broken():
     assert profile.max() / profile.min() > 1.003
 
 
-@pytest.mark.parametrize("over", sorted(FREE))
+@pytest.mark.parametrize("over", sorted(set(FREE) - {"windows"}))
 def test_gradients_of_the_misfit_equal_differences(over):
     base = Architecture(depth=4, heads=3, mixing=[0.1, 0.3, 0.2, 0.4])
     problem = Problem(base, [FREE.build(over)], resolve_target("recency(2.0)"), (20, 33))
@@ -86,7 +86,8 @@ def test_gradients_of_the_misfit_equal_differences(over):
 
 
 @pytest.mark.parametrize(
-    ("over", "target"), [("gamma_key", "recency(3.0)"), ("alibi", "flat"), (["mixing", "sinks"], "flat")]
+    ("over", "target"),
+    [("gamma_key", "recency(3.0)"), ("alibi", "flat"), (["mixing", "sinks"], "flat")],
 )
 def test_a_searched_design_is_nearer_to_its_target(over, target):
     found = design(target, over=over, depth=6, heads=4, mixing=0.2, n_positions=[48, 96])
@@ -139,7 +140,7 @@ def test_a_real_initialisation_is_flat_as_measured(tmp_path):
         ({"target": "flatt"}, "unknown target 'flatt'"),
         ({"target": "power(-1.0)"}, r"exponent must lie in \(-1, 100\]"),
         ({"over": []}, "nothing is free"),
-        ({"over": "windows"}, "unknown free parameter 'windows'"),
+        ({"over": "heads"}, "unknown free parameter 'heads'"),
         ({"theory": "magic"}, "theory must be one of rollout, mean_field"),
         ({"over": "key_bias", "n_positions": [8, 16]}, "exact at one length"),
         ({"over": "key_bias", "mixing": 0.0}, "attention moves nothing"),

@@ -25,7 +25,7 @@ def design(
     over: Annotated[
         str,
         typer.Option(
-            help="What may change: key_bias, gamma_key, gamma_alibi, spline, alibi, mixing, sinks; comma-separated."
+            help="key_bias, gamma_key, gamma_alibi, spline, alibi, windows, mixing, sinks; several with commas."
         ),
     ] = "gamma_key",
     depth: options.Depth = 12,

@@ -118,8 +118,8 @@ def design(
             weight per position, a .csv file of them, or a finished run ("runs/x").
         over: What may change: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent
             per layer: exact at every length for flat and power targets), "gamma_alibi" (the same, and a slope per
-            head), "spline" (a smooth bias of ln(1 + j) per layer), "alibi" (a slope per head), "mixing", "sinks" (a
-            logit per layer), or a list with "mixing" or "sinks" in it.
+            head), "spline" (a smooth bias of ln(1 + j) per layer), "alibi" (a slope per head), "windows" (a width per
+            layer), "mixing", "sinks" (a logit per layer), or a list with one encoding and any of the last three.
         depth: Layers L; of an architecture or a model its own.
         heads: Heads per layer.
         mixing: As in `Architecture`; 0.1 is a residual network whose attention branches are a tenth of the stream.

@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from scipy.optimize import minimize
 from scipy.special import digamma
 
-from posbias.architecture import Alibi, Architecture, GammaKey, LogSpline
+from posbias.architecture import Alibi, Architecture, GammaKey, LogSpline, SlidingWindow
 from posbias.architecture.keys import log_spline_basis
 from posbias.designing.targets import Target
 from posbias.progress import announce
@@ -44,6 +44,8 @@ class Free(ABC):
     """One for every head, the same in all layers; otherwise one for every layer."""
     logarithmic: ClassVar[bool] = False
     """Whether the search moves in their logarithms."""
+    smooth: ClassVar[bool] = True
+    """Whether profiles are differentiable in them."""
     refines: ClassVar[str | None] = None
     """A sort with fewer parameters, whose best values are a good start where a search is slow."""
 
@@ -248,6 +250,32 @@ class Sinks(Free):
         return np.asarray(found.sinks.sum(axis=1))
 
 
+@FREE.register("windows")
+@dataclass(frozen=True)
+class Windows(Free):
+    """Positions that attention sees in every layer, the query's own included; whole numbers, searched in logarithms."""
+
+    range = (2.0, 65536.0)
+    logarithmic = True
+    smooth = False
+
+    def plain(self, values: Vector) -> list[Any]:
+        """Whole numbers."""
+        return [round(value) for value in np.exp(values)]
+
+    def starts(self, base: Architecture) -> list[Vector]:
+        """One width for all layers, from narrow to wide."""
+        return [np.full(base.depth, np.log(width)) for width in np.geomspace(16, 16384, 21)]
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """Sliding windows in place of the masks."""
+        return replace(base, mask=[SlidingWindow(width) for width in self.plain(values)])
+
+    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+        """There is none."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A misfit to be made small over some free parameters."""
@@ -295,7 +323,7 @@ class Problem:
         return total / len(self.lengths), gradient / len(self.lengths)
 
     def solve(self, *, starts: int, seed: int, near: Vector | None = None) -> Vector:
-        """The best end of several searches (L-BFGS-B within bounds), the likeliest starts first.
+        """The best end of several searches, the likeliest starts first: L-BFGS-B within bounds, for windows Powell.
 
         Args:
             starts: How many are tried.
@@ -310,21 +338,16 @@ class Problem:
         tried += [best + generator.normal(0, 0.3, len(best)) for best in tried[: max(starts - count, 0)]]
         tried = tried if near is None else [near]
         ranked = sorted((np.clip(start, *bounds.T) for start in tried), key=self.misfit)
-        exact = self.profile is None
-        options = (
-            {"maxiter": 300, "ftol": 1e-14, "gtol": 1e-9} if exact else {"maxiter": 40, "ftol": 1e-8, "gtol": 1e-6}
-        )
-        ends = [
-            minimize(
-                self.misfit_and_gradient,
-                start,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=bounds,
-                options=options,
+        if all(sort.smooth for sort in self.free):
+            exact = self.profile is None
+            options = (
+                {"maxiter": 300, "ftol": 1e-14, "gtol": 1e-9} if exact else {"maxiter": 40, "ftol": 1e-8, "gtol": 1e-6}
             )
-            for start in ranked[:starts]
-        ]
+            search = {"fun": self.misfit_and_gradient, "jac": True, "method": "L-BFGS-B", "options": options}
+        else:
+            exact = False
+            search = {"fun": self.misfit, "method": "Powell", "options": {"maxiter": 8, "xtol": 1e-2, "ftol": 1e-4}}
+        ends = [minimize(x0=start, bounds=bounds, **search) for start in ranked[:starts]]
         best = min(ends, key=lambda end: float(end.fun))
         if not best.success and exact:
             announce(f"the search ended early: {best.message}")
