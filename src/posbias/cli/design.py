@@ -25,9 +25,9 @@ def design(
     over: Annotated[
         str, typer.Option(help="What may change: key_bias, gamma_key, alibi, mixing, sinks; comma-separated.")
     ] = "gamma_key",
-    depth: options.Depth = 12,
-    heads: options.Heads = 1,
-    mixing: options.Mixing = "0.1",
+    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
+    heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
+    mixing: options.Mixing = options.RESIDUAL,
     model: Annotated[
         str | None,
         typer.Option(help="A model at initialisation, 'config:PATH_OR_ID', by mean field.", show_default=False),
@@ -42,10 +42,7 @@ def design(
     from posbias.designing import design as find
     from posbias.designing import design_record, measure_design
 
-    try:
-        lengths = [int(word) for word in length.split(",")]
-    except ValueError:
-        raise UsageError(f"--length {length}: allowed are whole numbers, separated by commas") from None
+    lengths = options.whole_numbers("length", length)
     given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths, "seed": flags.seed}
     if model is None:
         options.refuse(context, ["count"], "is read with --model only")
@@ -54,7 +51,10 @@ def design(
     with running(context, flags) as run:
         if model is None:
             found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
-            run.finish(design_record(found, run.arguments, command=run.command))
+            record = design_record(found, run.arguments, command=run.command)
+            if "mixing" not in found.over and not options.given(context, ["mixing"]):
+                record.scalars["caveats"] = [options.RESIDUAL_SAID]
+            run.finish(record)
             return
         from posbias.models.hugging_face import HuggingFaceModel
         from posbias.models.loading import load_model
