@@ -39,6 +39,11 @@ def one_line(result, *words, code=2):
         (["--content", "[[1], [3]]", "--depth", "2", "--heads", "2"], ["content has shape [2, 1]"]),
         (["--content", "nan"], ["content must be finite, got nan"]),
         (["--encoding", "alibi(slopes='ab')", "--heads", "2"], ["alibi", "slopes", "'ab'"]),
+        (["--mixing", ","], ["--mixing ',' holds no value"]),
+        (["--mixing", "0.1,0.10"], ["--mixing 0.1,0.10: 0.1 is given twice"]),
+        (["--depth", "2,x"], ["--depth 2,x: allowed are whole numbers from 1"]),
+        (["--depth", "1,2,3,4,5", "--mixing", "0,0.2,0.4,0.6,0.8"], ["25 curves (--depth 5, --mixing 5", "at most 24"]),
+        (["--encoding", "none,alibi", "--theory", "closed_form"], ["mask causal with encoding none only"]),
     ],
 )
 def test_wrong_architectures(posbias, flags, words):
@@ -49,6 +54,9 @@ def test_wrong_architectures(posbias, flags, words):
     ("flags", "words"),
     [
         (["--content", "2"], ["theory rollout ignores content"]),
+        (["--content", "0,2"], ["theory rollout ignores content"]),
+        (["--theory", "rollout,attention_only", "--mixing", "0.2"], ["theory attention_only ignores mixing"]),
+        (["--model", "demo", "--theory", "rollout,power_rollout"], ["with --model one at a time"]),
         (["--content", "2", "--theory", "attention_only"], ["theory attention_only ignores"]),
         (["--mixing", "0.1", "--theory", "attention_only"], ["theory attention_only ignores mixing"]),
         (["--content", "[1, 0]", "--depth", "2", "--theory", "closed_form"], ["theory closed_form ignores content"]),
@@ -105,7 +113,8 @@ def test_flags_that_change_nothing_are_not_refused(posbias):
 
 
 def test_wrong_values_of_flags_are_bad_usage(posbias):
-    one_line(posbias("predict", "--depth", "0"), "--depth", "got '0'", "greater than or equal to 1")
+    one_line(posbias("predict", "--depth", "0"), "--depth 0: allowed are whole numbers from 1, separated by commas")
+    one_line(posbias("predict", "--count", "0"), "--count", "got '0'", "greater than or equal to 1")
     one_line(posbias("predict", "--length", "many"), "--length", "got 'many'")
     one_line(posbias("predict", "--lenght", "3"), "--lenght", "posbias predict --help")
     one_line(posbias("audit", "demo", "--births=2"), "--births is called --initialisations now", "posbias audit --help")

@@ -10,8 +10,9 @@ import pytest
 import typer
 
 import posbias as pb
+from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.cli.app import app
-from posbias.cli.options import literal, split_literals
+from posbias.cli.options import RESIDUAL, literal, split_literals
 from posbias.errors import UsageError
 from posbias.records import load_record
 
@@ -49,6 +50,37 @@ def test_predict_takes_schedules_hybrids_and_content(posbias):
     np.testing.assert_allclose(printed["arrays"]["profile/influence"], expected, rtol=1e-14)
 
 
+def test_predict_takes_several_values_and_names_curves_by_what_differs(posbias, tmp_path):
+    flags = ["--encoding", "none,rope(base=100.0, head_dim=8)", "--mixing", "0.05,[0.1, 0.3]", "--depth", 2]
+    done = posbias("predict", *flags, "--length", 12, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    record = pb.load_record(tmp_path / "run")
+    names = [
+        f"{encoding}, mixing {mixing}"
+        for encoding in ("none", "rope(base=100.0, head_dim=8)")
+        for mixing in ("0.05", "[0.1, 0.3]")
+    ]
+    assert list(record.resolved["curves"]) == [f"theories/{name}" for name in names]
+    for name in names:
+        assert name in done.stdout
+        settings = record.resolved["curves"][f"theories/{name}"]
+        architecture = pb.Architecture(2, encoding=settings["encoding"], mixing=settings["mixing"])
+        expected = pb.predict(architecture, 12).profile.influence
+        np.testing.assert_array_equal(record.arrays[f"theories/{name}/influence"], expected)
+    assert "RoPE only turns content" in done.stdout
+    assert "is the default" not in done.stdout
+
+
+def test_the_default_mixing_is_a_residual_network_and_is_said(posbias):
+    done = posbias("predict", "--depth", 3, "--length", 12)
+    printed = document(posbias("predict", "--depth", 3, "--length", 12, "--json"))
+    assert "Mixing 0.1 in every layer is the default" in done.stdout
+    assert printed["resolved"]["architecture"]["mixing"] == [RESIDUAL_MIXING] * 3 == [float(RESIDUAL)] * 3
+    alone = posbias("predict", "--depth", 3, "--length", 12, "--theory", "attention_only")
+    assert "is the default" not in alone.stdout
+    assert pb.Architecture(depth=3).layer_mixing.tolist() == [1.0] * 3, "saved models and studies rely on it"
+
+
 def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
     measured, predicted = tmp_path / "measured", tmp_path / "predicted"
     result = posbias("measure", tiny_llama, "--length", 24, "--count", 6, "--kinds", "jacobian(probes=2),logit",
@@ -68,7 +100,7 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
     assert posbias("predict", "--depth", 2, "--length", 24, "--out", predicted).returncode == 0
     compared = document(posbias("compare", predicted, measured, "--kind", "logit", "--json"))
     (block,) = compared["scalars"]["subjects"]["comparison"]["comparisons"]
-    expected = pb.compare(pb.predict(pb.Architecture(depth=2), 24).profile, again.profiles["logit"])
+    expected = pb.compare(pb.predict(pb.Architecture(depth=2, mixing=0.1), 24).profile, again.profiles["logit"])
     assert block["metrics"]["wasserstein"] == pytest.approx(expected.wasserstein, rel=1e-3)
     assert block["flat"]["wasserstein"] == pytest.approx(expected.flat.wasserstein, rel=1e-3)
 

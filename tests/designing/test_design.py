@@ -85,6 +85,13 @@ def test_gradients_of_the_misfit_equal_differences(over):
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-9)
 
 
+def test_windows_are_whole_numbers_found_without_gradients():
+    found = design("flat", over="windows", depth=6, mixing=0.3, n_positions=64)
+    after, before = found.distances[64]
+    assert after < 0.3 * before
+    assert all(isinstance(width, int) for width in found.parameters["windows"])
+
+
 @pytest.mark.parametrize(
     ("over", "target"),
     [("gamma_key", "recency(3.0)"), ("alibi", "flat"), (["mixing", "sinks"], "flat")],

@@ -132,7 +132,7 @@ def test_no_page_names_a_path_of_one_machine(page):
     [
         ("posbias forecast", "no verb"),
         ("posbias audit demo --lenght 3", "No such option"),
-        ("posbias predict --depth many", "valid int"),
+        ("posbias predict --length many", "valid int"),
     ],
 )
 def test_a_command_line_that_does_not_exist_is_found(line, complaint):

@@ -9,8 +9,8 @@ import pytest
 
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.report.figures import MEASURED, HeatMap, Panel, profiles_figure
-from posbias.report.interactive import interactive
+from posbias.report.figures import LONG_CONTEXT, MEASURED, HeatMap, Panel, profiles_figure
+from posbias.report.interactive import drawn, interactive
 from posbias.report.static import png
 
 
@@ -70,3 +70,32 @@ def test_a_logarithmic_axis_is_labelled_in_plain_numbers() -> None:
     fragment = interactive(profiles_figure("slug", "title", {"theory": (profile, MEASURED)}), anchor="here")
     values, texts = (json.loads(re.search(rf'"{name}":(\[.*?\])', fragment)[1]) for name in ("tickvals", "ticktext"))
     assert dict(zip(values, texts, strict=True))[0.5] == "0.5"
+
+
+def test_long_contexts_are_shown_by_distance_from_the_end_or_by_position() -> None:
+    long, short = (
+        profiles_figure("slug", "title", {"theory": (Profile.normalised(np.linspace(1.0, 3.0, n)), MEASURED)})
+        for n in (LONG_CONTEXT, LONG_CONTEXT - 1)
+    )
+    assert (long.by_distance, short.by_distance) == (True, False)
+    chart = drawn(long)
+    curve, flat = chart.data
+    np.testing.assert_array_equal(curve.x, LONG_CONTEXT - np.arange(LONG_CONTEXT))
+    assert list(flat.x) == [LONG_CONTEXT, 1]
+    assert chart.layout.xaxis.type == "log"
+    assert chart.layout.xaxis.range[0] > chart.layout.xaxis.range[1], "the last position is on the right"
+    distance, position = chart.layout.updatemenus[0].buttons
+    assert distance.args[0]["x"][0] == list(curve.x)
+    assert position.args[0]["x"] == [list(range(LONG_CONTEXT)), [0, LONG_CONTEXT - 1]]
+    assert position.args[1]["xaxis.range"] == [0, LONG_CONTEXT - 1]
+    assert [len(drawn(figure).layout.updatemenus) for figure in (long, short)] == [2, 1]
+    assert png(long) != png(short)
+
+
+def test_bands_move_with_their_curves() -> None:
+    values = np.full(LONG_CONTEXT, 1 / LONG_CONTEXT)
+    banded = profiles_figure("slug", "title", {}, measured={"measured": Profile(values, values / 2, values * 2)})
+    chart = drawn(banded)
+    assert [len(trace.x) for trace in chart.data] == [2 * LONG_CONTEXT, LONG_CONTEXT, 2]
+    for button in chart.layout.updatemenus[0].buttons:
+        assert [len(x) for x in button.args[0]["x"]] == [2 * LONG_CONTEXT, LONG_CONTEXT, 2]

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posbias.architecture import Architecture
+from posbias.auditing import comparison_record
 from posbias.comparison import Mixing, Subject
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
@@ -26,7 +28,9 @@ from posbias.report import (
     view_of,
     write_report,
 )
+from posbias.report.figures import Figure
 from posbias.report.tables import detailed_tables, overview_tables
+from posbias.theory import predict
 
 Build = Callable[..., Any]
 
@@ -225,10 +229,44 @@ def test_measurements_without_comparisons_are_drawn(tmp_path: Path, subjects: Bu
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """By what differs; by numbers where nothing does."""
     text = write_report([prediction(), prediction(400)], tmp_path).read_text()
-    assert "rollout (1)" in text
-    assert "rollout (2)" in text
+    assert "rollout: 300 positions" in text
+    assert "rollout: 400 positions" in text
     assert (tmp_path / "runs-predicted.png").is_file()
+    twice = report_of(prediction(), prediction())
+    assert [section.title for section in twice.sections] == ["rollout (1)", "rollout (2)"]
+
+
+def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_record: Build) -> None:
+    one, other = (
+        predict(Architecture(2, encoding=encoding, mixing=0.2), 30).record({}) for encoding in ("none", "alibi")
+    )
+    compared = comparison_record(one, other)
+    report = report_of(compared)
+    (figure,) = report.figures
+    assert isinstance(figure, Figure)
+    assert [curve.name for curve in figure.curves] == ["compared to: alibi", "none", "flat line"]
+    said = [report.title, *(figure.title for figure in report.figures)]
+    said += [cell for table in [*report.tables, *report.sections[0].tables] for cell in table.header]
+    assert not any("measured" in text for text in said), said
+    assert "nothing was measured" in report.statements[0][1].text  # type: ignore[union-attr]
+    measured = report_of(comparison_record(one, audit_record(n_positions=30)))
+    names = [curve.name for figure in measured.figures for curve in figure.curves]  # type: ignore[union-attr]
+    assert "measured (Jacobian)" in names
+    assert "measured" in measured.tables[0].header
+
+
+def test_predictions_of_several_runs_are_named_by_what_differs() -> None:
+    records = [
+        predict(Architecture(2, encoding=encoding, mixing=mixing), 30).record({})
+        for encoding in ("none", "alibi")
+        for mixing in (0.1, 0.2)
+    ]
+    drawn = report_of(*records).figures[0]
+    assert isinstance(drawn, Figure)
+    names = ["none, mixing 0.1", "none, mixing 0.2", "alibi, mixing 0.1", "alibi, mixing 0.2"]
+    assert [curve.name for curve in drawn.curves] == [*names, "flat line"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")

@@ -72,7 +72,8 @@ class Architecture:
         mask: A `Mask` or its literal spelling (`"sliding_window(width=64)"`); or a list per layer, whose items may
             themselves be lists per head.
         encoding: An `Encoding` or its literal spelling, likewise.
-        mixing: m_l in [0, 1]: a number, a list per layer, a `Schedule` or its literal spelling.
+        mixing: m_l in [0, 1]: a number, a list per layer, a `Schedule` or its literal spelling. 1 is attention
+            without residual stream; a residual network has about 0.1.
         content: Offset of the diagonal logit (natural-log units, any finite value), relative to all other keys: a
             number, a list per layer, or `[layer][head]`.
         sinks: Logit of an extra key that every query sees and that is no input position (a learned sink or key bias, as

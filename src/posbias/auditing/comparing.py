@@ -21,10 +21,11 @@ from posbias.errors import UsageError
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import measure
+from posbias.naming import Settings
 from posbias.profiles import Profile
 from posbias.records import Record
-from posbias.report.layout import RunView, store_subjects, view_of
-from posbias.report.tables import state_of
+from posbias.report.layout import MEASURED, THEORIES, RunView, store_subjects, view_of
+from posbias.report.names import state_of, told_apart
 from posbias.statistics import Interval, blocks, jackknife, leave_one_out
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients
 from posbias.theory.predict import parse_theory
@@ -72,8 +73,8 @@ def comparison_record(
         if record.verb not in COMPARED:
             raise UsageError(f"a run of {record.verb} cannot be compared; allowed are runs of {', '.join(COMPARED)}")
     chosen = chosen or Chosen()
-    views = view_of(predicted), view_of(measured)
-    first, second = _subjects(views, chosen.subject)
+    one, other = told_apart([view_of(predicted), view_of(measured)])
+    first, second = _subjects((one, other), chosen.subject)
     kinds = dict(second.measured) or {name: MeasuredKind(entry.profile) for name, entry in second.theories.items()}
     if chosen.kind is not None:
         kinds = _only(kinds, chosen.kind, run="second")
@@ -84,11 +85,15 @@ def comparison_record(
         verb="compare",
         arguments={**vars(chosen), "seed": seed},
         resolved={
-            "title": " beside ".join(map(state_of, views, (first, second))),
+            "title": f"{state_of(one, first)} beside {state_of(other, second)}",
             "command": command,
             "predicted_run": predicted.run_id,
             "measured_run": measured.run_id,
             "subjects": {"predicted": first.name, "measured": second.name},
+            "curves": {
+                **{THEORIES + name: _settings(one, first, name) for name in theories},
+                **{MEASURED + name: _settings(other, second, name) for name in kinds},
+            },
         },
         seeds={"bootstrap": seed},
     )
@@ -109,6 +114,12 @@ def _subjects(views: tuple[RunView, RunView], asked: str | None) -> tuple[Subjec
         for view, subjects in zip(views, held, strict=True)
     )
     return first, second
+
+
+def _settings(view: RunView, subject: Subject, name: str) -> Settings:
+    """What a profile was computed or measured for: as its run says, or its theory or kind and the run."""
+    known = view.curves.get(THEORIES + name) or view.curves.get(MEASURED + name)
+    return known or {"theory" if name in subject.theories else "kind": name, "model": state_of(view, subject)}
 
 
 def _predictions(subject: Subject, wanted: str | None, *, shared: int) -> dict[str, TheoryProfile]:

@@ -28,9 +28,9 @@ def design(
             help="key_bias, gamma_key, gamma_alibi, spline, alibi, windows, mixing, sinks; several with commas."
         ),
     ] = "gamma_key",
-    depth: options.Depth = 12,
-    heads: options.Heads = 1,
-    mixing: options.Mixing = "0.1",
+    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
+    heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
+    mixing: options.Mixing = options.RESIDUAL,
     model: Annotated[
         str | None,
         typer.Option(help="A model at initialisation, 'config:PATH_OR_ID', by mean field.", show_default=False),
@@ -51,8 +51,8 @@ def design(
     from posbias.designing import design as find
     from posbias.designing import design_record, measure_design
 
-    lengths = _whole_numbers(length, "--length")
-    measured_lengths = [max(lengths)] if measured_at is None else _whole_numbers(measured_at, "--measured-at")
+    lengths = options.whole_numbers("length", length)
+    measured_lengths = [max(lengths)] if measured_at is None else options.whole_numbers("measured-at", measured_at)
     given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths, "seed": flags.seed}
     if model is None:
         options.refuse(context, ["count", "measured_at"], "is read with --model only")
@@ -61,7 +61,10 @@ def design(
     with running(context, flags) as run:
         if model is None:
             found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
-            run.finish(design_record(found, run.arguments, command=run.command))
+            record = design_record(found, run.arguments, command=run.command)
+            if "mixing" not in found.over and not options.given(context, ["mixing"]):
+                record.scalars["caveats"] = [options.RESIDUAL_SAID]
+            run.finish(record)
             return
         from posbias.models.hugging_face import HuggingFaceModel
         from posbias.models.loading import load_model
@@ -77,10 +80,3 @@ def design(
                 prompts = load_prompts("synthetic", loaded, n_positions=at, count=max(count, 2), seed=flags.seed)
                 measured.append(measure_design(found, loaded, prompts, seed=flags.seed))
         run.finish(design_record(found, run.arguments, command=run.command, measured=measured, model=loaded.describe()))
-
-
-def _whole_numbers(text: str, flag: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{flag} {text}: allowed are whole numbers, separated by commas") from None

@@ -1,6 +1,9 @@
-"""`posbias predict`: a theory's position bias, of an architecture given by options or of a model."""
+"""`posbias predict`: a theory's position bias, of architectures given by options or of a model."""
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,11 +13,13 @@ from posbias.cli.output import running
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
+    from posbias.architecture import Architecture
     from posbias.auditing import MeasurePlan
     from posbias.theory import Prediction
 
 EXAMPLE = (
     "Example: `posbias predict --depth 32 --heads 32 --encoding alibi --mixing 0.1 --length 4096` · "
+    "several on one page: `--encoding none,alibi --mixing 0.05,0.1 --depth 24 --length 4096` · "
     'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'` · '
     "a model at initialisation: `--model config:demo --theory mean_field --length 2048` · "
     "a trained one: `--model DIR --theory 'power_rollout(form=isotropic)' --prompts synthetic` · "
@@ -23,34 +28,63 @@ EXAMPLE = (
 UNASKED = options.PromptFlags(prompts=None, count=8)
 
 
+MOST_CURVES = 24
+"""Of one page: every one has a stroke of its own."""
+
+
 @dataclass(frozen=True)
 class ArchitectureFlags:
-    """An architecture without a model."""
+    """Architectures without a model; of options with several values every combination is one."""
 
-    depth: options.Depth = 12
-    heads: options.Heads = 1
+    depth: Annotated[str, typer.Option(help="Layers. This and what follows: or several values, with commas.")] = "12"
+    heads: Annotated[str, typer.Option(help="Attention heads per layer.")] = "1"
     mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full.")] = "causal"
     encoding: Annotated[
         str, typer.Option(help="none, alibi, decay(rate=R), rope(base=B, head_dim=D) ...; or a list per layer.")
     ] = "none"
-    mixing: options.Mixing = "1.0"
+    mixing: options.Mixing = options.RESIDUAL
     content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0"
+    sinks: Annotated[str, typer.Option(help="Logit of a key that is no position: number or list.")] = "none"
 
-    def predict(self, theory: str, *, n_positions: int) -> "Prediction":
-        """What a theory says of it; refused where it takes something out of the architecture that was asked for."""
+    def predict(self, theories: str, *, n_positions: int, given: Container[str]) -> "list[Prediction]":
+        """What theories say of every combination; refused where one leaves out an option that was `given`."""
         from posbias.architecture import Architecture
-        from posbias.theory import predict as predict_profile
 
-        spelled = {name: options.literal(getattr(self, name)) for name in ("mask", "encoding", "mixing", "content")}
-        architecture = Architecture(depth=self.depth, heads=self.heads, **spelled)
-        prediction = predict_profile(architecture, n_positions=n_positions, theory=theory)
-        used = {} if prediction.architecture is None else prediction.architecture.describe()
-        for name, value in architecture.describe().items():
-            if used.get(name, value) != value:
-                raise UsageError(
-                    f"theory {prediction.theory} ignores {name}; leave --{name} out, or see `posbias list theories`"
-                )
+        counted = {name: options.whole_numbers(name, getattr(self, name)) for name in ("depth", "heads")}
+        spelled = {name: getattr(self, name) for name in options.names_of(ArchitectureFlags, without=counted)}
+        values = {**counted, **{name: options.several(name, text) for name, text in spelled.items()}}
+        values["theory"] = options.several("theory", theories)
+        count = prod(map(len, values.values()))
+        if count > MOST_CURVES:
+            varied = ", ".join(f"--{name} {len(held)}" for name, held in values.items() if len(held) > 1)
+            raise UsageError(f"{count} curves ({varied} values) do not fit one page; at most {MOST_CURVES} do")
+        found = []
+        for combination in product(*values.values()):
+            settings = dict(zip(values, combination, strict=True))
+            theory = str(settings.pop("theory"))
+            if settings["sinks"] == "none":
+                del settings["sinks"]
+            found.append(_of_architecture(Architecture(**settings), theory, n_positions, given))
+        return found
+
+
+def _of_architecture(
+    architecture: "Architecture", theory: str, n_positions: int, given: Container[str]
+) -> "Prediction":
+    """What a theory says of an architecture, none of whose `given` options it leaves out."""
+    from posbias.theory import predict as predict_profile
+
+    prediction = predict_profile(architecture, n_positions=n_positions, theory=theory)
+    used = {} if prediction.architecture is None else prediction.architecture.describe()
+    ignored = [name for name, value in architecture.describe().items() if used.get(name, value) != value]
+    for name in ignored:
+        if f"--{name}" in given:
+            raise UsageError(
+                f"theory {prediction.theory} ignores {name}; leave --{name} out, or see `posbias list theories`"
+            )
+    if "--mixing" in given or "mixing" in ignored:
         return prediction
+    return replace(prediction, caveats=(options.RESIDUAL_SAID, *prediction.caveats))
 
 
 @options.grouped
@@ -59,7 +93,8 @@ def predict(
     *,
     architecture: ArchitectureFlags,
     theory: Annotated[
-        str, typer.Option(help="One of `posbias list theories`, with parameters: 'power_rollout(form=isotropic)'.")
+        str,
+        typer.Option(help="Of `posbias list theories`, with parameters: 'power_rollout(form=isotropic)'; or several."),
     ] = "rollout",
     model: Annotated[
         str | None,
@@ -72,8 +107,9 @@ def predict(
     loading: options.ModelFlags,
     flags: options.RunFlags,
 ) -> None:
-    """Predict the influence of every position on the last one. From an architecture, or from a model's weights."""
+    """Predict the influence of every position on the last one. From architectures, or from a model's weights."""
     from posbias.auditing import MeasurePlan, ingredient_record
+    from posbias.theory import predictions_record
 
     if ingredients and not options.given(context, ["theory"]):
         theory = "power_rollout"
@@ -81,8 +117,11 @@ def predict(
     arguments = {**options.passed_arguments(context), "theory": theory}
     with running(context, flags, arguments=arguments) as run:
         if model is None:
-            prediction = architecture.predict(theory, n_positions=prompts.length)
-            run.finish(prediction.record(arguments, command=run.command))
+            found = architecture.predict(theory, n_positions=prompts.length, given=options.given(context))
+            if len(found) == 1:
+                run.finish(found[0].record(arguments, command=run.command))
+            else:
+                run.finish(predictions_record(found, arguments, command=run.command))
             return
         plan = MeasurePlan(
             source=prompts.source, n_positions=prompts.length, count=prompts.count, seed=flags.seed, **vars(loading)
@@ -103,6 +142,8 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
         return
     from posbias.theory import parse_theory
 
+    if len(options.split_literals(theory)) > 1:
+        raise UsageError(f"--theory {theory}: with --model one at a time; `posbias audit` draws several of a model")
     name, _ = parse_theory(theory)
     if name == "attention_only" and options.given(context, ["prompts"]):
         raise UsageError("attention_only reads no --prompts; rollout measures a model's mixing on them")

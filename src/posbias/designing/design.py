@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
+from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.checks import check_seed, check_whole, checked
 from posbias.comparison.metrics import wasserstein
 from posbias.designing.exact import key_bias_for, telescoping_alphas
@@ -103,7 +104,7 @@ def design(
     over: str | Sequence[str] = "gamma_key",
     depth: int | None = None,
     heads: int = 1,
-    mixing: Any = 0.1,
+    mixing: Any = RESIDUAL_MIXING,
     architecture: Architecture | None = None,
     model: Any = None,
     theory: str = "rollout",
@@ -122,7 +123,7 @@ def design(
             layer), "mixing", "sinks" (a logit per layer), or a list with one encoding and any of the last three.
         depth: Layers L; of an architecture or a model its own.
         heads: Heads per layer.
-        mixing: As in `Architecture`; 0.1 is a residual network whose attention branches are a tenth of the stream.
+        mixing: As in `Architecture`; by default that of a residual network.
         architecture: What is changed, in place of depth, heads and mixing.
         model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi" (in place of the
             model's own ALiBi) or "spline".

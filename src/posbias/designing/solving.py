@@ -265,7 +265,7 @@ class Windows(Free):
 
     def starts(self, base: Architecture) -> list[Vector]:
         """One width for all layers, from narrow to wide."""
-        return [np.full(base.depth, np.log(width)) for width in np.geomspace(16, 16384, 21)]
+        return [np.full(base.depth, np.log(width)) for width in np.geomspace(4, 16384, 25)]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """Sliding windows in place of the masks."""
@@ -323,7 +323,7 @@ class Problem:
         return total / len(self.lengths), gradient / len(self.lengths)
 
     def solve(self, *, starts: int, seed: int, near: Vector | None = None) -> Vector:
-        """The best end of several searches, the likeliest starts first: L-BFGS-B within bounds, for windows Powell.
+        """The best end of several searches, the likeliest starts first: L-BFGS-B within bounds, for windows COBYQA.
 
         Args:
             starts: How many are tried.
@@ -337,7 +337,9 @@ class Problem:
         tried = [np.concatenate([each[min(k, len(each) - 1)] for each in of_each]) for k in range(count)]
         tried += [best + generator.normal(0, 0.3, len(best)) for best in tried[: max(starts - count, 0)]]
         tried = tried if near is None else [near]
-        ranked = sorted((np.clip(start, *bounds.T) for start in tried), key=self.misfit)
+        # Equal misfits are one start: windows wider than the context are all alike.
+        by_misfit = {round(self.misfit(start), 9): start for start in (np.clip(start, *bounds.T) for start in tried)}
+        ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)]
         if all(sort.smooth for sort in self.free):
             exact = self.profile is None
             options = (
@@ -346,7 +348,8 @@ class Problem:
             search = {"fun": self.misfit_and_gradient, "jac": True, "method": "L-BFGS-B", "options": options}
         else:
             exact = False
-            search = {"fun": self.misfit, "method": "Powell", "options": {"maxiter": 8, "xtol": 1e-2, "ftol": 1e-4}}
+            around = {"initial_tr_radius": 0.3, "final_tr_radius": 0.02, "maxfev": 100 * len(bounds)}
+            search = {"fun": self.misfit, "method": "COBYQA", "options": around}
         ends = [minimize(x0=start, bounds=bounds, **search) for start in ranked[:starts]]
         best = min(ends, key=lambda end: float(end.fun))
         if not best.success and exact:

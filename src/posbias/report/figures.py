@@ -29,8 +29,12 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
 )
 DRAWN_POSITIONS = 4096
 """Positions drawn of a longer profile: more than a screen has pixels, dense at both ends."""
+LONG_CONTEXT = 2048
+"""Positions from which a profile is shown by the logarithm of the distance from the end: what lies at the end would
+otherwise be a line at the edge of the picture."""
 LOG_DECADES = 4.0
-"""Decades a logarithmic axis shows below its largest value where no measurement sets the range."""
+"""Decades a logarithmic axis shows below its largest value where no measurement sets the range; one more where the last
+position of a long context rises that far above the rest."""
 TITLE_CHARACTERS = 104
 """A title line that fits the width of a picture, and on a page of normal width stays clear of the toolbar."""
 PANEL_COLUMNS = 3
@@ -62,7 +66,7 @@ _THEORIES = {
 _OTHERS = [Stroke(colour, dash) for dash in ("dot", "longdashdot") for colour in (GREEN, PURPLE, SKY, YELLOW, BLUE)]
 RUNS = tuple(
     Stroke(colour, dash)
-    for dash in ("solid", "dash", "dot")
+    for dash in ("solid", "dash", "dot", "dashdot")
     for colour in (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 )
 """Strokes of runs that are drawn side by side, in order."""
@@ -83,6 +87,11 @@ def theory_strokes(names: Sequence[str]) -> dict[str, Stroke]:
     }
 
 
+def run_strokes(names: Sequence[str]) -> dict[str, Stroke]:
+    """A stroke for every one of several runs or predictions, in order."""
+    return {name: RUNS[number % len(RUNS)] for number, name in enumerate(names)}
+
+
 @dataclass(frozen=True, eq=False)
 class Curve:
     """One line of a figure."""
@@ -95,6 +104,8 @@ class Curve:
     high: Float64[np.ndarray, "n_points"] | None = None
     emphasis: bool = False
     """Drawn thicker: the measurement among theories."""
+    from_end: Float64[np.ndarray, "n_points"] | None = None
+    """Of a profile over N positions: N - j of every point, from N to 1."""
 
     def __post_init__(self) -> None:
         if self.low is None or self.high is None:
@@ -125,6 +136,8 @@ class Figure:
     """Range of the linear axis; spikes of the first and last position may be cut. None: everything."""
     log_axes: str = ""
     """Axes that are logarithmic without a choice: "", "x", "y" or "xy"."""
+    by_distance: bool = False
+    """Shown by the logarithm of the curves' `from_end` first; `x` stands beside it, or is to be chosen."""
     rows: tuple[str, ...] = ()
     """Names of x = 1, 2 ...: drawn lying, one row for each, points with their intervals. Empty: x is a number."""
 
@@ -135,6 +148,11 @@ class Figure:
         if self.linear_range is None or top <= self.linear_range[1]:
             return ""
         return f"spikes to {top:.0f} cut" if top >= 10 else f"spikes to {top:.2g} cut"
+
+    @property
+    def farthest(self) -> float:
+        """The largest distance from the end, in positions."""
+        return max((float(curve.from_end.max()) for curve in self.curves if curve.from_end is not None), default=1.0)
 
     def row_offset(self, number: int) -> float:
         """Where a curve's points lie within their row, from -0.35 to 0.35."""
@@ -201,6 +219,9 @@ class HeatMap:
         return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
+FROM_END = "distance from the end (1 is the last)"
+
+
 def title_lines(text: str) -> list[str]:
     """A title broken at spaces into lines that fit."""
     lines = [""]
@@ -250,7 +271,8 @@ def profile_curve(
     shown = drawn_positions(profile.n_positions)
     x = (profile.relative_positions if relative else np.arange(profile.n_positions, dtype=np.float64))[shown]
     low, high = (None if end is None else end[shown] * profile.n_positions for end in (profile.low, profile.high))
-    return Curve(name, x, profile.influence[shown] * profile.n_positions, stroke, low, high, emphasis)
+    from_end = (profile.n_positions - shown).astype(np.float64)
+    return Curve(name, x, profile.influence[shown] * profile.n_positions, stroke, low, high, emphasis, from_end)
 
 
 def profile_figure(
@@ -261,9 +283,15 @@ def profile_figure(
     measured: Sequence[Curve] = (),
     x_label: str = "position in the context",
 ) -> Figure:
-    """Curves of `profile_curve` beside the flat line, on two axes whose range `measured` (by default all) set."""
+    """Curves of `profile_curve` beside the flat line, on two axes whose range `measured` (by default all) set.
+
+    Where one is a long context's they are shown by distance from the end, too.
+    """
     main = measured or curves
-    flat = Curve("flat line", np.array([0.0, max(curve.x[-1] for curve in curves)]), np.ones(2), FLAT)
+    farthest = max(1.0 if curve.from_end is None else float(curve.from_end[0]) for curve in curves)
+    by_distance = farthest >= LONG_CONTEXT and all(curve.from_end is not None for curve in curves)
+    ends = np.array([0.0, max(curve.x[-1] for curve in curves)])
+    flat = Curve("flat line", ends, np.ones(2), FLAT, from_end=np.array([farthest, 1.0]))
     # From zero to above everything between the first and the last position, whose spikes would flatten the rest.
     inside = [curve.y[1:-1] if curve.y.size > 2 else curve.y for curve in main]
     return Figure(
@@ -272,8 +300,9 @@ def profile_figure(
         x_label,
         "influence (flat line = 1)",
         (*curves, flat),
-        log_range=_log_range(main, everything=curves),
+        log_range=_log_range(main, everything=curves, decades=LOG_DECADES + by_distance),
         linear_range=(0.0, max(1.25 * float(np.concatenate(inside).max()), 1.5)),
+        by_distance=by_distance,
     )
 
 
@@ -290,10 +319,10 @@ def profiles_figure(
     return profile_figure(slug, title, [*own, *others], measured=own)
 
 
-def _log_range(main: Iterable[Curve], *, everything: Iterable[Curve]) -> tuple[float, float]:
+def _log_range(main: Iterable[Curve], *, everything: Iterable[Curve], decades: float) -> tuple[float, float]:
     """A range that shows the main curves whole and does not follow theories down to 1e-30."""
     values = np.concatenate([curve.y[curve.y > 0] for curve in main])
     others = np.concatenate([curve.y for curve in everything])
     top = 1.6 * max(float(values.max()), min(float(others.max()), 30 * float(values.max())), 1.0)
-    bottom = max(float(values.min()) / 2, top * 10**-LOG_DECADES)
+    bottom = max(float(values.min()) / 2, top * 10**-decades)
     return min(bottom, 0.5), top

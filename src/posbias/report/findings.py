@@ -11,7 +11,7 @@ from typing import Literal
 
 from posbias.comparison import UNITS_FOR_CLAIM, Contrast, KindComparison, Subject
 from posbias.report.layout import RunView
-from posbias.report.tables import state_of
+from posbias.report.names import is_measured, kind_name, state_of, theory_name
 from posbias.report.wording import KINDS, THEORIES, label
 from posbias.statistics import Interval
 
@@ -40,8 +40,8 @@ def grouped_findings(view: RunView) -> list[list[Finding]]:
     for subject in view.subjects:
         for number, (kind, measured) in enumerate(subject.measured.items()):
             units = "" if measured.per_prompt is None else f"{len(measured.per_prompt)} prompts of "
-            text = f"For {state_of(view, subject)} ({label(KINDS, kind)}, {units}{subject.n_positions} positions):"
-            groups.append([Finding(text, "statement"), *_of_measurement(subject, kind, first=number == 0)])
+            text = f"For {state_of(view, subject)} ({kind_name(view, kind)}, {units}{subject.n_positions} positions):"
+            groups.append([Finding(text, "statement"), *_of_measurement(view, subject, kind, first=number == 0)])
     groups += [list(_initialisation(kind, entry)) for kind, entry in view.contrasts.items()]
     return [
         [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in group]
@@ -50,8 +50,12 @@ def grouped_findings(view: RunView) -> list[list[Finding]]:
     ]
 
 
-def _of_measurement(subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
+def _of_measurement(view: RunView, subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
     """What is said of one measured kind; its shape of a subject's first one only."""
+    if not is_measured(view, kind):
+        text = "this is a prediction, to which others are compared; nothing was measured, so no claim is made."
+        yield Finding(text, "undecided")
+        return
     n_units = subject.measured[kind].n_independent
     if n_units < UNITS_FOR_CLAIM or kind not in subject.summaries:
         yield _too_few(n_units)
@@ -60,7 +64,7 @@ def _of_measurement(subject: Subject, kind: str, *, first: bool) -> Iterator[Fin
         yield from _shape(subject, kind)
     blocks = [block for block in subject.comparisons if block.kind == kind and block.prompts is not None]
     for block in sorted(blocks, key=lambda block: block.comparison.wasserstein):
-        yield _theory(block)
+        yield _theory(theory_name(view, block.theory), block)
 
 
 def _too_few(n_units: int) -> Finding:
@@ -108,10 +112,10 @@ def _sign(interval: Interval) -> int:
     return 1 if interval.value > 0 else -1
 
 
-def _theory(block: KindComparison) -> Finding:
+def _theory(name: str, block: KindComparison) -> Finding:
     prompts = block.prompts
     assert prompts is not None
-    theory = f"The {label(THEORIES, block.theory)}"
+    theory = f"The {name}" if block.theory in THEORIES else f"{name[0].upper()}{name[1:]}"
     numbers = f"(W1 {prompts.distance} against {prompts.flat.value:.3f})"
     if prompts.decides == 0:
         text = f"the data do not decide whether it is closer to the measurement than a flat line {numbers}."

@@ -5,12 +5,13 @@ plotly itself; the page inlines the library once (report/page.py).
 """
 
 import html
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from posbias.report.figures import GRID, INK, Curve, Figure, HeatMap, log_steps, title_lines
+from posbias.report.figures import FROM_END, GRID, INK, Curve, Figure, HeatMap, log_steps, title_lines
 
 BAND_OPACITY = 0.16
 CONFIG = {
@@ -23,6 +24,10 @@ CONFIG = {
 """No button that would send the data anywhere."""
 PIXELS_PER_ROW = 26
 PIXELS_PER_PANEL = 330
+LEGEND_CHARACTERS = 150
+"""Of a line of the legend, strokes included, on a page of normal width."""
+MENU_PIXELS = 36
+"""Between two rows of buttons."""
 ROW_SYMBOLS = {
     "solid": "circle",
     "dash": "square",
@@ -44,11 +49,19 @@ def interactive(figure: Figure | HeatMap, *, anchor: str) -> str:
     if isinstance(figure, HeatMap):
         chart, height = _heat_map(figure), 150 + PIXELS_PER_PANEL * figure.grid[0]
     else:
-        chart, height = _curves(figure), max(480, 230 + PIXELS_PER_ROW * len(figure.rows))
+        chart, height = drawn(figure), _height(figure)
     fragment: str = chart.to_html(
         full_html=False, include_plotlyjs=False, div_id=anchor, default_height=f"{height}px", config=CONFIG
     )
     return fragment
+
+
+def _height(figure: Figure) -> int:
+    """In pixels: room for rows, a second row of buttons, and the lines of a long legend on a page of normal width."""
+    columns = max(1, LEGEND_CHARACTERS // (max(len(curve.name) for curve in figure.curves) + 8))
+    lines = -(-len(figure.curves) // columns)
+    plain = 480 + MENU_PIXELS * figure.by_distance + PIXELS_PER_ROW * max(0, lines - 2)
+    return max(plain, 230 + PIXELS_PER_ROW * len(figure.rows))
 
 
 def plotly_source() -> str:
@@ -70,7 +83,8 @@ def _look(title: str, top: float) -> Plotly:
     }
 
 
-def _curves(figure: Figure) -> Any:
+def drawn(figure: Figure) -> Any:
+    """A figure of curves as a plotly chart."""
     import plotly.graph_objects as graph
 
     chart = graph.Figure()
@@ -84,7 +98,7 @@ def _curves(figure: Figure) -> Any:
         **_look(figure.title, 0.97),
         "hovermode": "x unified",
         "margin": {"l": 70, "r": 20, "t": 84, "b": 110},
-        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        "legend": {"orientation": "h", "y": -0.25 if figure.by_distance else -0.2, "yanchor": "top", "x": 0},
         "xaxis": {**axis, "title": {"text": figure.x_label}},
         "yaxis": {**axis, "title": {"text": figure.y_label}, "rangemode": "tozero"},
     }
@@ -103,19 +117,61 @@ def _curves(figure: Figure) -> Any:
         layout["legend"] |= {"yref": "container", "y": 0.01, "yanchor": "bottom"}
     if figure.log_range is not None:
         layout |= _log_or_linear(figure, figure.log_range, layout["yaxis"])
+    if figure.by_distance:
+        _by_distance(figure, layout)
     chart.update_layout(layout)
     return chart
+
+
+def _by_distance(figure: Figure, layout: Plotly) -> None:
+    """The axis of distances from the end in place of positions, and buttons above the others that choose between them.
+
+    Positions keep their order: the last one is on the right of either.
+    """
+    ends = [float(np.log10(1.08 * figure.farthest)), float(np.log10(0.92))]
+    ticks = [10.0**decade for decade in range(13)]
+    distance = {"type": "log", "range": ends, "tickmode": "array", "title.text": FROM_END}
+    whole = [0.0, max(float(curve.x.max()) for curve in figure.curves)]
+    position = {"type": "linear", "range": whole, "tickmode": "auto", "title.text": figure.x_label}
+    buttons = [
+        {
+            "label": label,
+            "method": "update",
+            "args": [{"x": _all_x(figure, distances)}, {f"xaxis.{name}": value for name, value in axis.items()}],
+        }
+        for label, distances, axis in (
+            ("by distance from the end", True, distance),
+            ("by position", False, position),
+        )
+    ]
+    layout["xaxis"] |= {name: value for name, value in distance.items() if name != "title.text"}
+    layout["xaxis"] |= {
+        "title": {"text": FROM_END, "font": {"size": 14}},
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
+    (menu,) = layout["updatemenus"]
+    layout["updatemenus"] = [{**menu, "buttons": buttons, "pad": {"b": MENU_PIXELS}}, menu]
+    layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] + MENU_PIXELS}
+
+
+def _all_x(figure: Figure, by_distance: bool) -> list[list[float]]:
+    """Where the points of every trace lie, bands included."""
+    shown = replace(figure, by_distance=by_distance)
+    traces = [trace for curve in figure.curves for trace in _line_traces(curve, shown)]
+    return [[float(f"{value:.6g}") for value in trace["x"].tolist()] for trace in traces]
 
 
 def _line_traces(curve: Curve, figure: Figure) -> list[Plotly]:
     """A curve, and behind it its band."""
     name = html.escape(curve.name)
+    x = curve.from_end if figure.by_distance and curve.from_end is not None else curve.x
     main = {
         "type": "scatter",
         "mode": "+".join(["lines"] * figure.lines + ["markers"] * figure.markers),
         "name": name,
         "legendgroup": name,
-        "x": curve.x,
+        "x": x,
         "y": curve.y,
         "line": {"color": curve.stroke.colour, "dash": curve.stroke.dash, "width": 1.6 if curve.emphasis else 2.2},
         "hovertemplate": "%{y:.3g}",
@@ -127,7 +183,7 @@ def _line_traces(curve: Curve, figure: Figure) -> list[Plotly]:
     band = {
         "type": "scatter",
         "mode": "lines",
-        "x": np.concatenate([curve.x, curve.x[::-1]]),
+        "x": np.concatenate([x, x[::-1]]),
         "y": np.maximum(outline, np.finfo(np.float64).tiny) if figure.log_range is not None else outline,
         "fill": "toself",
         "fillcolor": f"rgba({red},{green},{blue},{BAND_OPACITY})",
@@ -172,6 +228,7 @@ def _log_or_linear(figure: Figure, log_range: tuple[float, float], axis: Plotly)
         "type": "buttons",
         "direction": "right",
         "showactive": True,
+        "font": {"size": 11},
         "buttons": [{"label": label, "method": "relayout", "args": [changes]} for label, changes in buttons],
         "x": 1,
         "xanchor": "right",

@@ -15,7 +15,8 @@ interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`
 `precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
 interval}, what a theory finds beside its profile, `ingredients`: {KIND: {flat, left_out: {NAME: {distance, cost}}}}.
 An interval is {value, low, high}, None where infinite or undefined. `resolved` may hold `title`, `command` and the
-tables `model`, `prompts`. Records without `subjects` are read too: `profile/influence` (predict), `measured/...`.
+tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what each curve of several was computed for, by which
+they are named. Records without `subjects` are read too: `profile/influence` (predict), `measured/...`.
 """
 
 import math
@@ -40,6 +41,7 @@ from posbias.comparison import (
 )
 from posbias.comparison.subject import Distances
 from posbias.errors import UsageError
+from posbias.naming import Settings
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.statistics import Interval
@@ -48,6 +50,8 @@ DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
 LONGEST_LIST = 8
 """Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
+THEORIES, MEASURED = "theories/", "measured/"
+"""What the names of a run's curves begin with: predictions, and what they are compared to."""
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
 
 
@@ -64,6 +68,8 @@ class RunView:
     """What a reader must know of the model and of the theories, one sentence each."""
     scalars: Mapping[str, Any] = field(default_factory=dict)
     """Of its record, in the layout above."""
+    curves: Mapping[str, Settings] = field(default_factory=dict)
+    """By group and name ("theories/rollout"), what each profile was computed or measured for; none of audits."""
 
 
 def store_subjects(
@@ -100,7 +106,27 @@ def view_of(record: Record) -> RunView:
     subjects = subjects or (_bare_subject(record),)
     if not any(subject.n_positions for subject in subjects):
         raise UsageError(f"the {record.verb} run {record.run_id} holds no profile to draw")
-    return RunView(title_of(record), subjects, contrasts, caveats_of(record), record.scalars)
+    curves = _curves(record, subjects[0])
+    return RunView(title_of(record), subjects, contrasts, caveats_of(record), record.scalars, curves)
+
+
+def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
+    """What each profile of a run was computed or measured for, by group and name."""
+    resolved = record.resolved
+    if isinstance(resolved.get("curves"), Mapping):
+        return {str(name): dict(settings) for name, settings in resolved["curves"].items()}
+    if record.verb not in ("predict", "measure") or not subject.n_positions:
+        return {}
+    model, prompts, architecture = ({**(resolved.get(name) or {})} for name in ("model", "prompts", "architecture"))
+    of_model = {"model": model.get("source"), "init_seed": model.get("init_seed"), "dtype": model.get("dtype")}
+    of_prompts = {"prompts": prompts.get("source"), "windows": prompts.get("windows"), "seed": prompts.get("seed")}
+    known = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
+    told = {**(known or architecture), "positions": subject.n_positions}
+    if model:
+        told["state"] = "trained" if model.get("init_seed") is None else "initialised"
+    parameters = resolved.get("parameters") or {}
+    theories = {THEORIES + name: {"theory": name, **parameters, **told} for name in subject.theories}
+    return theories | {MEASURED + kind: {"kind": kind, **told} for kind in subject.measured}
 
 
 def title_of(record: Record) -> str:
@@ -128,7 +154,9 @@ def caveats_of(record: Record) -> tuple[str, ...]:
 
 def conditions_of(record: Record) -> dict[str, str]:
     """Model, prompts, seeds and versions as label and text, nested tables written out."""
-    resolved = {key: value for key, value in record.resolved.items() if key not in ("command", "title", "related")}
+    resolved = {
+        key: value for key, value in record.resolved.items() if key not in ("command", "title", "related", "curves")
+    }
     return {
         **_written_out(resolved),
         **{f"seed: {name}": str(seed) for name, seed in record.seeds.items()},
@@ -247,6 +275,8 @@ def _bare_subject(record: Record) -> Subject:
     theories = stems("theories")
     if "profile/influence" in record.arrays:
         theories[str(record.resolved.get("theory") or record.arguments.get("theory") or "prediction")] = "profile"
+    order = [name.removeprefix(THEORIES) for name in record.resolved.get("curves") or ()]  # files sort their arrays
+    theories = {name: theories[name] for name in sorted(theories, key=lambda name: [*order, name].index(name))}
     return Subject(
         name=record.verb,
         measured={kind: _entry(record, stem, MeasuredKind) for kind, stem in stems("measured").items()},

@@ -1,7 +1,6 @@
 """The report of runs that hold profiles (audit, measure, predict, compare): one run, or several side by side."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,14 +16,25 @@ from posbias.report.figures import (
     profile_curve,
     profile_figure,
     ramp,
+    run_strokes,
     theory_strokes,
 )
 from posbias.report.findings import grouped_findings
-from posbias.report.layout import RunView, view_of
+from posbias.report.layout import THEORIES, RunView, view_of
+from posbias.report.names import (
+    is_measured,
+    kind_name,
+    names_beside,
+    state_of,
+    theory_name,
+    told_apart,
+)
 from posbias.report.page import PROFILES, REPORTS, Report, Section
-from posbias.report.tables import Table, detailed_tables, ingredient_table, overview_tables, shown_rows, state_of
-from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, THEORIES, label
+from posbias.report.tables import Table, detailed_tables, ingredient_table, overview_tables, shown_rows
+from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
+from posbias.report.wording import THEORIES as NAMED
 
+PREDICTED = "predicted influence"
 KICKER = "posbias · how a language model weighs the positions of its context"
 NOTE = (
     'In brackets: 95 % intervals over prompts or seeds. W1 is a distance, 0 is equality; "flat" is the distance of the '
@@ -38,14 +48,7 @@ def profiles_report(*records: Record) -> Report:
     views = [view_of(record) for record in records]
     if len(views) == 1:
         return _report_of_one(views[0], records[0])
-    titles = [view.title for view in views]
-    # Runs of the same title are numbered, so that every line of a legend names one run.
-    views = [
-        replace(view, title=f"{view.title} ({titles[:number].count(view.title) + 1})")
-        if titles.count(view.title) > 1
-        else view
-        for number, view in enumerate(views)
-    ]
+    views = told_apart(views)  # every line of a legend names one run
     sections = [
         Section(
             view.title,
@@ -124,13 +127,18 @@ def side_by_side(views: Sequence[RunView]) -> list[Figure]:
         title = f"{name[0].upper()}{name[1:]} influence of {len(entries)} measurements, side by side"
         drawn.append((f"runs-{kind}", title, entries))
     predictions = [
-        (f"{state_of(view, subject)}: {label(THEORIES, name)}", theory.profile, _run_stroke(number, 0))
-        for number, view in enumerate(views)
+        (view.curves.get(THEORIES + name, {"theory": name, "model": view.title}), theory.profile)
+        for view in views
         for subject in view.subjects
         if not subject.measured
         for name, theory in subject.theories.items()
     ]
-    drawn.append(("runs-predicted", f"{len(predictions)} predictions, side by side", predictions))
+    names = names_beside([settings for settings, _ in predictions])
+    curves = [
+        (name, profile, _run_stroke(number, 0))
+        for number, (name, (_, profile)) in enumerate(zip(names, predictions, strict=True))
+    ]
+    drawn.append(("runs-predicted", f"{len(curves)} predictions, side by side", curves))
     return [
         profile_figure(
             slug,
@@ -150,23 +158,31 @@ def _run_stroke(run: int, state: int) -> Stroke:
 
 def _subject_figures(view: RunView, subject: Subject) -> Iterator[Figure]:
     """The theories beside each measured kind; alone where nothing was measured."""
-    strokes, title = theory_strokes(list(subject.theories)), state_of(view, subject)
     theories = {name: theory.profile for name, theory in subject.theories.items()}
-    curves = [profile_curve(label(THEORIES, name), profile, strokes[name]) for name, profile in theories.items()]
+    strokes = theory_strokes(list(theories)) if set(theories) <= set(NAMED) else run_strokes(list(theories))
+    curves = [profile_curve(theory_name(view, name), profile, strokes[name]) for name, profile in theories.items()]
+    title = state_of(view, subject)
     for kind, measured in subject.measured.items():
-        name = label(KINDS, kind)
-        own = profile_curve(f"measured ({name})", measured.profile, MEASURED, emphasis=True)
-        seen = f"{title}: {_shares_sentence(measured.profile, f'{name} influence')}"
+        name = kind_name(view, kind)
+        if is_measured(view, kind):
+            legend, seen = f"measured ({name})", f"{title}: {_shares_sentence([measured.profile], f'{name} influence')}"
+        else:
+            legend, seen = f"compared to: {name}", f"{name}: {_shares_sentence([measured.profile], PREDICTED)}"
+        own = profile_curve(legend, measured.profile, MEASURED, emphasis=True)
         yield profile_figure(f"{subject.name}-{kind}", seen, [own, *curves], measured=[own])
     if not subject.measured and theories:
-        seen = f"{title}: {_shares_sentence(next(iter(theories.values())), 'predicted influence')}"
+        seen = f"{title}: {_shares_sentence(list(theories.values()), PREDICTED)}"
         yield profile_figure(f"{subject.name}-predicted", seen, curves)
 
 
-def _shares_sentence(profile: Profile, what: str) -> str:
-    names = ("first_tenth", "middle_tenth", "last_tenth")
-    first, middle, last = (100 * float(STATISTICS[name](profile.influence)) for name in names)
-    return f"{first:.0f} % of the {what} on the first tenth, {middle:.0f} % on the middle, {last:.0f} % on the last"
+def _shares_sentence(profiles: Sequence[Profile], what: str) -> str:
+    """Shares of the tenths; of several profiles the least and the largest."""
+    shown = []
+    for name in ("first_tenth", "middle_tenth", "last_tenth"):
+        shares = [100 * float(STATISTICS[name](profile.influence)) for profile in profiles]
+        shown.append(" to ".join(dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))) + " %")
+    first, middle, last = shown
+    return f"{first} of the {what} on the first tenth, {middle} on the middle, {last} on the last"
 
 
 def _initialisation_figure(view: RunView, first: Subject, second: Subject) -> list[Figure]:

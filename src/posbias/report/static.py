@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posbias.records import PICTURE_SOFTWARE
-from posbias.report.figures import GRID, INK, Figure, HeatMap, log_steps, title_lines
+from posbias.report.figures import FROM_END, GRID, INK, Figure, HeatMap, log_steps, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,12 +80,14 @@ def _draw_curves(canvas: "Canvas", figure: Figure) -> None:
 def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    by_distance = figure.by_distance and scale == "log"
     for curve in figure.curves:
+        x = curve.from_end if by_distance and curve.from_end is not None else curve.x
         if curve.low is not None and curve.high is not None:
             low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
-            panel.fill_between(curve.x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
+            panel.fill_between(x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
         panel.plot(
-            curve.x,
+            x,
             curve.y,
             label=_literal(curve.name),
             color=curve.stroke.colour,
@@ -97,6 +99,11 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     panel.set_xlabel(figure.x_label)
     panel.set_ylabel(figure.y_label)
     panel.margins(x=0.01)
+    if by_distance:
+        panel.set_xlabel(FROM_END)
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.set_xlim(1.08 * figure.farthest, 0.92)  # the last position on the right, as on the other axis
     if figure.log_range is not None:
         panel.set_yscale(scale)
         panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)

@@ -21,7 +21,8 @@ from posbias.comparison import (
 )
 from posbias.profiles import Profile, uniform_profile
 from posbias.report.layout import RunView
-from posbias.report.wording import FOUND, KINDS, MIXINGS, SUBJECTS, THEORIES, label
+from posbias.report.names import is_measured, kind_name, settings_table, state_of, theory_name
+from posbias.report.wording import FOUND, KINDS, MIXINGS, label
 from posbias.report.wording import METRICS as METRIC_NAMES
 from posbias.report.wording import STATISTICS as STATISTIC_NAMES
 from posbias.statistics import MISSING, Interval
@@ -89,11 +90,6 @@ def interval_text(stored: Mapping[str, Any] | None, spec: str = ".3f", *, scale:
     return MISSING if stored is None else Interval.of_record(stored).text(spec, scale=scale, unit=unit)
 
 
-def state_of(view: RunView, subject: Subject) -> str:
-    """The run and the state its model is in."""
-    return f"{view.title} {label(SUBJECTS, subject.name)}" if subject.name in SUBJECTS else view.title
-
-
 def shown_rows(count: int) -> list[int]:
     """Which of `count` layers are shown: first, last, and evenly between."""
     return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})
@@ -116,6 +112,7 @@ def detailed_tables(view: RunView) -> list[Table]:
     """Every metric with its intervals and noise, every share, mixing."""
     shares = (*TENTHS, *ENDS, "interior_recency", "mean_position", "minimum_position")
     tables = [
+        _settings_table(view),
         _metric_table(view),
         _interval_table(view),
         _share_table("Shares of the influence", [view], shares),
@@ -124,21 +121,46 @@ def detailed_tables(view: RunView) -> list[Table]:
     return [table for table in tables if table.cells]
 
 
-def _states(views: Sequence[RunView]) -> list[tuple[str, Subject]]:
-    return [(state_of(view, subject), subject) for view in views for subject in view.subjects]
+def _states(views: Sequence[RunView]) -> list[tuple[RunView, str, Subject]]:
+    return [(view, state_of(view, subject), subject) for view in views for subject in view.subjects]
 
 
 def _comparisons(views: Sequence[RunView]) -> list[tuple[list[str], Subject, KindComparison]]:
     """Every theory beside every measured kind, after what each of the three is called."""
     return [
-        ([state, label(KINDS, block.kind), label(THEORIES, block.theory)], subject, block)
-        for state, subject in _states(views)
+        ([state, kind_name(view, block.kind), theory_name(view, block.theory)], subject, block)
+        for view, state, subject in _states(views)
         for block in subject.comparisons
     ]
 
 
+def _reference(views: Sequence[RunView]) -> str:
+    """The column of what theories are compared to: "measured" only where all of it is."""
+    kinds = [(view, kind) for view in views for subject in view.subjects for kind in subject.measured]
+    return "measured" if all(is_measured(view, kind) for view, kind in kinds) else "compared to"
+
+
+def _settings_table(view: RunView) -> Table:
+    """What each of several predictions was computed for."""
+    rows = list(settings_table(view))
+    columns = list(dict.fromkeys(name for _, settings in rows for name in settings))
+    cells = [[name, *(settings.get(column, MISSING) for column in columns)] for name, settings in rows]
+    return Table("Which curve is which?", ["curve", *columns], cells)
+
+
 def _theory_table(views: Sequence[RunView]) -> Table:
-    header = ["model", "measured", "theory", "W1 [95 %]", "flat", "noise", "one prompt", "rank", "min", "than flat"]
+    header = [
+        "model",
+        _reference(views),
+        "theory",
+        "W1 [95 %]",
+        "flat",
+        "noise",
+        "one prompt",
+        "rank",
+        "min",
+        "than flat",
+    ]
     cells = []
     for names, subject, block in _comparisons(views):
         minimum = STATISTICS["minimum_position"](subject.theories[block.theory].profile.influence)
@@ -164,23 +186,23 @@ def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> 
     def add(state: str, profile: str, found: Mapping[str, Interval]) -> None:
         cells.append([state, profile, *(found[name].text(**look.get(name, percent)) for name in names)])
 
-    for state, subject in _states(views):
+    for view, state, subject in _states(views):
         for kind, measured in subject.measured.items():
-            add(state, label(KINDS, kind), subject.summaries.get(kind) or _point_statistics(measured.profile))
+            add(state, kind_name(view, kind), subject.summaries.get(kind) or _point_statistics(measured.profile))
         for name, theory in subject.theories.items():
             # Beside a measurement intervals are given of distances, not of a theory's own shares.
             if not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1:
                 generator = np.random.default_rng(BOOTSTRAP_SEED)
-                add(state, label(THEORIES, name), summarise(Sample.of(theory.per_prompt), generator=generator))
+                add(state, theory_name(view, name), summarise(Sample.of(theory.per_prompt), generator=generator))
             else:
-                add(state, label(THEORIES, name), _point_statistics(theory.profile))
+                add(state, theory_name(view, name), _point_statistics(theory.profile))
     return Table(title, ["model", "profile", *(label(STATISTIC_NAMES, name) for name in names)], cells)
 
 
 def _depth_table(views: Sequence[RunView]) -> Table:
     """Shares of the influence on the stream after some layers, and how far that profile is from the final one's."""
     cells = []
-    for state, subject in _states(views):
+    for _, state, subject in _states(views):
         if subject.depth is None:
             continue
         flat, last = uniform_profile(subject.depth.influence.shape[1]).influence, subject.depth.influence[-1]
@@ -268,12 +290,21 @@ def _metric_table(view: RunView) -> Table:
         pairs = [(name, block.comparison.values[name], block.comparison.flat.values[name]) for name in metrics]
         shown = [[number_text(each, digits.get(name, 3)) for each in pair] for name, *pair in pairs]
         cells.append([*names, *(f"{own} ({flat})" for own, flat in shown)])
-    header = ["model", "measured", "theory", *(label(METRIC_NAMES, name) for name in metrics)]
+    header = ["model", _reference([view]), "theory", *(label(METRIC_NAMES, name) for name in metrics)]
     return Table("Every distance, the flat line's in parentheses", header, cells)
 
 
 def _interval_table(view: RunView) -> Table:
-    header = ["model", "measured", "theory", "W1", "flat line", "theory minus flat", "half against half", "one prompt"]
+    header = [
+        "model",
+        _reference([view]),
+        "theory",
+        "W1",
+        "flat line",
+        "theory minus flat",
+        "half against half",
+        "one prompt",
+    ]
     header += ["one prompt, flat", "units"]
     cells = []
     for names, _, block in _comparisons([view]):
@@ -287,7 +318,7 @@ def _interval_table(view: RunView) -> Table:
 
 def _mixing_table(view: RunView) -> Table:
     cells = []
-    for state, subject in _states([view]):
+    for _, state, subject in _states([view]):
         for definition, mixing in subject.mixing.items():
             value = mixing.value
             numbers = [number_text(float(each)) for each in (value.min(), value.mean(), value.max())]

@@ -1,6 +1,6 @@
 """Predictions of position bias from the architecture."""
 
-from posbias.theory.base import THEORIES, ModelTheory, Prediction, Theory
+from posbias.theory.base import THEORIES, ModelTheory, Prediction, Theory, predictions_record
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.gradients import ProfileGradient, profile_gradient
 from posbias.theory.predict import known_theories, parse_theory, predict
@@ -26,6 +26,7 @@ __all__ = [
     "known_theories",
     "parse_theory",
     "predict",
+    "predictions_record",
     "profile_gradient",
     "rollout_by_depth",
     "rollout_columns",

@@ -5,7 +5,7 @@ A theory of an architecture is spelled by its name, one of a model with its para
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
+from posbias.naming import Settings, curve_names, differing
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.registry import Registry
@@ -54,6 +55,11 @@ class Prediction:
     """What bounds the trust in this prediction, one sentence each."""
     seed: int = 0
 
+    def settings(self) -> Settings:
+        """What it was computed for, by which curves are named: the theory and the architecture, per layer and head."""
+        described = {} if self.architecture is None else self.architecture.describe()
+        return {"theory": self.spelled or self.theory, **described, "positions": self.n_positions}
+
     def record(
         self,
         arguments: Mapping[str, Any],
@@ -90,6 +96,37 @@ class Prediction:
         record.arrays.update({f"profile/{name}": array for name, array in known.items()})
         record.arrays.update(self.arrays)
         return record
+
+
+def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """Several predictions over the same positions as one record, whose report draws them together.
+
+    Each is kept under its name, made of the settings in which it differs, such as "alibi, mixing 0.1".
+
+    Raises:
+        UsageError: none, or predictions over different numbers of positions.
+    """
+    lengths = sorted({each.n_positions for each in predictions})
+    if len(lengths) != 1:
+        raise UsageError(f"predictions need one number of positions to be drawn together, got {lengths}")
+    settings = [each.settings() for each in predictions]
+    names = curve_names(settings)
+    *others, last = differing(settings) or ["number"]
+    told = f"{', '.join(others)} and {last}" if others else last
+    resolved = {
+        "title": f"{len(names)} predictions by {told}",
+        "n_positions": lengths[0],
+        "curves": {f"theories/{name}": dict(each) for name, each in zip(names, settings, strict=True)},
+        "command": command,
+    }
+    shares = {name: each.sink_share for name, each in zip(names, predictions, strict=True)}
+    record = Record("predict", dict(arguments), resolved, scalars={"sink_share": shares})
+    caveats = list(dict.fromkeys(caveat for each in predictions for caveat in each.caveats))
+    if caveats:
+        record.scalars["caveats"] = caveats
+    for name, each in zip(names, predictions, strict=True):
+        record.arrays[f"theories/{name}/influence"] = each.profile.influence
+    return record
 
 
 class Theory(ABC):

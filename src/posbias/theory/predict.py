@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal
-from posbias.architecture.encodings import NoEncoding
+from posbias.architecture.encodings import NoEncoding, Rope
 from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS, STEPS
@@ -110,11 +110,12 @@ class ArchitectureTheory(Theory):
                 )
             if np.any(architecture.layer_sinks > -np.inf):
                 raise UsageError(f"theory {self.name} holds without attention sinks only")
-        influence = self.influence(architecture, n_positions)
+        influence, caveats = self.influence(architecture, n_positions), _of_constant_content(architecture)
         if not np.any(architecture.layer_sinks > -np.inf):
-            return Prediction(Profile(influence), self.name, architecture, n_positions)
+            return Prediction(Profile(influence), self.name, architecture, n_positions, caveats=caveats)
         share = max(0.0, 1 - float(influence.sum()))
-        return Prediction(Profile.normalised(influence), self.name, architecture, n_positions, share)
+        profile = Profile.normalised(influence)
+        return Prediction(profile, self.name, architecture, n_positions, share, caveats=caveats)
 
 
 @THEORIES.register("attention_only")
@@ -162,6 +163,22 @@ class ContinuousLimit(ArchitectureTheory):
     def influence(self, architecture: Architecture, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
         """Of every position's cell."""
         return continuous_profile(n_positions, architecture.layer_mixing)
+
+
+def _of_constant_content(architecture: Architecture) -> tuple[str, ...]:
+    """What a curve of a rotary encoding stands for, where there is one: rotation alone moves no attention."""
+    encodings = {group.encoding for layer in architecture.head_groups for group in layer}
+    return tuple(
+        f"RoPE only turns content, and a rollout has none: the curve of {each} assumes queries and keys that "
+        f"{_directed(each)} in every pair of features, with logit {each.logit:g} (rope(logit=..., angle=...)). Without "
+        "content RoPE is the same as none; a model's own content differs by head and token."
+        for each in sorted(encodings, key=str)
+        if isinstance(each, Rope)
+    )
+
+
+def _directed(encoding: Rope) -> str:
+    return "point the same way" if encoding.angle == 0 else f"are {encoding.angle:g} radians apart"
 
 
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:

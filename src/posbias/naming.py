@@ -1,0 +1,74 @@
+"""Curves are named by what differs: of several predictions or measurements, each by the settings that tell it apart.
+
+A curve's settings are plain values by name, such as {"theory": "rollout", "encoding": "alibi", "mixing": [0.1, 0.1]}.
+One function names curves wherever several are drawn together, in one run or of several.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Settings = Mapping[str, Any]
+"""What one curve was computed or measured for; a list is a value per layer."""
+
+BARE = ("model", "theory", "kind", "state", "mask", "encoding", "prompts")
+"""Settings whose value says what it is of; every other stands with its name, as in "mixing 0.1"."""
+COUNTED = ("positions",)
+"""Settings that are counts of what they are called: "512 positions"."""
+WRITTEN_OUT = 4
+"""Values of a list that a name writes out; of a longer one the ends."""
+
+
+def setting_text(value: Any) -> str:
+    """A value in few characters: a number by four digits, a list of equal values as one of them, no value as "none"."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if not isinstance(value, list | tuple):
+        return "none" if value is None else str(value)
+    texts = [setting_text(entry) for entry in value]
+    if len(set(texts)) == 1:
+        return texts[0]
+    if len(texts) > WRITTEN_OUT:
+        texts = [*texts[: WRITTEN_OUT - 1], "...", texts[-1]]
+    return f"[{', '.join(texts)}]"
+
+
+def differing(settings: Sequence[Settings]) -> list[str]:
+    """The names of the settings in which some of the curves that have them differ, in their first order."""
+    names = dict.fromkeys(name for each in settings for name in each)
+    found = {name: {setting_text(each[name]) for each in settings if name in each} for name in names}
+    return [name for name in names if len(found[name]) > 1]
+
+
+def curve_names(settings: Sequence[Settings]) -> list[str]:
+    """Each curve by the settings in which it differs from the others; those that differ in none are numbered.
+
+    Args:
+        settings: Of every curve; one alone, and one that has none of the differing settings, goes by the first of its
+            own.
+
+    Returns:
+        As many names, each once.
+    """
+    told = differing(settings)
+    names = [", ".join(_said(name, each[name]) for name in told if name in each) for each in settings]
+    names = [name or _first(each) for name, each in zip(names, settings, strict=True)]
+    return numbered(names)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The same, with a number after each that occurs more than once: "alibi (1)", "alibi (2)"."""
+    return [
+        f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
+
+
+def _said(name: str, value: Any) -> str:
+    text = setting_text(value)
+    if name in BARE:
+        return text
+    return f"{text} {name}" if name in COUNTED else f"{name.replace('_', ' ')} {text}"
+
+
+def _first(settings: Settings) -> str:
+    return next((_said(name, value) for name, value in settings.items()), "")
