@@ -55,7 +55,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         (["flat", "--length", "many"], "--length many: allowed are whole numbers"),
         (
             ["flat", "--over", "windows"],
-            "unknown free parameter 'windows'; known: alibi, gamma_alibi, gamma_key, mixing, sinks, spline",
+            "unknown free parameter 'heads'; known: alibi, gamma_alibi, gamma_key, mixing, sinks, spline, windows",
         ),
         (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),
         (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),
