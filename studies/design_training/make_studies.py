@@ -1,4 +1,5 @@
-"""Writes the study files of this folder with the designed biases in them: `python studies/design_training/make_studies.py`.
+"""Writes the study files of this folder with the designed biases in them:
+`python studies/design_training/make_studies.py`.
 
 Every design is made for the network as it is drawn (seed 1000, no seed of the study), at the length of its task: flat
 and recency-shaped by gamma keys through the mean field, middle-shaped by a cubic key bias through the mean field, flat
@@ -6,7 +7,6 @@ by the rollout's telescoping gamma keys at the mixing measured at initialisation
 mean-field biases in another order of positions, one order for all layers.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -200,9 +200,8 @@ class ReferenceTransformer(Model):
         for block, groups in zip(self.network.blocks, self.config.architecture.head_groups, strict=True):
             values = block.get_parameter("trained_key_bias").detach().double().cpu().numpy().copy()
             for group in groups:
-                values[group.heads] += group.encoding.pair_logits(
-                    np.zeros(1, int), np.arange(n_positions), len(values)
-                )[group.heads, 0]
+                first_row = group.encoding.pair_logits(np.zeros(1, int), np.arange(n_positions), len(values))[:, 0]
+                values[group.heads] += first_row[group.heads]
             found.append(KeyBias(values.tolist()))
         return found
 
