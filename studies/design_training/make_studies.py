@@ -35,7 +35,6 @@ SEEDS = 10
 MODEL = {"norm": "pre", "mlp": True, "mlp_width": 64, "width": 32, "heads": 2}
 OPTIMISER = "adamw(learning_rate=3e-3, weight_decay=1e-6)"
 RECENCY, MIDDLE = "recency(rate=3.0)", "u_shape(middle=4.0)"
-FEW = ("none", "rope", "flat_mean_field", "learned_zero")
 Encodings = str | list[str]
 
 
@@ -49,15 +48,14 @@ class Plan:
     steps: int
     every: int
     examples: int = 100
-    arms: tuple[str, ...] | None = None
-    """None: all."""
 
 
 PLANS = (
     Plan("cued_copy", "cued_copy(context=12, vocabulary=8, cues=24)", depth=4, steps=1600, every=100),
     Plan("key_value", "key_value_retrieval(context=16, vocabulary=8, keys=32)", depth=2, steps=1200, every=100),
     Plan("free_recall", "free_recall(items=12, vocabulary=24)", depth=4, steps=600, every=50),
-    Plan("cued_copy_8", "cued_copy(context=8, vocabulary=8, cues=16)", depth=8, steps=1000, every=100, arms=FEW),
+    Plan("cued_copy_8", "cued_copy(context=8, vocabulary=8, cues=16)", depth=8, steps=1000, every=100),
+    Plan("key_value_4", "key_value_retrieval(context=16, vocabulary=8, keys=32)", depth=4, steps=1200, every=100),
 )
 
 
@@ -136,7 +134,6 @@ def encodings(plan: Plan) -> dict[str, dict[str, object]]:
     return {
         arm: {"model.encoding": encoding} | ({} if trained is None else {"model.trained_key_bias": trained})
         for arm, (encoding, trained) in arms.items()
-        if plan.arms is None or arm in plan.arms
     }
 
 
