@@ -1,6 +1,7 @@
-"""Puts what the trained networks do into the record beside the page: `python studies/design_training/collect.py RUNS`.
+"""Puts what trained networks do into the record: `python studies/design_training/collect.py RUNS STUDY ...`.
 
-RUNS holds a run directory of `posbias train` for each study file, by its name. Profiles at initialisation are measured
+RUNS holds a run directory of `posbias train` for each study, by the name of its file; other studies that the record has
+stay as they are. Profiles at initialisation are measured
 on the study's own networks with a prompt of their task each; scores by position after training on fresh contexts at
 half, the whole and twice the length of training.
 """
@@ -30,7 +31,6 @@ from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training import Member, load_study
 
 HERE = Path(__file__).parent
-STUDIES = ("cued_copy", "key_value", "free_recall", "cued_copy_8", "key_value_4")
 FRESH = 10_000
 """Added to a network's seed for contexts that it was never evaluated on."""
 EXAMPLES = {"half": 200, "whole": 500, "double": 200}
@@ -136,10 +136,11 @@ def collected(study: str, runs: Path) -> tuple[dict[str, Any], Arrays]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path)
+    parser.add_argument("studies", nargs="+")
     given = parser.parse_args()
-    record = Record(verb="study", arguments={})
-    for study in STUDIES:
-        if (given.runs / study / "record.json").is_file():
-            record.scalars[study], found = collected(study, given.runs)
-            record.arrays |= found
+    kept = load_record(HERE / "record") if (HERE / "record").is_dir() else Record(verb="study", arguments={})
+    record = Record(verb="study", arguments={}, scalars=dict(kept.scalars), arrays=dict(kept.arrays))
+    for each in given.studies:
+        record.scalars[each], added = collected(each, given.runs)
+        record.arrays |= added
     record.save(HERE / "record")
