@@ -50,6 +50,7 @@ TITLES = {
     "cued_copy_8": "Cued copy, 8 layers, 8 positions",
     "key_value_4": "Key-value retrieval, 4 layers, 16 positions",
 }
+DRAWN = ("cued_copy", "key_value", "free_recall")
 PerSeed = Float64[np.ndarray, "seed"]
 
 
@@ -153,6 +154,17 @@ class StudyResult:
             return "support"
         return "null"
 
+    def compared(self) -> str:
+        """Where `flat_mean_field` stands at the worst position."""
+        words: dict[str, list[str]] = {"above": [], "below": [], "not different from": []}
+        for other in ("none", "permuted", "recency"):
+            found = self.difference("flat_mean_field", "worst", other)
+            assert found is not None
+            p = self.corrected("worst")["flat_mean_field"] if other == "none" else float(found.p())
+            sort = "not different from" if p >= LEVEL else "above" if found.value > 0 else "below"
+            words[sort].append(f"`{other}`")
+        return ", ".join(f"{sort} {' and '.join(named)}" for sort, named in words.items() if named)
+
     def predicts(self) -> bool:
         """Whether influence at initialisation predicts what is learnt first, as registered."""
         p = self.corrected("order")
@@ -200,8 +212,8 @@ def table(study: StudyResult) -> str:
 def verdicts(studies: list[StudyResult]) -> str:
     """What was registered to be decided."""
     lines = [
-        "| study | verdict on flat | `flat_mean_field` minus `none` | found if at least | minus `permuted` "
-        "| minus `recency` | `learned_design` minus `learned_zero` | predicts the order |",
+        "| study | verdict on `flat_mean_field` | `flat_mean_field` minus `none` | found if at least "
+        "| minus `permuted` | minus `recency` | `learned_design` minus `learned_zero` | predicts the order |",
         "|" + "---|" * 8,
     ]
     for study in studies:
@@ -215,7 +227,9 @@ def verdicts(studies: list[StudyResult]) -> str:
             found.append(shown(estimate.interval(), "+.3f", bold=p < LEVEL))
         found.insert(1, f"{study.detectable('flat_mean_field'):.3f}")
         order = "yes" if study.predicts() else "no"
-        lines.append(f"| {TITLES[study.name]} | **{study.verdict()}** | {' | '.join(found)} | {order} |")
+        lines.append(
+            f"| {TITLES[study.name]} | **{study.verdict()}**: {study.compared()} | {' | '.join(found)} | {order} |"
+        )
     return "\n".join(lines)
 
 
@@ -235,34 +249,38 @@ def with_tables(page: str, found: dict[str, str]) -> str:
 
 
 def draw(record: Record, path: Path) -> None:
-    """Profiles at birth above, score by position in training (solid) and at the end (dashed) below, by study."""
+    """Influence at initialisation above, score by position after training below; a column for each of three tasks."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    studies = [study for study in results(record) if study.name in list(TITLES)[:3]]
-    colours = dict(zip(studies[0].arms, plt.get_cmap("tab10").colors, strict=False))
-    figure, axes = plt.subplots(2, len(studies), figsize=(4.2 * len(studies), 6.2), squeeze=False)
+    studies = [study for study in results(record) if study.name in DRAWN]
+    colours = dict(zip(ARMS, plt.get_cmap("tab10").colors, strict=True))
+    figure, axes = plt.subplots(2, len(studies), figsize=(4 * len(studies), 6.4), squeeze=False)
     for column, study in enumerate(studies):
-        top, bottom = axes[:, column]
         for arm in study.arms:
-            birth, curve, whole = (study.array(arm, name) for name in ("birth", "curve", "whole"))
+            birth, whole = study.array(arm, "birth"), study.array(arm, "whole")
             assert birth is not None
-            assert curve is not None
             assert whole is not None
+            targets = np.arange(whole.shape[1])
             inner = birth.mean(axis=0)[:-1]
+            style = {
+                "color": colours[arm],
+                "linewidth": 2.2 if arm in {"none", "flat_mean_field"} else 1.2,
+                "label": arm,
+            }
             if not arm.startswith("learned"):
-                top.plot(inner / inner.mean(), color=colours[arm], label=arm)
-            bottom.plot(curve.mean(axis=(0, 1)), color=colours[arm], label=arm)
-            bottom.plot(whole.mean(axis=0), color=colours[arm], linestyle=":", linewidth=1)
-        top.set(title=TITLES[study.name], yscale="log", xlabel="position")
-        bottom.set(xlabel="target position")
-    axes[0, 0].set_ylabel("influence at birth (flat = 1)")
-    axes[1, 0].set_ylabel("score: mean over training, end (dotted)")
-    axes[1, -1].legend(fontsize=7, ncol=2)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80, metadata={"Software": None})
+                axes[0, column].plot(targets, inner[: len(targets)] / inner.mean(), **style)
+            axes[1, column].plot(targets, whole.mean(axis=0), **style)
+        axes[0, column].set_title(TITLES[study.name], fontsize=10)
+        axes[0, column].axhline(1, color="grey", linewidth=0.7, linestyle=":")
+        axes[1, column].set_xlabel("target position")
+    axes[0, 0].set_ylabel("influence at initialisation (flat = 1)")
+    axes[1, 0].set_ylabel("score after training")
+    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="lower center", ncol=5, fontsize=9)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.savefig(path, dpi=60, metadata={"Software": None})
 
 
 if __name__ == "__main__":

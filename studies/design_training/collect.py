@@ -117,13 +117,13 @@ def collected(study: str, runs: Path) -> tuple[dict[str, Any], Arrays]:
         task = arm.members[0].task
         n_targets, place = length_of(task), f"{study}/{arm.name}"
         lengths = {"half": n_targets // 2, "whole": n_targets, "double": 2 * n_targets}
-        arrays[f"{place}/birth"] = profiles_at_birth(arm).astype(np.float32)
+        arrays[f"{place}/birth"] = profiles_at_birth(arm).astype(np.float16)
         arrays[f"{place}/loss"] = run.arrays["losses"][indices, -LAST_WINDOWS:].mean(axis=1)
         arrays[f"{place}/curve"] = run.arrays[f"evaluations/{score_of(task)}"][indices].astype(np.float16)
         for length, count in lengths.items():
             found = scores(arm, count, EXAMPLES[length])
             if found is not None:
-                arrays[f"{place}/{length}"] = found.astype(np.float32)
+                arrays[f"{place}/{length}"] = found.astype(np.float16)
         if "trained_key_bias" in str(list(arm.parameters[0])):
             learnt = [[p[name] for name in p if name.endswith("trained_key_bias")] for p in arm.parameters]
             arrays[f"{place}/learnt"] = np.stack([torch.stack(each).numpy() for each in learnt]).mean(axis=0)
