@@ -12,6 +12,7 @@ from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.models.reference.parameters import constants_of, draw_parameters
 from posbias.tasks.synthetic import CuedCopy
+from posbias.theory.power_rollout.reference import describe_reference
 from posbias.theory.rollout import rollout_profile
 from posbias.training import AdamW, Member, TrainingOptions, train
 
@@ -81,6 +82,16 @@ def test_the_architecture_of_a_model_has_it() -> None:
     assert influence.numpy() == pytest.approx(rollout_profile(found, n_positions=N), rel=1e-10)
 
 
+def test_the_power_rollout_reads_it() -> None:
+    made = config("gamma_key(alpha=2.0)", attention="content")
+    own = made.architecture.head_groups[0][0].encoding.pair_logits(np.zeros(1, int), np.arange(N), 2)[0, 0]
+    layer = describe_reference(ReferenceTransformer(made, with_bias(made)), n_positions=N).layers[0]
+    assert layer.bias is not None
+    torch.testing.assert_close(layer.bias[0, 0, -1], torch.tensor(own) + VALUES)
+
+
 def test_other_encodings_are_refused() -> None:
     with pytest.raises(UsageError, match="trained_key_bias is added to the encodings none, key_bias or gamma_key, got"):
         config("alibi")
+    with pytest.raises(UsageError, match="reference weights"):
+        config(trained=10**12)

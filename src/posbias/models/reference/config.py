@@ -121,6 +121,7 @@ class ReferenceConfig:
         layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
         tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
         readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
+        layer += self.architecture.heads * (self.trained_key_bias or 0)
         CELLS.check("reference weights", self.architecture.depth * layer + self.width * (self.width + tables) + readout)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
@@ -145,7 +146,7 @@ class ReferenceConfig:
             )
         if self.rotary and self.head_dim % 2:
             raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
-        self.check_trained_key_bias()
+        self._check_trained_key_bias()
         added = self.input_encoding
         if added is not None and added.width != self.width:
             raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
@@ -154,7 +155,7 @@ class ReferenceConfig:
         """Everything the model's numbers depend on apart from its weights, as plain values."""
         return {**vars(self), "architecture": self.architecture.describe()}
 
-    def check_trained_key_bias(self) -> None:
+    def _check_trained_key_bias(self) -> None:
         """Refuse it beside an encoding that is no bias of keys: their sum would be no encoding with a name."""
         for group in (group for layer in self.architecture.head_groups for group in layer):
             if self.trained_key_bias is not None and not isinstance(group.encoding, NoEncoding | KeyEncoding):
