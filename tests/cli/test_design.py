@@ -54,7 +54,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     [
         (["flat", "--length", "many"], "--length many: allowed are whole numbers"),
         (
-            ["flat", "--over", "windows"],
+            ["flat", "--over", "heads"],
             "unknown free parameter 'heads'; known: alibi, gamma_alibi, gamma_key, mixing, sinks, spline, windows",
         ),
         (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),

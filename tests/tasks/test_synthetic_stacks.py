@@ -12,8 +12,10 @@ from posbias.errors import UsageError
 from posbias.tasks.synthetic import (
     IGNORED,
     SYNTHETIC_TASKS,
+    CuedCopy,
     FreeRecall,
     InContextRetrieval,
+    KeyValueRetrieval,
     PositionCopy,
     RecallAndSpan,
     RunningSpan,
@@ -27,6 +29,8 @@ VARIED = {
     "mixture": [InContextRetrieval(**SMALL), InContextRetrieval("last", **SMALL, noise=0.1, scale="deviation")],
     "fixed": [InContextRetrieval("middle", **SMALL, items="fixed"), InContextRetrieval(**SMALL, items="fixed")],
     "copy": [PositionCopy(0), PositionCopy(7)],
+    "cued": [CuedCopy(6), CuedCopy(6)],
+    "keys": [KeyValueRetrieval(6), KeyValueRetrieval(6)],
     "recall": [FreeRecall(5, 9), RunningSpan(5, 9, 2), RecallAndSpan(5, 9, 3, 0.3)],
 }
 """Members of one stack, their parameters as unlike as a stack allows."""

@@ -169,15 +169,31 @@ def attention(
 
     `rows` are the query positions wanted; None: all.
     """
-    bias = constants["bias"][:, None]
-    if rows is not None:
-        bias = rows_of(bias, rows, dim=3)
+    bias = logit_bias(shape, weights, constants["bias"], rows=rows)[:, None]
     if shape.attention != "content":
         return torch.softmax(bias, dim=-1)
     query, key = queries_and_keys(shape, weights, constants, inputs, rows=rows)
     if shape.merges:
         return attention_of(query, key, bias)
     return torch.softmax(query @ key.transpose(-1, -2) + bias, dim=-1)
+
+
+def logit_bias(
+    shape: ReferenceShape,
+    weights: Weights,
+    fixed: Float[Tensor, "member head position position"],
+    *,
+    rows: tuple[int, ...] | None = None,
+) -> Float[Tensor, "member head row position"]:
+    """What is added to the logits of a layer's wanted rows: the architecture's `fixed` bias and the trained one."""
+    bias = fixed if rows is None else rows_of(fixed, rows, dim=2)
+    if shape.trained_key_bias is None:
+        return bias
+    trained, n_positions = weights["trained_key_bias"], shape.n_positions
+    beyond = n_positions - shape.trained_key_bias
+    if beyond > 0:
+        trained = torch.cat((trained, trained[..., -1:].expand(-1, -1, beyond)), dim=2)
+    return bias + trained[:, :, None, :n_positions]
 
 
 def queries_and_keys(

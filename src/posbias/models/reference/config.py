@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from posbias.architecture import Architecture
+from posbias.architecture import Architecture, KeyEncoding, NoEncoding
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.architecture.encodings import Rope
 from posbias.checks import check_whole
@@ -28,7 +28,16 @@ CHOICES = {
     "readout": ("linear", "mlp"),
     "initialisation": ("gaussian", "linear", "normal"),
 }
-COUNTS = ("width", "vocabulary_size", "outputs", "head_width", "key_value_heads", "mlp_width", "learned_positions")
+COUNTS = (
+    "width",
+    "vocabulary_size",
+    "outputs",
+    "head_width",
+    "key_value_heads",
+    "mlp_width",
+    "learned_positions",
+    "trained_key_bias",
+)
 COUNTS_OF_READOUT = ("readout_width", "readout_layers")
 NORM_EPSILON = 1e-6
 
@@ -86,6 +95,9 @@ class ReferenceConfig:
     the input of the first layer."""
     learned_positions: int | None = None
     """Rows of a trained table of vectors added to the input (>= 1, the longest context); None: no table."""
+    trained_key_bias: int | None = None
+    """Keys (>= 1) whose bias is trained, for each layer and head: a number added to what the encoding gives (none,
+    key_bias or gamma_key), 0 at initialisation; later keys get the last number. None: the encoding's alone."""
     readout: str = "linear"
     """From the stream to the outputs: one `linear` map without bias, or an `mlp` of ReLU layers with biases."""
     readout_width: int | None = None
@@ -109,6 +121,7 @@ class ReferenceConfig:
         layer = self.width * (4 * self.architecture.heads * self.head_dim + 3 * self.hidden_width * self.mlp)
         tables = sum(count or 0 for count in (self.vocabulary_size, self.outputs, self.learned_positions))
         readout = (self.readout_width or self.width) ** 2 * self.readout_layers * (self.readout == "mlp")
+        layer += self.architecture.heads * (self.trained_key_bias or 0)
         CELLS.check("reference weights", self.architecture.depth * layer + self.width * (self.width + tables) + readout)
         if self.vocabulary_size is None and self.outputs is None:
             raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
@@ -133,6 +146,7 @@ class ReferenceConfig:
             )
         if self.rotary and self.head_dim % 2:
             raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
+        self._check_trained_key_bias()
         added = self.input_encoding
         if added is not None and added.width != self.width:
             raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
@@ -140,6 +154,15 @@ class ReferenceConfig:
     def to_dict(self) -> dict[str, Any]:
         """Everything the model's numbers depend on apart from its weights, as plain values."""
         return {**vars(self), "architecture": self.architecture.describe()}
+
+    def _check_trained_key_bias(self) -> None:
+        """Refuse it beside an encoding that is no bias of keys: their sum would be no encoding with a name."""
+        for group in (group for layer in self.architecture.head_groups for group in layer):
+            if self.trained_key_bias is not None and not isinstance(group.encoding, NoEncoding | KeyEncoding):
+                raise UsageError(
+                    "reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got "
+                    f"{group.encoding}"
+                )
 
     @property
     def per_head(self) -> bool:
@@ -227,6 +250,7 @@ class ReferenceShape:
     rotary: bool
     adds_positions: bool
     learned_positions: int | None
+    trained_key_bias: int | None
     readout: str
     readout_width: int
     readout_layers: int

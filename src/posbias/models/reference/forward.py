@@ -208,7 +208,8 @@ def read_out(shape: ReferenceShape, parameters: Weights, hidden: Rows) -> Float[
 def folds(shape: ReferenceShape) -> bool:
     """Whether the maps of values can wait until the end."""
     alone = shape.residual == "none" and shape.norm == "none" and not shape.mlp_width and not shape.rotate_stream
-    return shape.merges and alone and not shape.biases and shape.heads == 1 and shape.values == "gaussian"
+    plain = not shape.biases and shape.trained_key_bias is None
+    return shape.merges and alone and plain and shape.heads == 1 and shape.values == "gaussian"
 
 
 def folded_rows(shape: ReferenceShape, layers: Sequence[Layer], inputs: Stream, *, rows: tuple[int, ...]) -> Rows:

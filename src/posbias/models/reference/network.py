@@ -11,11 +11,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.architecture import Architecture, Encoding, NoEncoding
+from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding
 from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
@@ -180,6 +181,8 @@ class ReferenceTransformer(Model):
         """Those of the architecture it was built from; an encoding that enters by content adds no logit: "none"."""
         architecture = self.config.architecture
         traits = {name: getattr(architecture, name) for name in ("depth", "heads", "mask", "encoding")}
+        if self.config.trained_key_bias is not None:
+            return {**traits, "encoding": self._key_biases(self.config.trained_key_bias)}
         groups = [[(group, shown(self.config, group)) for group in layer] for layer in architecture.head_groups]
         if all(one.encoding == other.encoding for layer in groups for one, other in layer):
             return traits
@@ -190,6 +193,17 @@ class ReferenceTransformer(Model):
                     row[head] = group.encoding
         distinct = {item for row in encoding for item in row}
         return {**traits, "encoding": distinct.pop() if len(distinct) == 1 else encoding}
+
+    def _key_biases(self, n_positions: int) -> list[Encoding]:
+        """Of every layer what its encoding and its training give to the keys that have a trained bias."""
+        found: list[Encoding] = []
+        for block, groups in zip(self.network.blocks, self.config.architecture.head_groups, strict=True):
+            values = block.get_parameter("trained_key_bias").detach().double().cpu().numpy().copy()
+            for group in groups:
+                first_row = group.encoding.pair_logits(np.zeros(1, int), np.arange(n_positions), len(values))[:, 0]
+                values[group.heads] += first_row[group.heads]
+            found.append(KeyBias(values.tolist()))
+        return found
 
     def describe(self) -> dict[str, Any]:
         """The configuration as plain values."""

@@ -95,6 +95,8 @@ def _block(config: ReferenceConfig) -> Iterator[Draw]:
             yield "output", "weight", (heads, head_dim, width), heads * head_dim
             if biases:
                 yield "output_bias", "bias", (width,), heads * head_dim
+    if config.trained_key_bias is not None:
+        yield "trained_key_bias", "shift", (heads, config.trained_key_bias), 1
     if config.norm != "none":
         yield from _norm(config, "attention")
     if config.mlp:

@@ -1,9 +1,11 @@
-"""Synthetic tasks for controlled training: in-context retrieval, position copy, free recall and running span.
+"""Synthetic tasks for controlled training: in-context and key-value retrieval, position and cued copy,
+free recall and running span.
 
 A task is a frozen variant whose fields are its parameters; a stack draws the data of many members at once, each the
 same bits as if it were drawn alone. What the tasks mean is in each module; how draws are seeded in `base`.
 """
 
+from posbias.tasks.synthetic.asking import CuedCopy, KeyValueRetrieval
 from posbias.tasks.synthetic.base import (
     IGNORED,
     SYNTHETIC_TASKS,
@@ -18,8 +20,10 @@ __all__ = [
     "CONTRASTS",
     "IGNORED",
     "SYNTHETIC_TASKS",
+    "CuedCopy",
     "FreeRecall",
     "InContextRetrieval",
+    "KeyValueRetrieval",
     "PositionCopy",
     "RecallAndSpan",
     "RunningSpan",

@@ -14,6 +14,8 @@ from torch import Tensor
 from posbias.errors import RunError
 from posbias.models.attention import AttentionLayer
 from posbias.models.families.base import Block
+from posbias.models.reference.attention import logit_bias
+from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import entrance, normalise, of_constants, of_layer, read_out, split, with_mlp
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
 from posbias.models.reference.parameters import constants_of
@@ -29,10 +31,13 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     """
     config, network = model.config, model.network
     constants = {name: value.to(model.device) for name, value in constants_of(config, n_positions).items()}
+    shape = shape_of(config, n_positions)
     layers = []
     for index, block in enumerate(network.blocks):
         assert isinstance(block, ReferenceBlock)
         parts, mlp = attention_parts(block), mlp_parts(block)
+        weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
+        bias = logit_bias(shape, weights, constants["bias"][index][None])
         layers.append(
             LayerDescription(
                 block=Block(block, block, None, block, None, block, None, None),
@@ -48,7 +53,7 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
                 added=constants["added"][index],
                 mlp_kept=constants["mlp_kept"][index],
                 rotation=block.get_parameter("rotation") if config.rotate_stream else None,
-                bias=constants["bias"][index].reshape(parts.key_heads, -1, n_positions, n_positions),
+                bias=bias[0].reshape(parts.key_heads, -1, n_positions, n_positions),
                 heads_agree=config.values != "gaussian",
             )
         )
