@@ -1,12 +1,12 @@
 """Every jaxtyping annotation of the package is checked by beartype while tests run."""
 
-import inspect
 import os
 import subprocess
 import sys
 import types
 from collections.abc import Callable
-from functools import partial
+from dataclasses import is_dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -23,7 +23,7 @@ from jaxtyping import install_import_hook
 from posbias.cli.app import main
 
 # Whole numbers are welcome where floats are asked for (PEP 484's numeric tower), as they are without the checker.
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeError))
 typecheck = types.ModuleType("posbias_typecheck")
 typecheck.check = check  # type: ignore[attr-defined]
 sys.modules[typecheck.__name__] = typecheck
@@ -38,15 +38,44 @@ def names_arrays(annotation: object) -> bool:
 
 
 def jaxtyped(function: Any = None, *, typechecker: Any = None, whole: Any = jaxtyping.jaxtyped) -> Any:
-    """jaxtyping's decorator where arrays are named; elsewhere beartype alone, a tenth of the time for each call."""
+    """jaxtyping's decorator, on the first calls in each test, where arrays are named; elsewhere beartype alone.
+
+    Binding shapes costs more than most functions do: in loops it was a third of the suite's time.
+    """
     if function is None:
         return partial(jaxtyped, typechecker=typechecker)
-    plain = inspect.isfunction(function)
+    if isinstance(function, type):
+        if is_dataclass(function) and "__init__" in vars(function):
+            function.__init__ = jaxtyped(function.__init__, typechecker=typechecker)
+        return function
     try:
-        arrays = not plain or names_arrays(list(get_type_hints(function).values()))
+        arrays = names_arrays(list(get_type_hints(function).values()))
     except NameError:  # a class that does not exist yet
         arrays = True
-    return whole(function, typechecker=typechecker) if arrays else typechecker(function)
+    if not arrays:
+        return typechecker(function)
+    checked, calls, test = whole(function, typechecker=typechecker), 0, ""
+
+    @wraps(function)
+    def first_calls_checked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls, test
+        if test is not RUNNING[0]:
+            calls, test = 0, RUNNING[0]
+        calls += 1
+        return (checked if calls <= CHECKED_CALLS else function)(*args, **kwargs)
+
+    return first_calls_checked
+
+
+RUNNING = [""]
+"""The test that runs."""
+CHECKED_CALLS = 20
+"""Of each function in each test."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Calls are counted anew."""
+    RUNNING[0] = item.nodeid
 
 
 jaxtyping.jaxtyped = jaxtyped

@@ -18,13 +18,14 @@ from jaxtyping import Float64
 from scipy.optimize import minimize
 
 from posbias.architecture import Architecture, GammaKey, KeyBias
-from posbias.designing.design import design, keyed_spec
+from posbias.designing.design import design
 from posbias.designing.exact import telescoping_alphas
+from posbias.designing.initialisation import Initialisation
 from posbias.designing.solving import misfit_of
 from posbias.designing.targets import resolve_target
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import draw_parameters
-from posbias.theory.mean_field import mean_field, spec_of
+from posbias.theory.mean_field import mean_field
 from posbias.training import Member, study_of
 
 HERE = Path(__file__).parent
@@ -85,7 +86,7 @@ def mixing_at_birth(model: ReferenceTransformer, n_positions: int) -> list[float
 
 def middle_bias(model: ReferenceTransformer, n_positions: int) -> list[float]:
     """The cubic of position, one for all layers, whose profile is the nearest to the hump in the mean field."""
-    base, family, aim = Architecture.from_model(model), spec_of(model), resolve_target(MIDDLE)
+    base, born, aim = Architecture.from_model(model), Initialisation(model), resolve_target(MIDDLE)
     x = np.linspace(-1, 1, n_positions)
 
     def bias(values: Float64[np.ndarray, "three"]) -> list[float]:
@@ -93,7 +94,7 @@ def middle_bias(model: ReferenceTransformer, n_positions: int) -> list[float]:
 
     def misfit(values: Float64[np.ndarray, "three"]) -> float:
         changed = Architecture(base.depth, base.heads, encoding=KeyBias(bias(values)))
-        return misfit_of(mean_field(keyed_spec(family, changed), n_positions, level="value").profile.influence, aim)[0]
+        return misfit_of(mean_field(born.keyed(changed), n_positions, level="value").profile.influence, aim)[0]
 
     return bias(minimize(misfit, np.array([1.0, -1.0, 0.0]), method="Nelder-Mead", options={"maxiter": 150}).x)
 

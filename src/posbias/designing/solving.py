@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 from scipy.optimize import minimize
-from scipy.special import digamma
 
 from posbias.architecture import Alibi, Architecture, GammaKey, LogSpline, SlidingWindow
 from posbias.architecture.keys import log_spline_basis
@@ -94,13 +93,8 @@ class GammaKeys(Free):
         return replace(base, encoding=[GammaKey(alpha) for alpha in self.plain(values)])
 
     def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
-        """db_k / d alpha = psi(k + alpha) - psi(alpha)."""
-        alphas, position = np.exp(values), np.arange(n_positions)
-        keys = np.zeros((len(alphas), n_positions))
-        for (layer, _), of_head in found.keys.items():
-            keys[layer] += of_head
-        rising = digamma(position + alphas[:, None]) - digamma(alphas)[:, None]
-        return np.asarray((keys * rising).sum(axis=1) * alphas)
+        """Heads of a layer together."""
+        return np.asarray(found.alphas.sum(axis=1) * np.exp(values))
 
 
 @FREE.register("gamma_alibi")

@@ -3,7 +3,8 @@
 For a functional <cotangent, profile> with rows x_l pulled from the top and columns v_l pushed from the bottom,
 d/dm_l = x (A_l v - v) and d/dtheta = m_l x (dA_l/dtheta) v with dA_ij = A_ij (g_ij - sum_k A_ik g_ik), g the derivative
 of the logits: [i = j] for content, -|i - j| for slopes, [j = k] for the bias of key k; a sink takes its share of a row
-away from each A_ij. No matrix is formed; a few pulls per layer and head.
+away from each A_ij. No matrix is formed: a few pulls per layer and head; one walk for all causal heads with slopes or
+gamma keys, without content and sinks.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,14 @@ from functools import partial
 
 import numpy as np
 from jaxtyping import Float64
+from scipy.special import digamma
 
-from posbias.architecture import Architecture
+from posbias.architecture import Architecture, GammaKey
 from posbias.errors import UsageError
 from posbias.theory.kernels import IntervalKernel, Kernel, LinearKernel, SumKernel
 from posbias.theory.kernels.distance import Correlation
 from posbias.theory.kernels.keys import KeyKernel
+from posbias.theory.kernels.loops import sweep_derivatives
 from posbias.theory.rollout import Rollout
 
 Vector = Float64[np.ndarray, "n_positions"]
@@ -39,18 +42,19 @@ class ProfileGradient:
     """By the decay rate exp(-slope) of every layer and head; nan likewise."""
     sinks: Float64[np.ndarray, "depth heads"]
     """By the sink's logit of every layer and head; 0 where there is none."""
+    alphas: Float64[np.ndarray, "depth heads"]
+    """By the exponent of every layer and head; nan where the keys are not gamma keys."""
     keys: dict[tuple[int, int], Float64[np.ndarray, "n_positions"]]
-    """By (layer, head) with a key bias: by the bias of every key."""
+    """By (layer, head) with a key bias: by the bias of every key. Not of causal gamma keys without content, slope and
+    sinks, whose exponents are all that they have."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LayerState:
-    """What meets at one layer: the row from above, the column from below, and the layer's mixing over heads."""
+    """What meets at one layer: the row from above, the column from below, and the layer's mixing over its heads."""
 
     row: Vector
     column: Vector
-    mean: Vector
-    """The kernel's push of the column."""
     share: float
 
 
@@ -72,25 +76,58 @@ def profile_gradient(architecture: Architecture, cotangent: Float64[np.ndarray, 
         raise UsageError("the cotangent needs one finite weight per position, at least one")
     rollout = Rollout(architecture, cotangent.size)
     shape = (architecture.depth, architecture.heads)
-    found = ProfileGradient(
-        0.0, np.zeros(shape[0]), np.zeros(shape), np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape), {}
-    )
-    columns, means = [cotangent], []
-    for kernel, mixing in zip(rollout.kernels, rollout.mixing, strict=True):
-        means.append(_signed(kernel.push, columns[-1]))
-        columns.append((1 - mixing) * columns[-1] + mixing * means[-1])
-    row = rollout.unit(-1)
+    undefined = [np.full(shape, np.nan) for _ in range(3)]
+    slopes, rates, alphas = undefined
+    found = ProfileGradient(0.0, np.zeros(shape[0]), np.zeros(shape), slopes, rates, np.zeros(shape), alphas, {})
+    rows = [rollout.unit(-1)]
     for layer in reversed(range(architecture.depth)):
-        column, mixing = columns[layer], float(rollout.mixing[layer])
-        state = _LayerState(row, column, means[layer], mixing / architecture.heads)
-        found.mixing[layer] = row @ (means[layer] - column)
-        for part in _parts(rollout.kernels[layer]):
-            if isinstance(part, KeyKernel):
-                _key_gradients(part, state, layer, found)
+        rows.append(rollout.pull_layer(layer, rows[-1]))
+    column = cotangent
+    for layer, (kernel, mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
+        state = _LayerState(rows[-2 - layer], column, float(mixing) / architecture.heads)
+        mean = np.sum([_part_gradients(part, state, layer, found) for part in _parts(kernel)], axis=0)
+        found.mixing[layer] = state.row @ (mean - column)
+        column = (1 - mixing) * column + mixing * mean
+    return replace(found, value=float(column[-1]))
+
+
+def _part_gradients(
+    kernel: IntervalKernel | KeyKernel, state: _LayerState, layer: int, found: ProfileGradient
+) -> Vector:
+    """By the parameters of some heads of a layer; returns their part of the layer's push of the column."""
+    parameters = _walked(kernel)
+    if parameters is not None:
+        decaying, pushed = isinstance(kernel, LinearKernel), np.empty_like(state.column)
+        by_parameter, by_content = np.empty_like(parameters), np.empty_like(parameters)
+        sweep_derivatives(
+            state.column, state.row, parameters, kernel.weights, decaying, pushed, by_parameter, by_content
+        )
+        for head, members in enumerate(kernel.members):
+            heads = kernel.group.heads[members] if isinstance(kernel, LinearKernel) else members
+            found.content[layer, heads] = state.share * by_content[head]
+            if decaying:
+                found.slopes[layer, heads] = state.share * by_parameter[head]
+                found.rates[layer, heads] = -state.share * by_parameter[head] / parameters[head]
             else:
-                _interval_gradients(part, state, layer, found)
-        row = rollout.pull_layer(layer, row)
-    return replace(found, value=float(columns[-1][-1]))
+                found.alphas[layer, heads] = state.share * by_parameter[head]
+        return pushed
+    pushed = _signed(kernel.push, state.column)
+    if isinstance(kernel, KeyKernel):
+        _key_gradients(kernel, pushed, state, layer, found)
+    else:
+        _interval_gradients(kernel, state, layer, found)
+    return pushed
+
+
+def _walked(kernel: IntervalKernel | KeyKernel) -> Vector | None:
+    """Rates or exponents of causal heads without content and sinks; None of others."""
+    if isinstance(kernel, KeyKernel):
+        return kernel.alphas
+    if not isinstance(kernel, LinearKernel) or kernel.slopes.min() < 0:
+        return None
+    bare = not np.any(kernel.group.content) and bool(np.all(kernel.group.sinks == -np.inf))
+    whole = kernel.window >= kernel.n_positions - 1 and kernel.prefix < 2
+    return kernel.rates if bare and whole else None
 
 
 def _interval_gradients(kernel: IntervalKernel, state: _LayerState, layer: int, found: ProfileGradient) -> None:
@@ -108,11 +145,11 @@ def _interval_gradients(kernel: IntervalKernel, state: _LayerState, layer: int, 
             found.rates[layer, heads] = -slope / kernel.rates[head]
 
 
-def _key_gradients(kernel: KeyKernel, state: _LayerState, layer: int, found: ProfileGradient) -> None:
+def _key_gradients(kernel: KeyKernel, mean: Vector, state: _LayerState, layer: int, found: ProfileGradient) -> None:
     for heads, single in kernel.unique_heads():
         # The whole layer's own mean where all its heads are alike.
         alike = len(heads) == kernel.n_heads
-        pushed = state.mean if alike else _signed(single.push, state.column)
+        pushed = mean if alike else _signed(single.push, state.column)
         # A signed row as a non-negative one: its mean over queries is shifted, and what that adds taken off again.
         low = float(pushed.min())
         pulled = single.pull(state.row)
@@ -122,6 +159,9 @@ def _key_gradients(kernel: KeyKernel, state: _LayerState, layer: int, found: Pro
         found.content[layer, heads] = content
         found.sinks[layer, heads] = -state.share * float((state.row * missing) @ pushed)
         found.keys.update({(layer, head): keys for head in heads.tolist()})
+        if isinstance(kernel.encoding, GammaKey):
+            alpha = kernel.encoding.parameters(kernel.n_heads)[heads[0], 0]
+            found.alphas[layer, heads] = keys @ (digamma(np.arange(keys.size) + alpha) - digamma(alpha))
 
 
 def _content(state: _LayerState, diagonal: Vector, pushed: Vector) -> float:

@@ -33,20 +33,22 @@ class KeyKernel(Kernel):
         if not isinstance(group.encoding, KeyEncoding):
             raise UsageError(f"encoding {group.encoding} is no key bias")
         self.n_positions = n_positions
-        self._group, self._encoding = group, group.encoding
+        self._group, self.encoding = group, group.encoding
         self._window = group.mask.reach(n_positions) - 1
         self._prefix = group.mask.mutual_prefix(n_positions)
-        own = self._encoding.parameters(group.n_heads)[group.heads]
+        own = self.encoding.parameters(group.n_heads)[group.heads]
         keys = np.column_stack([own, group.content, group.sinks])
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        self._members = tuple(group.heads[inverse.ravel() == unique] for unique in range(len(first)))
+        self.members = tuple(group.heads[inverse.ravel() == unique] for unique in range(len(first)))
+        """For every unique head, which heads of the layer it stands for."""
         self._heads = group.heads[first]
         self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
         self._content, self._sinks = group.content[first], group.sinks[first]
         self._bare = not np.any(self._content) and bool(np.all(self._sinks == -np.inf))
         gamma = isinstance(group.encoding, GammaKey) and group.encoding.smooth
-        self._alphas = keys[first, 0] if gamma and self._bare else None
-        self.weights = np.array([len(members) for members in self._members]) / group.n_heads
+        self.alphas = keys[first, 0] if gamma and self._bare and self._causal else None
+        """Exponents of causal gamma keys without content and sinks."""
+        self.weights = np.array([len(members) for members in self.members]) / group.n_heads
         """Each unique head's share of the layer."""
 
     def pull(self, row: Vector) -> Vector:
@@ -60,8 +62,8 @@ class KeyKernel(Kernel):
     def _sweep(self, vector: Vector, *, pull: bool) -> Vector:
         """Down, what queries behind give to the keys up to here is carried; up, the mean over the keys before."""
         out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
-        if self._alphas is not None:
-            sweep_gamma(vector, self._alphas, self.weights, out, pull)
+        if self.alphas is not None:
+            sweep_gamma(vector, self.alphas, self.weights, out, pull)
             return out
         chunks = list(self._chunks())
         for low, high in reversed(chunks) if pull else chunks:
@@ -72,7 +74,7 @@ class KeyKernel(Kernel):
 
     def unique_heads(self) -> Iterator[tuple[Int64[np.ndarray, "members"], "KeyKernel"]]:
         """Heads of the layer that are alike, with the attention of one of them."""
-        for head, members in zip(self._heads, self._members, strict=True):
+        for head, members in zip(self._heads, self.members, strict=True):
             index = int(np.flatnonzero(self._group.heads == head)[0])
             chosen = slice(index, index + 1)
             parts = {name: getattr(self._group, name)[chosen] for name in ("heads", "content", "sinks")}
@@ -108,7 +110,7 @@ class KeyKernel(Kernel):
     @cached_property
     def _biases(self) -> Float64[np.ndarray, "heads n_positions"]:
         """Of the unique heads."""
-        return np.asarray(self._encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
+        return np.asarray(self.encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         length = max(CHUNK // len(self.weights), 1)

@@ -189,3 +189,47 @@ def sweep_gamma(signal, alphas, weights, out, backward):
                 total += weights[head] * part
                 carried[head] = part if part > TINY else 0.0
         out[t] = total
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
+def sweep_derivatives(signal, row, parameters, weights, decaying, pushed, by_parameter, by_content):
+    """One walk up for causal heads A_h with keys exp(slope j), `decaying` at rates exp(-slope), or gamma keys, alphas.
+
+    pushed = sum_h weights_h A_h signal; by_parameter_h = row (dA_h / d slope or alpha) signal; by_content_h the same by
+    the logit of a query's own position. A query gives `share` to itself and the rest to the mean over the keys before,
+    so dA signal is a covariance of signal and the derivative of the keys' logits, which is updated as such.
+    """
+    heads = weights.size
+    inverse = np.ones(heads)
+    norm = np.zeros(heads)
+    mean = np.zeros(heads)
+    ahead = np.zeros(heads)
+    covariance = np.zeros(heads)
+    by_parameter[:] = 0.0
+    by_content[:] = 0.0
+    for t in range(signal.size):
+        value = signal[t]
+        weight = row[t]
+        total = 0.0
+        for head in range(heads):
+            before = inverse[head]
+            norm[head] = 1.0 + parameters[head] * norm[head] if decaying else t + parameters[head]
+            if t < REFINED:
+                inverse[head] = 1.0 / norm[head]
+            else:
+                error = 1.0 - norm[head] * before
+                inverse[head] = before + before * error * (1.0 + error * (1.0 + error))
+            share = inverse[head] if decaying else parameters[head] * inverse[head]
+            kept = 1.0 - share if decaying else t * inverse[head]
+            # How far the derivative of this key's logit lies above its mean over the keys before.
+            lead = ahead[head] + (1.0 if decaying else before)
+            off = value - mean[head]
+            moved = kept * (covariance[head] + share * lead * off)
+            covariance[head] = moved if abs(moved) > TINY else 0.0
+            mean[head] += share * off
+            ahead[head] = kept * lead
+            total += weights[head] * mean[head]
+            by_parameter[head] += weight * covariance[head]
+            by_content[head] += weight * share * (value - mean[head])
+        pushed[t] = total
