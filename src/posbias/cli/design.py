@@ -1,12 +1,15 @@
 """`posbias design`: the architecture, or the key bias of a model, with the position bias that is asked for."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
 from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    from posbias.designing import Design
 
 EXAMPLE = (
     "Examples: `posbias design flat --depth 24 --heads 8 --mixing 0.1 --length 512` · any target at one length: "
@@ -49,7 +52,7 @@ def design(
 ) -> None:
     """Design an architecture with a chosen position bias. Exactly where a closed form exists; else by search."""
     from posbias.designing import design as find
-    from posbias.designing import design_record, measure_design
+    from posbias.designing import design_record
 
     lengths = options.whole_numbers("length", length)
     measured_lengths = [max(lengths)] if measured_at is None else options.whole_numbers("measured-at", measured_at)
@@ -58,25 +61,34 @@ def design(
         options.refuse(context, ["count", "measured_at"], "is read with --model only")
     else:
         options.refuse(context, ["depth", "heads", "mixing"], "cannot be given with --model, which has its own")
-    with running(context, flags) as run:
-        if model is None:
-            found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
-            record = design_record(found, run.arguments, command=run.command)
-            if "mixing" not in found.over and not options.given(context, ["mixing"]):
-                record.scalars["caveats"] = [options.RESIDUAL_SAID]
-            run.finish(record)
-            return
-        from posbias.models.hugging_face import HuggingFaceModel
-        from posbias.models.loading import load_model
-        from posbias.prompts.loading import load_prompts
-
         if not model.startswith("config:"):
             raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")
-        loaded = load_model(model)
-        found = find(target, model=loaded, theory="mean_field", **given)
-        measured = []
-        if count and isinstance(loaded, HuggingFaceModel):
-            for at in measured_lengths:
-                prompts = load_prompts("synthetic", loaded, n_positions=at, count=max(count, 2), seed=flags.seed)
-                measured.append(measure_design(found, loaded, prompts, seed=flags.seed))
-        run.finish(design_record(found, run.arguments, command=run.command, measured=measured, model=loaded.describe()))
+    with running(context, flags) as run:
+        if model is not None:
+            found, facts = _of_model(target, model, given, measured_lengths if count else [], count=max(count, 2))
+            run.finish(design_record(found, run.arguments, command=run.command, **facts))
+            return
+        found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
+        record = design_record(found, run.arguments, command=run.command)
+        if "mixing" not in found.over and not options.given(context, ["mixing"]):
+            record.scalars["caveats"] = [options.RESIDUAL_SAID]
+        run.finish(record)
+
+
+def _of_model(
+    target: str, source: str, given: dict[str, Any], measured_at: list[int], *, count: int
+) -> tuple["Design", dict[str, Any]]:
+    """The design of a model at initialisation; what was measured of it, and the model as it describes itself."""
+    from posbias.designing import design as find
+    from posbias.designing import measure_design
+    from posbias.models.hugging_face import HuggingFaceModel
+    from posbias.models.loading import load_model
+    from posbias.prompts.loading import load_prompts
+
+    model, seed = load_model(source), given["seed"]
+    found, measured = find(target, model=model, theory="mean_field", **given), []
+    if isinstance(model, HuggingFaceModel):
+        for n_positions in measured_at:
+            prompts = load_prompts("synthetic", model, n_positions=n_positions, count=count, seed=seed)
+            measured.append(measure_design(found, model, prompts, seed=seed))
+    return found, {"measured": measured, "model": model.describe()}
