@@ -182,6 +182,8 @@ def test_every_task_is_spelled_as_it_is_parsed(name: str) -> None:
         ("recall_and_span(free_share=1)", "free_share must lie strictly between 0 and 1, got 1"),
         ("recall_and_span(length=3)", "parameters of recall_and_span: items, vocabulary, span, free_share"),
         ("text_with_pairs(pairs=9)", "pairs must lie in 1 ... 8, got 9"),
+        ("text_with_pairs(read=32)", "read must lie in 1 ... 31, got 32"),
+        ("text_with_pairs(keys=3)", "keys must be a whole number >= 4, got 3"),
         ("copy", "unknown synthetic task 'copy'; known: "),
     ],
 )

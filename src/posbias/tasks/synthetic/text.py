@@ -62,10 +62,10 @@ class TextWithPairs(SyntheticTask):
     def __post_init__(self) -> None:
         for name, least in (("context", 1), ("spacing", 2), ("pairs", 1), ("vocabulary", 2), ("read", 1)):
             check_whole(f"{self.name}: {name}", getattr(self, name), least=least)
-        check_whole(f"{self.name}: keys", self.keys, least=self.pairs)
         for name, most in (("pairs", self.context), ("read", self.length - 1)):
             if getattr(self, name) > most:
                 raise UsageError(f"{self.name}: {name} must lie in 1 ... {most}, got {getattr(self, name)}")
+        check_whole(f"{self.name}: keys", self.keys, least=self.pairs)
         self._follows(
             n_positions=self.length + 1,
             n_outputs=len(LETTERS) + self.vocabulary,
