@@ -39,6 +39,7 @@ NAMES = {
     "mean": "mean",
     "loss": "loss (nats)",
     "steps": "steps to threshold",
+    "text_loss": "text loss (nats)",
     "order": "order",
     "half": "worst at N/2",
     "double": "worst at 2N",
@@ -49,6 +50,7 @@ TITLES = {
     "free_recall": "Free recall, 4 layers, 12 positions",
     "cued_copy_8": "Cued copy, 8 layers, 8 positions",
     "key_value_4": "Key-value retrieval, 4 layers, 16 positions",
+    "language": "Pairs in text, 2 layers, 8 slots",
 }
 DRAWN = ("cued_copy", "key_value", "free_recall")
 PerSeed = Float64[np.ndarray, "seed"]
@@ -79,8 +81,8 @@ class StudyResult:
     def values(self, arm: str, endpoint: str) -> PerSeed | None:
         """The endpoint of every network; None where the arm is not defined."""
         n_targets = int(self.record.scalars[self.name]["targets"])
-        if endpoint == "loss":
-            return self.array(arm, "loss")
+        if endpoint in {"loss", "text_loss"}:
+            return self.array(arm, endpoint)
         if endpoint == "steps":
             return self.steps(arm).mean(axis=1)
         if endpoint == "order":
@@ -106,7 +108,8 @@ class StudyResult:
         assert birth is not None
         assert curve is not None
         learnt = curve.mean(axis=1)
-        profile = rankdata(birth.mean(axis=0)[: learnt.shape[1]])
+        places = self.record.scalars[self.name].get("places", range(learnt.shape[1]))
+        profile = rankdata(birth.mean(axis=0)[list(places)])
         return np.array([np.corrcoef(profile, rankdata(each))[0, 1] for each in learnt])
 
     def difference(self, arm: str, endpoint: str, other: str = "none") -> Estimate | None:
@@ -189,7 +192,8 @@ def spec_of(endpoint: str, *, signed: bool) -> str:
 
 def table(study: StudyResult) -> str:
     """A study's arms by endpoint: `none` as it is, the others' differences from it; order as it is."""
-    columns = [*ENDPOINTS[:4], "order", *ENDPOINTS[4:]]
+    text = [] if study.array("none", "text_loss") is None else ["text_loss"]
+    columns = [*ENDPOINTS[:4], *text, "order", *ENDPOINTS[4:]]
     p = {endpoint: study.corrected(endpoint) for endpoint in columns}
     head = ["arm", "W1 to flat at birth", *(NAMES[endpoint] for endpoint in columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

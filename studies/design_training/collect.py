@@ -26,7 +26,7 @@ from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.records import Record, load_record
-from posbias.tasks.synthetic import FreeRecall, SyntheticTask, stack_tasks
+from posbias.tasks.synthetic import FreeRecall, SyntheticTask, TextWithPairs, stack_tasks
 from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training import Member, load_study
 
@@ -56,6 +56,11 @@ def score_of(task: SyntheticTask) -> str:
 def length_of(task: Any) -> int:
     """Target positions."""
     return int(task.items if isinstance(task, FreeRecall) else task.context)
+
+
+def places_of(task: Any) -> list[int]:
+    """Positions of the targets in an input."""
+    return [slot * (task.spacing if isinstance(task, TextWithPairs) else 1) for slot in range(length_of(task))]
 
 
 def at_length(task: Any, n_targets: int) -> SyntheticTask:
@@ -120,6 +125,8 @@ def collected(study: str, runs: Path) -> tuple[dict[str, Any], Arrays]:
         arrays[f"{place}/birth"] = profiles_at_birth(arm).astype(np.float16)
         arrays[f"{place}/loss"] = run.arrays["losses"][indices, -LAST_WINDOWS:].mean(axis=1)
         arrays[f"{place}/curve"] = run.arrays[f"evaluations/{score_of(task)}"][indices].astype(np.float16)
+        if isinstance(task, TextWithPairs):
+            arrays[f"{place}/text_loss"] = run.arrays["evaluations/text_loss"][indices, -1]
         for length, count in lengths.items():
             found = scores(arm, count, EXAMPLES[length])
             if found is not None:
@@ -129,6 +136,7 @@ def collected(study: str, runs: Path) -> tuple[dict[str, Any], Arrays]:
             arrays[f"{place}/learnt"] = np.stack([torch.stack(each).numpy() for each in learnt]).mean(axis=0)
         print(place, flush=True)
     settings = {"task": str(task), "targets": n_targets, "counts": run.scalars["counts"]}
+    settings["places"] = places_of(task)
     settings |= {"steps": run.arrays["evaluation_steps"][0].tolist(), "trained_with": run.environment.get("commit")}
     return settings, arrays
 

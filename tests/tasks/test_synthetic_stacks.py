@@ -19,6 +19,7 @@ from posbias.tasks.synthetic import (
     PositionCopy,
     RecallAndSpan,
     RunningSpan,
+    TextWithPairs,
     cross_entropy,
     stack_tasks,
 )
@@ -31,6 +32,7 @@ VARIED = {
     "copy": [PositionCopy(0), PositionCopy(7)],
     "cued": [CuedCopy(6), CuedCopy(6)],
     "keys": [KeyValueRetrieval(6), KeyValueRetrieval(6)],
+    "text": [TextWithPairs(5, pairs=2, read=4), TextWithPairs(5, pairs=2, read=4)],
     "recall": [FreeRecall(5, 9), RunningSpan(5, 9, 2), RecallAndSpan(5, 9, 3, 0.3)],
 }
 """Members of one stack, their parameters as unlike as a stack allows."""
@@ -179,6 +181,9 @@ def test_every_task_is_spelled_as_it_is_parsed(name: str) -> None:
         ("running_span(span=0)", "span must be a whole number >= 1, got 0"),
         ("recall_and_span(free_share=1)", "free_share must lie strictly between 0 and 1, got 1"),
         ("recall_and_span(length=3)", "parameters of recall_and_span: items, vocabulary, span, free_share"),
+        ("text_with_pairs(pairs=9)", "pairs must lie in 1 ... 8, got 9"),
+        ("text_with_pairs(read=32)", "read must lie in 1 ... 31, got 32"),
+        ("text_with_pairs(keys=3)", "keys must be a whole number >= 4, got 3"),
         ("copy", "unknown synthetic task 'copy'; known: "),
     ],
 )
