@@ -144,7 +144,7 @@ class TextWithPairsStack(TaskStack):
     def _inserted(self, purpose: Purpose, index: int, size: int) -> Inserted:
         task = self.task
         raw = self.draws.integers(purpose, index, (size, task.keys + task.pairs + task.context + 1))
-        keys, values, slots, starts = raw.split([task.keys, task.pairs, task.context, 1], dim=-1)
+        keys, values, slots, starts = raw.split_with_sizes([task.keys, task.pairs, task.context, 1], dim=-1)
         windows = len(folded_corpus(purpose)) - task.length
         return Inserted(
             keys.argsort(-1)[..., : task.pairs], values % task.vocabulary, slots.argsort(-1), starts % windows
