@@ -7,6 +7,7 @@ that a rollout needs of it are the shares r_j = w_j / W_j (docs/theory, section 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -78,6 +79,35 @@ class KeyEncoding(Encoding):
         return np.broadcast_to(bias[:, None, :], (heads, len(query), len(key)))
 
 
+def _biases(encoding: str, values: np.ndarray) -> tuple[Any, ...]:
+    """Values for all heads or [head], as a variant keeps them, each within what a key bias may be."""
+    wrong = values[~(np.abs(values) <= MAX_BIAS)]
+    if wrong.size:
+        raise UsageError(f"{encoding}: values must lie in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {wrong[0]}")
+    return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
+
+
+def _one_or_per_head(given: Any) -> np.ndarray:
+    """A number or a list of numbers as an array; NaN, which no range allows, where it is neither."""
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        return np.full(1, np.nan)
+    return values if values.ndim < 2 and values.size else np.full(1, np.nan)
+
+
+def _check_count(encoding: str, name: str, given: Any, heads: int, *, ndim: int) -> None:
+    """What is given per head, with `ndim` axes, must be one for each."""
+    if np.ndim(given) == ndim and len(given) != heads:
+        raise UsageError(f"{encoding}: {len(given)} {name} given for {heads} heads; give one or {heads}")
+
+
+def _of_heads(values: Any, heads: int) -> Float64[np.ndarray, "heads values"]:
+    """The same list for every head, or one for each."""
+    table = np.atleast_2d(np.asarray(values))
+    return np.broadcast_to(table, (heads, table.shape[1]))
+
+
 @ENCODINGS.register("key_bias")
 @dataclass(frozen=True)
 class KeyBias(KeyEncoding):
@@ -93,18 +123,11 @@ class KeyBias(KeyEncoding):
             values = np.zeros(0)
         if values.ndim not in {1, 2} or values.size == 0:
             raise UsageError("key_bias: values must be a list of numbers, one per position, or [head][position]")
-        wrong = values[~(np.abs(values) <= MAX_BIAS)]
-        if wrong.size:
-            raise UsageError(f"key_bias: values must lie in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {wrong[0]}")
-        plain = tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
-        object.__setattr__(self, "values", plain)
+        object.__setattr__(self, "values", _biases("key_bias", values))
 
     def check_heads(self, heads: int) -> None:
         """Values given per head must be one list per head."""
-        if np.ndim(self.values) == 2 and len(self.values) != heads:
-            raise UsageError(
-                f"key_bias: {len(self.values)} lists of values given for {heads} heads; give one or {heads}"
-            )
+        _check_count("key_bias", "lists of values", self.values, heads, ndim=2)
 
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
         """The beginning of the list."""
@@ -116,8 +139,7 @@ class KeyBias(KeyEncoding):
 
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
         """The values themselves."""
-        values = np.atleast_2d(np.asarray(self.values))
-        return np.broadcast_to(values, (heads, values.shape[1]))
+        return _of_heads(self.values, heads)
 
 
 @ENCODINGS.register("gamma_key")
@@ -136,28 +158,20 @@ class GammaKey(KeyEncoding):
     """Added per position, in [-700, 700]: a positive one is ALiBi's, minus ALiBi's takes it away; or one per head."""
 
     def __post_init__(self) -> None:
-        try:
-            slope = np.asarray(self.slope, dtype=np.float64)
-        except (TypeError, ValueError):
-            slope = np.full(1, np.nan)
-        if slope.ndim > 1 or not slope.size or not np.all(np.abs(slope) <= MAX_SLOPE):
+        slope, alpha = _one_or_per_head(self.slope), _one_or_per_head(self.alpha)
+        if not np.all(np.abs(slope) <= MAX_SLOPE):
             raise UsageError(
                 f"gamma_key: slope must lie in [-{MAX_SLOPE:g}, {MAX_SLOPE:g}], one or one per head, got {self.slope}"
             )
-        object.__setattr__(self, "slope", tuple(slope.tolist()) if slope.ndim else float(slope))
-        try:
-            alpha = np.asarray(self.alpha, dtype=np.float64)
-        except (TypeError, ValueError):
-            alpha = np.full(1, np.nan)
-        if alpha.ndim > 1 or not alpha.size or not np.all((alpha > 0) & (alpha <= MAX_ALPHA)):
+        if not np.all((alpha > 0) & (alpha <= MAX_ALPHA)):
             raise UsageError(f"gamma_key: alpha must lie in (0, {MAX_ALPHA:g}], one or one per head, got {self.alpha}")
-        object.__setattr__(self, "alpha", tuple(alpha.tolist()) if alpha.ndim else float(alpha))
+        for name, values in (("slope", slope), ("alpha", alpha)):
+            object.__setattr__(self, name, tuple(values.tolist()) if values.ndim else float(values))
 
     def check_heads(self, heads: int) -> None:
         """Lists must be one per head."""
         for name, given in (("alphas", self.alpha), ("slopes", self.slope)):
-            if np.ndim(given) and np.size(given) != heads:
-                raise UsageError(f"gamma_key: {np.size(given)} {name} given for {heads} heads; give one or {heads}")
+            _check_count("gamma_key", name, given, heads, ndim=1)
 
     @property
     def smooth(self) -> bool:
@@ -227,19 +241,12 @@ class LogSpline(KeyEncoding):
             raise UsageError(f"log_spline: knots must be at least two rising whole numbers from 0, got {self.knots}")
         if values.ndim not in {1, 2} or not values.size or values.shape[-1] != knots.size:
             raise UsageError(f"log_spline: values must be {knots.size} numbers, one per knot, or [head][knot]")
-        wrong = values[~(np.abs(values) <= MAX_BIAS)]
-        if wrong.size:
-            raise UsageError(f"log_spline: values must lie in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {wrong[0]}")
-        plain = tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
-        object.__setattr__(self, "values", plain)
+        object.__setattr__(self, "values", _biases("log_spline", values))
         object.__setattr__(self, "knots", tuple(knots.astype(int).tolist()))
 
     def check_heads(self, heads: int) -> None:
         """Values given per head must be one list per head."""
-        if np.ndim(self.values) == 2 and len(self.values) != heads:
-            raise UsageError(
-                f"log_spline: {len(self.values)} lists of values given for {heads} heads; give one or {heads}"
-            )
+        _check_count("log_spline", "lists of values", self.values, heads, ndim=2)
 
     @property
     def smooth(self) -> bool:
@@ -261,8 +268,7 @@ class LogSpline(KeyEncoding):
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads knots"]:
         """The values."""
         self.check_heads(heads)
-        values = np.atleast_2d(np.asarray(self.values))
-        return np.broadcast_to(values, (heads, values.shape[1]))
+        return _of_heads(self.values, heads)
 
 
 def log_spline_basis(knots: Sequence[int], n_positions: int) -> Float64[np.ndarray, "n knots"]:

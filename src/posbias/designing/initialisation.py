@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.architecture import Architecture, KeyEncoding
+from posbias.architecture import Architecture, HeadGroup, KeyEncoding
 from posbias.designing.solving import FREE, Free, Problem, misfit_of
 from posbias.designing.targets import Target
 from posbias.errors import UsageError
@@ -51,6 +51,11 @@ class Initialisation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "spec", spec_of(self.model))
 
+    @property
+    def groups(self) -> list[HeadGroup]:
+        """Heads of all layers that share mask and encoding."""
+        return [group for layer in self.spec.layers if layer.attention is not None for group in layer.attention.groups]
+
     def keyed(self, architecture: Architecture) -> MeanFieldSpec:
         """The model with the key biases of an architecture added, layer by layer."""
         layers = []
@@ -71,10 +76,7 @@ class Initialisation:
     @property
     def reach(self) -> float:
         """The longest context that the full theory and the model hold."""
-        groups = [
-            group for layer in self.spec.layers if layer.attention is not None for group in layer.attention.groups
-        ]
-        single = isinstance(self.level(2), SampledHeads) or any(map(needs_every_position, groups))
+        single = isinstance(self.level(2), SampledHeads) or any(map(needs_every_position, self.groups))
         return min(MOST_BINS if single else np.inf, self.model.max_positions or np.inf)
 
     def full(self, architecture: Architecture, n_positions: int) -> Vector:
@@ -96,10 +98,7 @@ class Initialisation:
 
     def bins(self, n_positions: int) -> Bins:
         """Wide bins of a context."""
-        groups = [
-            group for layer in self.spec.layers if layer.attention is not None for group in layer.attention.groups
-        ]
-        reaches = {group.mask.reach(n_positions) for group in groups} - {n_positions}
+        reaches = {group.mask.reach(n_positions) for group in self.groups} - {n_positions}
         return growing_bins(n_positions, relative_width=QUICK_WIDTH, windows=reaches)
 
     def correction(self, architecture: Architecture, n_positions: int) -> Vector:

@@ -43,8 +43,6 @@ class Free(ABC):
     """One for every head, the same in all layers; otherwise one for every layer."""
     logarithmic: ClassVar[bool] = False
     """Whether the search moves in their logarithms."""
-    smooth: ClassVar[bool] = True
-    """Whether profiles are differentiable in them."""
     refines: ClassVar[str | None] = None
     """A sort with fewer parameters, whose best values are a good start where a search is slow."""
 
@@ -69,6 +67,10 @@ class Free(ABC):
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """The architecture with these values."""
 
+
+class Differentiable(Free):
+    """Parameters that profiles are differentiable in."""
+
     @abstractmethod
     def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
         """By the coordinates of the search, from the derivatives of a functional of the profile."""
@@ -76,7 +78,7 @@ class Free(ABC):
 
 @FREE.register("gamma_key")
 @dataclass(frozen=True)
-class GammaKeys(Free):
+class GammaKeys(Differentiable):
     """alpha of every layer, the same for all heads; in logarithms."""
 
     range = (0.05, 60.0)
@@ -99,7 +101,7 @@ class GammaKeys(Free):
 
 @FREE.register("gamma_alibi")
 @dataclass(frozen=True)
-class SlopedGammaKeys(Free):
+class SlopedGammaKeys(Differentiable):
     """alpha of every layer, and the slope of every head in all layers, in place of ALiBi's; in logarithms."""
 
     range = GammaKeys.range
@@ -140,7 +142,7 @@ def own_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
 
 @FREE.register("spline")
 @dataclass(frozen=True)
-class SplineKeys(Free):
+class SplineKeys(Differentiable):
     """Steepness between the knots of a spline of ln(1 + j), for every layer; of a gamma key it is alpha - 1."""
 
     range = (-3.0, 40.0)
@@ -182,7 +184,7 @@ class SplineKeys(Free):
 
 @FREE.register("alibi")
 @dataclass(frozen=True)
-class AlibiSlopes(Free):
+class AlibiSlopes(Differentiable):
     """The slope of every head, the same in all layers; in logarithms."""
 
     range = (1e-9, 0.4)  # from no bias over any context to a third of the weight lost per position
@@ -206,7 +208,7 @@ class AlibiSlopes(Free):
 
 @FREE.register("mixing")
 @dataclass(frozen=True)
-class Mixings(Free):
+class Mixings(Differentiable):
     """m_l of every layer."""
 
     range = (1e-3, 0.999)  # no layer is switched off, none drowns the residual stream
@@ -226,7 +228,7 @@ class Mixings(Free):
 
 @FREE.register("sinks")
 @dataclass(frozen=True)
-class Sinks(Free):
+class Sinks(Differentiable):
     """The logit of a sink in every layer, the same for all heads."""
 
     range = (-20.0, 30.0)  # from next to nothing to nearly all
@@ -251,7 +253,6 @@ class Windows(Free):
 
     range = (2.0, 65536.0)
     logarithmic = True
-    smooth = False
 
     def plain(self, values: Vector) -> list[Any]:
         """Whole numbers."""
@@ -264,10 +265,6 @@ class Windows(Free):
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """Sliding windows in place of the masks."""
         return replace(base, mask=[SlidingWindow(width) for width in self.plain(values)])
-
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
-        """There is none."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,10 +306,10 @@ class Problem:
         for n_positions in self.lengths:
             value, cotangent = misfit_of(rollout_profile(changed, n_positions=n_positions), self.target)
             found = profile_gradient(changed, cotangent)
-            parts = [
-                sort.gradient(part, found, n_positions)
-                for sort, part in zip(self.free, self.split(values), strict=True)
-            ]
+            parts = []
+            for sort, part in zip(self.free, self.split(values), strict=True):
+                assert isinstance(sort, Differentiable)
+                parts.append(sort.gradient(part, found, n_positions))
             total, gradient = total + value, gradient + np.concatenate(parts)
         return total / len(self.lengths), gradient / len(self.lengths)
 
@@ -334,7 +331,7 @@ class Problem:
         # Equal misfits are one start: windows wider than the context are all alike.
         by_misfit = {round(self.misfit(start), 9): start for start in (np.clip(start, *bounds.T) for start in tried)}
         ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)]
-        if all(sort.smooth for sort in self.free):
+        if all(isinstance(sort, Differentiable) for sort in self.free):
             exact = self.profile is None
             options = (
                 {"maxiter": 300, "ftol": 1e-14, "gtol": 1e-9} if exact else {"maxiter": 40, "ftol": 1e-8, "gtol": 1e-6}

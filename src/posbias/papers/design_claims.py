@@ -10,12 +10,22 @@ from math import comb
 import numpy as np
 from jaxtyping import Float64
 from scipy.optimize import brentq, minimize
+from scipy.signal import lfilter
 from scipy.stats import betabinom
 
 from posbias.architecture import Architecture, GammaKey, KeyBias, SlidingWindow
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.targets import Flat, Given
-from posbias.papers.birth2603.gradient import TOLERANCE, measured_norms, median_error, squared_norms
+from posbias.papers.birth2603.gradient import (
+    DEPTH,
+    GAIN,
+    TOLERANCE,
+    measured_norms,
+    median_error,
+    profile_distance,
+    squared_norms,
+)
+from posbias.papers.birth2603.gradient import N_POSITIONS as ENERGY_POSITIONS
 from posbias.papers.claims import CLAIMS, Claim, Finding, curves
 from posbias.theory.rollout import rollout_profile, rollout_rows
 
@@ -31,7 +41,6 @@ STARTS = 3
 """Of searches."""
 N_POSITIONS = 160
 LENGTHS = (64, 257, 600)
-ENERGY_POSITIONS, ENERGY_DEPTH, GAIN = 32, 6, 0.6
 NOT_FLAT = 0.01
 """Largest over smallest influence, less 1: what counts as not flat."""
 
@@ -207,8 +216,7 @@ def shared_alpha(mixing: Vector, n_positions: int) -> tuple[float, float]:
     middle = lambda alpha: float(np.prod(1 - mixing / (alpha + 1))) - (1 + residual) / 2  # noqa: E731
     alpha = float(brentq(middle, 1e-9, 1e9))
     found = _gamma_rows(np.full(mixing.size, alpha), mixing, n_positions)[-1]
-    gaps = np.cumsum(found - Flat().profile(n_positions, residual))
-    return alpha, float(np.abs(gaps[:-1]).sum() / (n_positions - 1))
+    return alpha, profile_distance(found, Flat().profile(n_positions, residual))
 
 
 @CLAIMS.register("design/uniqueness")
@@ -281,15 +289,15 @@ class EnergiesAnyTarget(Claim):
         for _ in range(3):
             shape = np.exp(generator.uniform(0, np.log(30), ENERGY_POSITIONS))
             if broken:
-                mixing = np.full(ENERGY_DEPTH, GAIN / (1 + GAIN))
+                mixing = np.full(DEPTH, GAIN / (1 + GAIN))
                 residual = float(np.prod(1 - mixing))
                 target = (1 - residual) * shape / shape.sum()
                 target[-1] += residual
                 share = KeyBias(key_bias_for(target, mixing).tolist()).key_shares([0], ENERGY_POSITIONS, 1)
                 ratios = share(0, ENERGY_POSITIONS)[0][:, 0]
             else:
-                ratios = energy_shares(shape, ENERGY_DEPTH, GAIN)
-            layers = [[_kernel(ratios)]] * ENERGY_DEPTH
+                ratios = energy_shares(shape, DEPTH, GAIN)
+            layers = [[_kernel(ratios)]] * DEPTH
             norms = squared_norms(layers, gain=GAIN)[:-1]
             wanted = shape[:-1] / shape[:-1].sum()
             errors.append(_relative(norms / norms.sum(), wanted))
@@ -340,11 +348,7 @@ def energy_shares(shape: Vector, depth: int, gain: float) -> Vector:
 
 def _terms(ratio: float, states: Vector) -> Vector:
     """T_n = sum_m r^m H_(n - m)."""
-    terms = np.empty_like(states)
-    last = 0.0
-    for n, state in enumerate(states):
-        last = terms[n] = state + ratio * last
-    return terms
+    return np.asarray(lfilter([1.0], [1.0, -ratio], states))
 
 
 def _energy(ratio: float, states: Vector, weights: Vector) -> float:

@@ -76,8 +76,7 @@ def profile_gradient(architecture: Architecture, cotangent: Float64[np.ndarray, 
         raise UsageError("the cotangent needs one finite weight per position, at least one")
     rollout = Rollout(architecture, cotangent.size)
     shape = (architecture.depth, architecture.heads)
-    undefined = [np.full(shape, np.nan) for _ in range(3)]
-    slopes, rates, alphas = undefined
+    slopes, rates, alphas = (np.full(shape, np.nan) for _ in range(3))
     found = ProfileGradient(0.0, np.zeros(shape[0]), np.zeros(shape), slopes, rates, np.zeros(shape), alphas, {})
     rows = [rollout.unit(-1)]
     for layer in reversed(range(architecture.depth)):
