@@ -65,10 +65,11 @@ class AttentionCall:
         """Heads that share a key head."""
         return self.query.shape[1] // self.key.shape[1]
 
-    def run(self) -> Attended:
-        """What the kernel makes of it."""
-        options = {**self.options, "scaling": self.scaling}
-        return self.kernel(self.module, self.query, self.key, self.value, self.mask, **options)
+    def run(self, **changed: Any) -> Attended:
+        """What the kernel makes of it, with some fields changed."""
+        call = replace(self, **changed)
+        options = {**call.options, "scaling": self.scaling}
+        return call.kernel(call.module, call.query, call.key, call.value, call.mask, **options)
 
     def run_biased(self, added: Float[Tensor, "_ head key"], share: Float[Tensor, "_ query"] | None = None) -> Attended:
         """The same with a number added to the logit of every key, for each head, times a share of every query.
@@ -86,7 +87,9 @@ class AttentionCall:
         if first.dtype not in (torch.float32, torch.float64):
             parts.append((precise - first.to(precise.dtype)).to(self.key.dtype))
         numbers = torch.stack([part.expand(batch, -1, -1) for part in parts], -1)
-        numbers = numbers.unflatten(1, (-1, self.group)).transpose(2, 3).flatten(3)  # [batch key_head key group*parts]
+        numbers = (
+            numbers.reshape(batch, -1, self.group, *numbers.shape[2:]).transpose(2, 3).flatten(3)
+        )  # [batch key_head key group*parts]
         one_hot = torch.eye(self.group, dtype=self.query.dtype, device=self.query.device) / self.scaling
         names = one_hot.repeat_interleave(len(parts), 1).repeat(self.key.shape[1], 1)[None, :, None]
         if share is not None:
@@ -95,9 +98,7 @@ class AttentionCall:
         query = torch.cat([self.query, names.expand(batch, -1, n_queries, -1)], -1)
         query, key = _filled(query, filling), _filled(torch.cat([self.key, numbers], -1), filling)
         value = _filled(self.value, query.shape[-1] - self.value.shape[-1])
-        output, weights = replace(
-            self, query=query, key=key, value=value, options={**self.options, "scaling": self.scaling}
-        ).run()
+        output, weights = self.run(query=query, key=key, value=value)
         return output[..., : self.value.shape[-1]], weights
 
     def _run_single(self, added: Float[Tensor, "_ head key"]) -> Attended:
@@ -107,7 +108,7 @@ class AttentionCall:
             shown = torch.where(self.mask, shown, torch.finfo(shown.dtype).min)
         elif self.mask is not None:
             shown = (shown + self.mask).clamp(min=torch.finfo(shown.dtype).min)
-        return replace(self, mask=shown.expand(len(self.query), -1, -1, -1)).run()
+        return self.run(mask=shown.expand(len(self.query), -1, -1, -1))
 
 
 Attend = Callable[[AttentionCall], Attended]
@@ -200,7 +201,7 @@ def is_wired(model: HuggingFaceModel) -> bool:
 
 
 @contextmanager
-def attending(model: HuggingFaceModel, intervention: Intervention, attend: Attend) -> Iterator[None]:
+def attending(model: HuggingFaceModel, intervention: Intervention | str, attend: Attend) -> Iterator[None]:
     """Within the context, every layer's attention is what `attend` makes of it.
 
     Raises:
@@ -239,7 +240,8 @@ def turned(
     """Queries or keys turned further by angles in radians, half against half; features beyond the pairs stay."""
     pairs = angles.shape[-1]
     precise = torch.promote_types(values.dtype, torch.float32)
-    first, second, rest = values.to(precise).split([pairs, pairs, values.shape[-1] - 2 * pairs], -1)
+    whole = values.to(precise)
+    first, second, rest = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
     cosine, sine = angles.cos().to(precise), angles.sin().to(precise)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1).to(values.dtype)
 

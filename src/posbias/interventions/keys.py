@@ -126,11 +126,13 @@ Logits = Callable[[int, int], Float[Tensor, "heads n"]]
 
 
 @contextmanager
-def biased(model: HuggingFaceModel, intervention: Intervention, logits: Logits) -> Iterator[None]:
-    """Within the context, numbers are added to the logits of every layer's keys.
+def biased(
+    model: HuggingFaceModel, intervention: Intervention | str, logits: Logits, *, first_query: int = 0
+) -> Iterator[None]:
+    """Within the context, numbers are added to the logits of every layer's keys, for queries from `first_query` on.
 
     Where a family's attention goes through transformers' interface they are carried by further features of queries and
-    keys, elsewhere by the mask.
+    keys, elsewhere by the mask, which only serves a bias for all queries.
     """
     known: dict[int, Tensor] = {}
 
@@ -156,22 +158,20 @@ def biased(model: HuggingFaceModel, intervention: Intervention, logits: Logits) 
     def attend(call: AttentionCall) -> Attended:
         positions = call.key_positions
         added = bias(call.layer, int(positions.max()) + 1, call.query)
-        return call.run_biased(added[:, positions].transpose(0, 1))
+        share = (call.query_positions >= first_query).to(added) if first_query else None
+        return call.run_biased(added[:, positions].transpose(0, 1), share)
 
-    if is_wired(model):
+    if is_wired(model) or first_query:
         with attending(model, intervention, attend):
             yield
         return
     check_maskable(model, intervention)
     padding = Padding()
-    masks = [
-        (block.attention, _in_mask(partial(bias, layer), model.family.mask(model.config, layer), padding))
-        for layer, block in enumerate(model.family.blocks(model.network))
-    ]
-    with hooked(
-        module.register_forward_pre_hook(hook, with_kwargs=True)
-        for module, hook in [(model.network, padding.read), *masks]
-    ):
+    hooks: list[tuple[nn.Module, Any]] = [(model.network, padding.read)]
+    for layer, block in enumerate(model.family.blocks(model.network)):
+        mask = model.family.mask(model.config, layer)
+        hooks.append((block.attention, _in_mask(partial(bias, layer), mask, padding)))
+    with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
         yield
 
 
