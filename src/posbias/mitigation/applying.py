@@ -1,9 +1,9 @@
 """A method at work: on a loaded model, on a user's own network, or on a responder that answers requests."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 
@@ -43,7 +43,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         given = self._given
         with ExitStack() as opened:
             own = isinstance(given, HuggingFaceModel)
-            model = check_model(given) if own else opened.enter_context(_loaded(given))
+            model = check_model(given) if own else _loaded(given)
             method = resolve_method(self._method, model, strength=self._strength)
             if not isinstance(method, Mitigation):
                 raise UsageError(
@@ -61,7 +61,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def install(self) -> Self:
+    def install(self) -> "mitigated":
         """Leave the model under the method for good, or until `remove`."""
         self.__enter__()
         return self
@@ -86,19 +86,18 @@ def answering_under(method: Method, responder: Responder) -> Responder:
     return method.around(responder) if isinstance(method, PromptMitigation) else _Mitigated(method, responder)
 
 
-@contextmanager
-def _loaded(network: Any) -> Iterator[HuggingFaceModel]:
-    """A user's own network as a model; afterwards its parameters and mode are as they were."""
+def _loaded(network: Any) -> HuggingFaceModel:
+    """A user's own network as a model; its parameters and mode stay as they are."""
     if not isinstance(network, nn.Module) or not hasattr(network, "config"):
         raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    training = network.training
-    try:
-        yield check_model(HuggingFaceModel(network))
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        network.train(training)
+    modes = {module: module.training for module in network.modules()}
+    model = HuggingFaceModel(network)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    for module, training in modes.items():
+        module.training = training
+    return check_model(model)
 
 
 class _Mitigated(Responder):

@@ -4,7 +4,7 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -29,6 +29,8 @@ class Mitigation(Intervention):
     ingredient: ClassVar[str] = "attention"
     needs_passages: ClassVar[bool] = False
     """Whether it has to know where the passages of a prompt begin and end; then it serves one prompt at a time."""
+    grid: ClassVar[Mapping[str, Sequence[float]]] = {}
+    """Candidates for its parameters, from which `fit` chooses on calibration samples."""
 
     strength: float = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""

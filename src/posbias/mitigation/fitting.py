@@ -5,8 +5,9 @@ a right answer, per token, plus `penalty` times the Kullback-Leibler divergence,
 token from the unchanged model's on a window of ordinary text. Adam, rate falling linearly to 0. No weight is touched.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,13 @@ from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
 from posbias.checks import check_choice, check_number, check_seed, check_whole
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
-from posbias.interventions.keys import KeyBiased, biased
+from posbias.interventions.keys import biased
+from posbias.mitigation.applying import answering_under
+from posbias.mitigation.base import MITIGATIONS, Mitigation, inside_methods
 from posbias.mitigation.key_bias import KeyBiasMethod
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import track
@@ -68,32 +72,66 @@ class FitOptions:
 class Fitted:
     """A fitted method and how it came about."""
 
-    method: KeyBiasMethod
-    answer_loss: Float[np.ndarray, "step"]
-    """Negative log-likelihood of the answer per token, of every step's prompt before the step (nats)."""
-    text_loss: Float[np.ndarray, "step"]
-    """Divergence on ordinary text per token, the same."""
-    options: FitOptions
-    n_samples: int
-    n_prompts: int
+    method: Mitigation
+    how: dict[str, Any]
+    """Plain values for a recipe or record: options, calibration samples, and what the fit saw of them."""
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers were fitted."""
-        biases = KeyBiased(self.method.biases)
-        layers = biases.layers(1 if isinstance(biases.biases, str) else len(biases.biases))
-        return sum(np.atleast_2d(bias.values)[:, 1:].size for bias in layers)
 
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a recipe or record."""
-        return {
-            **asdict(self.options),
-            "numbers": self.numbers,
-            "calibration_samples": self.n_samples,
-            "calibration_prompts": self.n_prompts,
-            "answer_loss": np.round(self.answer_loss, 6).tolist(),
-            "text_loss": np.round(self.text_loss, 6).tolist(),
-        }
+def fit(
+    method: str,
+    model: Any,
+    calibration: Sequence[Example],
+    *,
+    text: Windows = (),
+    options: FitOptions | None = None,
+) -> Fitted:
+    """A method with the parameters that suit a model, from calibration samples alone.
+
+    Args:
+        method: "key_bias" (`fit_key_bias`), or a method with a grid of parameters: the candidate is taken under which
+            the right answers are most probable, per token, averaged over samples and positions.
+        model: What `load_model` returns.
+        calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
+        text: Token ids of windows of ordinary text, for a key bias.
+        options: Of a key bias.
+
+    Raises:
+        UsageError: a method without parameters to fit, or too few samples.
+    """
+    if method == KeyBiasMethod.name:
+        return fit_key_bias(model, calibration, text, options=options)
+    kind = MITIGATIONS[method]
+    if not (issubclass(kind, Mitigation) and kind.grid):
+        fitted = [name for name in inside_methods() if MITIGATIONS[name].grid]
+        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join([KeyBiasMethod.name, *fitted])}")
+    network = check_model(model)
+    n_samples = _check_samples(calibration)
+    plain = LocalResponder(network)
+    requests = [
+        Request(prompt=example.prompt, answer=example.target, passages=example.passages) for example in calibration
+    ]
+    names, values = list(kind.grid), list(kind.grid.values())
+    candidates = [MITIGATIONS.build(method, **dict(zip(names, each, strict=True))) for each in product(*values)]
+    found = []
+    for candidate in track(candidates, "candidates"):
+        replies = answering_under(candidate, plain).respond(requests, generate=False, score=True)
+        scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
+        found.append(float(np.mean(scores)) if scores else -np.inf)
+    best = int(np.argmax(found))
+    how = {
+        "candidates": {str(candidate): score for candidate, score in zip(candidates, found, strict=True)},
+        "calibration_samples": n_samples,
+        "calibration_prompts": len(calibration),
+    }
+    return Fitted(candidates[best], how)
+
+
+def _check_samples(calibration: Sequence[Example]) -> int:
+    """How many samples there are; too few are refused."""
+    samples = len({example.sample for example in calibration})
+    if samples < LEAST_SAMPLES:
+        raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
+    return samples
 
 
 def fit_key_bias(
@@ -102,7 +140,6 @@ def fit_key_bias(
     text: Windows,
     *,
     options: FitOptions | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Fitted:
     """A key bias under which a model gives the right answers wherever they stand.
 
@@ -110,8 +147,7 @@ def fit_key_bias(
         model: What `load_model` returns, of a family whose attention goes through transformers' interface.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, at least one where the penalty is above 0.
-        options: How.
-        progress: Called with the number of every finished step.
+        options: How. The record has the losses of every step's prompt and window before the step, in nats per token.
 
     Raises:
         UsageError: too few samples, no text, or a family that does not allow it.
@@ -119,9 +155,7 @@ def fit_key_bias(
     """
     options = options or FitOptions()
     network = check_model(model)
-    samples = {example.sample for example in calibration}
-    if len(samples) < LEAST_SAMPLES:
-        raise UsageError(f"fit: {len(samples)} calibration samples given; at least {LEAST_SAMPLES} are allowed")
+    n_samples = _check_samples(calibration)
     if options.penalty > 0 and not len(text):
         raise UsageError("fit: windows of ordinary text are needed where the penalty is above 0")
     encoded = _encoded(network, calibration)
@@ -150,10 +184,15 @@ def fit_key_bias(
                 f"fit: the loss of step {step} is not a finite number; try a smaller rate than {options.rate:g}"
             )
         optimiser.step()
-        if progress is not None:
-            progress(step + 1)
-    method = KeyBiasMethod(values.spelled(), from_question=options.from_question)
-    return Fitted(method, losses[:, 0], losses[:, 1], options, len(samples), len(encoded))
+    how = {
+        **asdict(options),
+        "numbers": values.free.numel(),
+        "calibration_samples": n_samples,
+        "calibration_prompts": len(encoded),
+        "answer_loss": np.round(losses[:, 0], 6).tolist(),
+        "text_loss": np.round(losses[:, 1], 6).tolist(),
+    }
+    return Fitted(KeyBiasMethod(values.spelled(), from_question=options.from_question), how)
 
 
 class _Values:

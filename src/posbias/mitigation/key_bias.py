@@ -1,8 +1,9 @@
 """A key bias against position bias: from a formula, from a design, or fitted to what a model should retrieve."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -67,6 +68,8 @@ class InitialToken(Mitigation):
     which chooses gamma, and heads, on calibration prompts.
     """
 
+    grid: ClassVar[Mapping[str, Sequence[float]]] = {"gamma": (0.1, 0.25, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0)}
+
     gamma: float
     """> 0; below 1 the sink takes less."""
 
@@ -97,6 +100,8 @@ class Temperature(Mitigation):
     The factor's distance from 1 is multiplied by the strength. Source: scalable-softmax, arXiv 2501.19399, where the
     scale is learnt in training; as a change of a finished model it is calibrated.
     """
+
+    grid: ClassVar[Mapping[str, Sequence[float]]] = {"scale": (0.12, 0.14, 0.16, 0.18, 0.2, 0.25)}
 
     scale: float = 0.15
     """Per head's logits, in 1 / ln(tokens), > 0; 1 / ln 800 leaves the query at 800 as it is."""
