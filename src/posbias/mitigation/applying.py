@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
@@ -17,6 +18,7 @@ from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.tasks.language.base import locate
 
 
+@checked
 class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     """Within the context, a model under a method against position bias; `install` leaves it so.
 
@@ -29,34 +31,34 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         passages: Token spans of the prompt's passages, for methods that need them.
 
     Raises:
-        UsageError: on entry, an unknown method, one the model does not allow, a recipe of another model, or a second
-            method on the same network.
+        UsageError: an unknown method or a recipe of another model; on entry, a method that the model does not allow, or
+            a second one on the same network.
     """
 
     def __init__(
         self, model: Any, method: Method | str, strength: float | None = None, *, passages: Spans = ()
     ) -> None:
-        self._given, self._method, self._strength, self._passages = model, method, strength, tuple(passages)
+        self._own = isinstance(model, HuggingFaceModel)
+        self._given, self._model = model, check_model(model) if self._own else _loaded(model)
+        resolved = resolve_method(method, self._model, strength=strength)
+        if not isinstance(resolved, Mitigation):
+            raise UsageError(
+                f"{resolved.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
+            )
+        self._method, self._passages = resolved, tuple(passages)
         self._open = ExitStack()
 
     def __enter__(self) -> Any:
-        given = self._given
+        model, method = self._model, self._method
+        if model.intervention is not None:
+            raise UsageError(f"{method}: the model is already under {model.intervention}; one at a time is allowed")
         with ExitStack() as opened:
-            own = isinstance(given, HuggingFaceModel)
-            model = check_model(given) if own else _loaded(given)
-            method = resolve_method(self._method, model, strength=self._strength)
-            if not isinstance(method, Mitigation):
-                raise UsageError(
-                    f"{method.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
-                )
-            if model.intervention is not None:
-                raise UsageError(f"{method}: the model is already under {model.intervention}; one at a time is allowed")
             opened.enter_context(method.on(model, self._passages))
             if method.strength > 0:
                 setattr(model.network, INTERVENTION_MARK, str(method))
                 opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
             self._open = opened.pop_all()
-        return method.description(model, own=True) if own else given
+        return method.description(model, own=True) if self._own else self._given
 
     def __exit__(self, *error: object) -> None:
         self._open.close()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
-from posbias.checks import check_choice, check_number, check_seed, check_whole
+from posbias.checks import check_choice, check_number, check_seed, check_whole, checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
@@ -77,6 +77,7 @@ class Fitted:
     """Plain values for a recipe or record: options, calibration samples, and what the fit saw of them."""
 
 
+@checked
 def fit(
     method: str,
     model: Any,
