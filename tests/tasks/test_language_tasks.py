@@ -20,6 +20,7 @@ from posbias.tasks.language import (
     Needle,
     TokenCopy,
     encode,
+    locate,
 )
 from posbias.tasks.language.words import CATEGORIES, CITIES, COMMON, LABELS
 
@@ -91,6 +92,39 @@ def test_gold_tokens_are_exactly_the_item(spelling: str, chat: bool, tokenizer: 
         assert example.target == (example.answers[0] if chat else f" {example.answers[0]}")
         places.append(example.gold_token)
     assert places == sorted(set(places))
+
+
+@pytest.mark.parametrize("spelling", [text for text in SPELLINGS if "needle" not in text])
+@pytest.mark.parametrize("chat", [False, True])
+def test_passages_are_the_items_without_their_numbers(spelling: str, chat: bool, tokenizer: Any) -> None:
+    task = LANGUAGE_TASKS.parse(spelling.replace(")", ", chat=True)") if chat else spelling)
+    known: list[set[str]] = []
+    for example in asked(task, tokenizer, count=1):
+        assert example.gold_position is not None
+        text = str(example.prompt[0]["content"]) if chat else str(example.prompt)  # type: ignore[index]
+        passages = [text[begin:end] for begin, end in example.passages]
+        assert len(passages) == task.n_items
+        assert example.answers[0] in passages[example.gold_position]
+        assert sorted(example.passages) == list(example.passages)
+        known.append(set(passages))
+        places, n_tokens = locate(example.prompt, example.passages, tokenizer)
+        token_ids = encode(example.prompt, tokenizer).token_ids
+        assert places is not None
+        assert [tokenizer.decode(token_ids[begin:end]) for begin, end in places] == passages
+        assert n_tokens == len(token_ids)
+        if example.gold_token is not None:
+            begin, end = places[example.gold_position]
+            assert example.gold_token <= begin < end == example.gold_end
+    assert all(passages == known[0] for passages in known), "the same passages at every position"
+    assert {"documents": "(Title", "key_value": '"', "example_order": "Word", "token_copy": ""}[task.name] in min(
+        known[0]
+    )
+
+
+def test_running_text_and_closed_books_list_no_passages(tokenizer: Any) -> None:
+    for spelling in ("needle(tokens=1200, depths=2)", "documents(setting='closed_book')"):
+        assert next(LANGUAGE_TASKS.parse(spelling).examples(tokenizer, count=1)).passages == ()
+    assert locate("text", [(0, 2)], None) == (None, None)
 
 
 def test_opening_special_tokens_count_as_tokens_of_the_prompt(tokenizer: Any, tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
             max_tokens=options.max_tokens or task.max_tokens,
             group=example.sample,
             stop=task.stop,
+            passages=example.passages,
+            fixed_order=task.fixed_order,
         )
         for sample in samples
         for example in sample.examples

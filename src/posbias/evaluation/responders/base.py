@@ -5,11 +5,12 @@ A `Responder` answers: a local model (`local.py`) or any OpenAI-compatible serve
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posbias.checks import check_whole
 from posbias.errors import UsageError
+from posbias.tasks.language import Span
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation: messages in order, each with a `role` and a `content`."""
@@ -29,6 +30,10 @@ class Request:
     """Requests of one group say the same in another order: they share beginnings, and are best sent together."""
     stop: tuple[str, ...] = ()
     """Generation ends where one of these texts begins; the text before it is the answer."""
+    passages: tuple[Span, ...] = ()
+    """Begin and end, in characters of `text`, of every passage in it, in order; see `Example.passages`."""
+    fixed_order: bool = False
+    """Whether the right answer depends on which passage stands where, so that they must not be rearranged."""
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens, least=1)
@@ -38,6 +43,43 @@ class Request:
             raise UsageError("an answer to score must not be empty; None is allowed: nothing is scored then")
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop must be a tuple of texts that are not empty, got {self.stop!r}")
+        reached = 0
+        for begin, end in self.passages:
+            if not reached <= begin < end <= len(self.text):
+                raise UsageError(
+                    f"passages must follow one another within the {len(self.text)} characters of the prompt's text, "
+                    f"none empty, got {(begin, end)}"
+                )
+            reached = end
+
+    @property
+    def text(self) -> str:
+        """The prompt's text; of a conversation, its last message's."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+
+    def reworded(self, text: str, passages: tuple[Span, ...]) -> "Request":
+        """The request with another `text` and its passages; earlier messages of a conversation stay."""
+        if isinstance(self.prompt, str):
+            return replace(self, prompt=text, passages=passages)
+        return replace(self, prompt=(*self.prompt[:-1], {**self.prompt[-1], "content": text}), passages=passages)
+
+    def rearranged(self, order: Sequence[int]) -> "Request":
+        """The request with passage `order[slot]` in each slot; what stands between the slots stays.
+
+        Raises:
+            UsageError: `order` does not name every passage once, or their order is fixed.
+        """
+        if sorted(order) != list(range(len(self.passages))):
+            raise UsageError(f"an order must name each of {len(self.passages)} passages once, got {list(order)}")
+        if self.fixed_order:
+            raise UsageError("the right answer depends on the order of these passages, so they cannot be rearranged")
+        text, passages, done = "", [], 0
+        for slot, (begin, end) in enumerate(self.passages):
+            moved = slice(*self.passages[order[slot]])
+            text += self.text[done:begin]
+            passages.append((len(text), len(text) + moved.stop - moved.start))
+            text, done = text + self.text[moved], end
+        return self.reworded(text + self.text[done:], tuple(passages))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,16 @@
 """Tasks in language, with the answer at a chosen position of the context."""
 
 from posbias.tasks.language.answers import SCORERS, share_found
-from posbias.tasks.language.base import LANGUAGE_TASKS, Example, LanguageTask, encode, file_sha256, rendered
+from posbias.tasks.language.base import (
+    LANGUAGE_TASKS,
+    Example,
+    LanguageTask,
+    Span,
+    encode,
+    file_sha256,
+    locate,
+    rendered,
+)
 from posbias.tasks.language.lost_in_the_middle import Documents, KeyValue
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.word_lists import ExampleOrder, TokenCopy
@@ -15,9 +24,11 @@ __all__ = [
     "KeyValue",
     "LanguageTask",
     "Needle",
+    "Span",
     "TokenCopy",
     "encode",
     "file_sha256",
+    "locate",
     "rendered",
     "share_found",
 ]

@@ -10,7 +10,7 @@ template, which writes its own. The place of an item is read off the tokenizer's
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +29,8 @@ LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
 
 Message = Mapping[str, str]
 """One turn of a conversation: its `role` and its `content`."""
+Span = tuple[int, int]
+"""Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
 QUERIES = ("after", "before", "both")
 """Where the question may stand relative to the items."""
 
@@ -59,6 +61,10 @@ class Example:
     """Tokens of the prompt as the model reads it, special ones included; None without a tokenizer."""
     companions: tuple[str, ...] = ()
     """What else the prompt asks for: the values of the needles that stay in place."""
+    passages: tuple[Span, ...] = ()
+    """Every passage in characters of the prompt's text (of a conversation: its last message's), in order; the one that
+    holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that
+    passages can change places. Empty where the prompt lists none, as a needle in running text."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +73,37 @@ class Draft:
 
     text: str
     answers: tuple[str, ...]
-    gold: tuple[int, int] | None
-    """Begin and end of the moved item in `text`, in characters; None where there is none."""
+    gold: Span | None
+    """The moved item in `text`, in characters, with its number; None where there is none."""
     companions: tuple[str, ...] = ()
+    passages: tuple[Span, ...] = ()
+    """As `Example.passages`."""
 
 
-def listed(entries: Sequence[str], position: int, *, head: str, between: str, tail: str) -> tuple[str, tuple[int, int]]:
-    """A text that lists entries, and where the entry at a position begins and ends in it."""
-    begin = len(head) + sum(len(entry) + len(between) for entry in entries[:position])
-    return head + between.join(entries) + tail, (begin, begin + len(entries[position]))
+@dataclass(frozen=True)
+class Listing:
+    """A text that lists entries, and where they stand in it, in characters."""
+
+    text: str
+    items: tuple[Span, ...]
+    """Every entry with its number."""
+    passages: tuple[Span, ...]
+    """Every entry without."""
+
+
+def listed(
+    entries: Sequence[str], *, head: str, between: str, tail: str, numbered: Callable[[int], str] = lambda _: ""
+) -> Listing:
+    """A text that lists entries; `numbered` is what the slots 1, 2 ... put before whatever entry stands in them."""
+    numbers = [numbered(slot) for slot in range(1, len(entries) + 1)]
+    items, passages, begin = [], [], len(head)
+    for number, entry in zip(numbers, entries, strict=True):
+        end = begin + len(number) + len(entry)
+        items.append((begin, end))
+        passages.append((begin + len(number), end))
+        begin = end + len(between)
+    text = between.join(number + entry for number, entry in zip(numbers, entries, strict=True))
+    return Listing(head + text + tail, tuple(items), tuple(passages))
 
 
 @dataclass(frozen=True)
@@ -92,6 +120,8 @@ class LanguageTask(ABC):
     """Tokens a model may generate for its answer."""
     counted: ClassVar[str]
     """The parameter that counts the items among which one is moved."""
+    fixed_order: ClassVar[bool] = False
+    """Whether the right answer depends on which passage stands where, so that nobody else may rearrange them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.chat, bool):
@@ -165,7 +195,8 @@ class LanguageTask(ABC):
 
     def _example(self, tokenizer: Any, draft: Draft, position: int, sample: str) -> Example:
         prompt = self.wrapped(draft.text)
-        first, end, n_tokens = locate(prompt, draft.gold, tokenizer)
+        spans, n_tokens = locate(prompt, [] if draft.gold is None else [draft.gold], tokenizer)
+        first, end = spans[0] if spans else (None, None)
         return Example(
             prompt=prompt,
             answers=draft.answers,
@@ -178,6 +209,7 @@ class LanguageTask(ABC):
             gold_end=end,
             n_tokens=n_tokens,
             companions=draft.companions,
+            passages=draft.passages,
         )
 
     def __str__(self) -> str:
@@ -195,9 +227,7 @@ class Encoded:
     """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
 
 
-def rendered(
-    prompt: str | Sequence[Mapping[str, str]], tokenizer: Any, *, index: int = 0
-) -> tuple[str, tuple[int, ...]]:
+def rendered(prompt: str | Sequence[Message], tokenizer: Any, *, index: int = 0) -> tuple[str, tuple[int, ...]]:
     """The text that a model reads, and the special tokens that open it (a template writes its own out).
 
     A conversation is rendered up to the opening of the assistant's answer, which takes a chat template (UsageError
@@ -209,7 +239,7 @@ def rendered(
     return render_conversation(tokenizer, prompt, index=index), ()
 
 
-def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encoded:
+def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Encoded:
     """The token ids of a prompt, with their places in its text. Errors as `rendered`."""
     text, before = rendered(prompt, tokenizer)
     fast = bool(getattr(tokenizer, "is_fast", False))
@@ -221,31 +251,39 @@ def encode(prompt: str | tuple[Mapping[str, str], ...], tokenizer: Any) -> Encod
 
 
 def locate(
-    prompt: str | tuple[Mapping[str, str], ...], gold: tuple[int, int] | None, tokenizer: Any
-) -> tuple[int | None, int | None, int | None]:
-    """Which tokens hold the characters `gold` (begin and end) of a prompt's text, or its last message's.
+    prompt: str | Sequence[Message], spans: Sequence[Span], tokenizer: Any
+) -> tuple[tuple[Span, ...] | None, int | None]:
+    """Which tokens hold parts of a prompt's text (of a conversation: its last message's), such as its passages.
+
+    Args:
+        prompt: As the model is to read it.
+        spans: Begin and end in characters, none empty.
+        tokenizer: The model's own; None where it is not to be had.
 
     Returns:
-        The first token that reaches beyond the begin, one past the last that begins before the end (a token that
-        straddles a border counts as part of the item), and the tokens of the prompt; None where that is not known.
+        For every span the first token that reaches beyond its begin, and one past the last that begins before its end
+        (a token that straddles a border counts as part of it); None without a tokenizer that knows character offsets.
+        And the tokens of the prompt; None without a tokenizer.
 
     Raises:
-        UsageError: no chat template, or one that changes the message so that the item cannot be found in it.
+        UsageError: no chat template, or one that changes the message so that nothing can be found in it.
     """
     if tokenizer is None:
-        return None, None, None
+        return None, None
     encoded = encode(prompt, tokenizer)
-    if gold is None or encoded.offsets is None:
-        return None, None, len(encoded.token_ids)
-    begin, end = gold
-    if not isinstance(prompt, str):
+    if encoded.offsets is None:
+        return None, len(encoded.token_ids)
+    shift = 0
+    if spans and not isinstance(prompt, str):
         shift = encoded.text.rfind(prompt[-1]["content"])
         if shift < 0:
             raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
-        begin, end = begin + shift, end + shift
     low, high = np.array(encoded.offsets).T
-    touching = np.flatnonzero((high > begin) & (low < end))
-    return int(touching[0]), int(touching[-1]) + 1, len(encoded.token_ids)
+    found = []
+    for begin, end in spans:
+        touching = np.flatnonzero((high > begin + shift) & (low < end + shift))
+        found.append((int(touching[0]), int(touching[-1]) + 1))
+    return tuple(found), len(encoded.token_ids)
 
 
 def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -159,15 +159,12 @@ class Documents(LanguageTask):
         if self.setting == "closed_book":
             return Draft(f"{asked}Answer:", drawn.answers, None)
         documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
-        entries = [
-            f"Document [{number}](Title: {document.title}) {document.text}"
-            for number, document in enumerate(documents, start=1)
-        ]
+        entries = [f"(Title: {document.title}) {document.text}" for document in documents]
         head = f"{INSTRUCTION}{RANDOM_ORDER if self.mention_order else ''}\n\n"
         head += f"{asked}\n" if self.query != "after" else ""
         tail = "\n\n" + (asked if self.query != "before" else "") + "Answer:"
-        text, span = listed(entries, position, head=head, between="\n", tail=tail)
-        return Draft(text, drawn.answers, span)
+        found = listed(entries, head=head, between="\n", tail=tail, numbered=lambda slot: f"Document [{slot}]")
+        return Draft(found.text, drawn.answers, found.items[position], passages=found.passages)
 
 
 def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
@@ -253,8 +250,8 @@ class KeyValue(LanguageTask):
         asked = f'Key: "{gold[0]}"\n'
         head = f"{EXTRACT}\n\n" + (f"{asked}\n" if self.query != "after" else "") + "JSON data:\n{"
         tail = "}\n\n" + (asked if self.query != "before" else "") + "Corresponding value:"
-        text, span = listed(entries, position, head=head, between=",\n ", tail=tail)
-        return Draft(text, (gold[1],), span)
+        found = listed(entries, head=head, between=",\n ", tail=tail)
+        return Draft(found.text, (gold[1],), found.items[position], passages=found.passages)
 
 
 def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:

@@ -71,8 +71,8 @@ class ExampleOrder(LanguageTask):
         gold, others, asked = drawn
         pairs = [*others[:position], gold, *others[position:]]
         entries = [f"Word: {word}\nLabel: {label}" for word, label in pairs]
-        text, span = listed(entries, position, head="", between="\n\n", tail=f"\n\nWord: {asked}\nLabel:")
-        return Draft(text, (gold[1],), span)
+        found = listed(entries, head="", between="\n\n", tail=f"\n\nWord: {asked}\nLabel:")
+        return Draft(found.text, (gold[1],), found.items[position], passages=found.passages)
 
 
 @LANGUAGE_TASKS.register("token_copy")
@@ -93,6 +93,7 @@ class TokenCopy(LanguageTask):
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 8
     counted: ClassVar[str] = "length"
+    fixed_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +123,8 @@ class TokenCopy(LanguageTask):
         tail = f"\nWord number {position + 1} of the list is:"
         if self.cue == "repeated":
             tail = "\nWords:" + "".join(f" {word}" for word in words[:position])
-        entries = [f"{number}. {word}" if numbered else f" {word}" for number, word in enumerate(words, start=1)]
-        head, between = ("Words:\n", "\n") if numbered else ("Words:", "")
-        text, span = listed(entries, position, head=head, between=between, tail=f"\n{tail}" if numbered else tail)
-        return Draft(text, (gold,), span)
+        if numbered:
+            found = listed(words, head="Words:\n", between="\n", tail=f"\n{tail}", numbered=lambda slot: f"{slot}. ")
+        else:
+            found = listed([f" {word}" for word in words], head="Words:", between="", tail=tail)
+        return Draft(found.text, (gold,), found.items[position], passages=found.passages)
