@@ -50,13 +50,23 @@ def jaxtyped(function: Any = None, *, typechecker: Any = None, whole: Any = jaxt
         if is_dataclass(function) and "__init__" in vars(function):
             function.__init__ = jaxtyped(function.__init__, typechecker=typechecker)
         return function
-    if "<locals>" in getattr(function, "__qualname__", "") and not iscoroutinefunction(function):
+    if is_defined_again(function):
         return checked_where_defined_again(function, partial(whole, typechecker=typechecker))
     try:
         arrays = names_arrays(list(get_type_hints(function).values()))
     except NameError:  # a class that does not exist yet
         arrays = True
     return first_calls(function, whole(function, typechecker=typechecker)) if arrays else typechecker(function)
+
+
+def is_defined_again(function: Any) -> bool:
+    """Whether it stands in another function, with the same signature every time.
+
+    Wrappers have the signature of what they wrap, and dataclasses of the same fields differ in the types of them.
+    """
+    if iscoroutinefunction(function) or hasattr(function, "__wrapped__") or not hasattr(function, "__code__"):
+        return False
+    return "<locals>" in function.__qualname__ and function.__code__.co_filename != "<string>"
 
 
 def first_calls(function: Any, checked: Any) -> Any:
