@@ -181,7 +181,7 @@ def with_report(directory):
     """A finished run with its report, and two pictures of the user's own beside it."""
     record = Prediction(uniform_profile(8), "rollout", None, 8).record({})
     record.save(directory)
-    write_report([record], directory)
+    write_report([record], directory, png=True)
     drawn = {path.name for path in directory.glob("*.png")}
     assert drawn
     (directory / "mine.png").write_bytes(b"\x89PNG drawn elsewhere")

@@ -36,8 +36,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     place: Order passages so that the relevant ones stand where this model uses them.
     predict: The position-bias profile a theory predicts.
     uniform_profile: The flat baseline: every position weighs 1/N.
-    write_report: Write `report.html` and a PNG per figure into the directory `out`, each atomically, the page
-        last.
+    write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
 """
 
 from importlib import import_module

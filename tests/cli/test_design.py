@@ -21,6 +21,7 @@ def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
     np.testing.assert_allclose(record.arrays["rows"].sum(axis=1), 1, rtol=1e-12)
     assert printed["scalars"]["parameters"]["gamma_key"][0] == 2.0
     assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
+    assert posbias("report", tmp_path / "run", "--png").returncode == 0
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"design.png", "rows.png", "transfer.png"}
 
 

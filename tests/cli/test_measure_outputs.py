@@ -62,7 +62,6 @@ def test_the_view_and_the_report_show_them(run) -> None:
     page = (out / "report.html").read_text()
     for words in ("How does the profile form?", "What does half precision cost?", "after layer 1"):
         assert words in page
-    assert (out / "trained-depth.png").stat().st_size > 10_000
 
 
 def test_a_target_is_measured(tiny_llama) -> None:

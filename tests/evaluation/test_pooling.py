@@ -153,7 +153,7 @@ def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
     titles = [table.title for table in tables(record)]
     assert titles[0] == "What is correlated"
     assert any(title.startswith("other: example_order(shots=5) alone") for title in titles)
-    page = write_report([record], tmp_path).read_text()
+    page = write_report([record], tmp_path, png=True).read_text()
     assert "both held fixed" in page
     assert "correlations" in page
     pictures = {path.name for path in tmp_path.glob("*.png")}

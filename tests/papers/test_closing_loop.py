@@ -26,7 +26,7 @@ from posbias.prompts.prompts import Prompts
 from posbias.records import load_record
 from posbias.report.interactive import interactive
 from posbias.report.published import stored_figures
-from posbias.report.static import png
+from posbias.report.static import png_of
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
 from posbias.training import Member
@@ -79,7 +79,7 @@ def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tm
     (stored,) = stored_figures(load_record(tmp_path))
     assert stored.rows == figure.rows
     assert all(name in interactive(stored, anchor="loop") for name in figure.rows)
-    assert png(stored).startswith(b"\x89PNG")
+    assert png_of(stored).startswith(b"\x89PNG")
 
 
 def test_the_reverse_and_nothing_are_said_as_such():

@@ -11,7 +11,7 @@ from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.report.figures import LONG_CONTEXT, MEASURED, HeatMap, Panel, profiles_figure
 from posbias.report.interactive import drawn, interactive
-from posbias.report.static import png
+from posbias.report.static import png_of
 
 
 def _map(*matrices: np.ndarray, **settings: object) -> HeatMap:
@@ -52,10 +52,10 @@ def test_the_picture_has_a_colour_for_every_value(scale: str) -> None:
     from PIL import Image
 
     random = np.random.default_rng(0).random((4, 7))
-    picture = Image.open(io.BytesIO(png(_map(random, random, random, random, scale=scale, floor=1e-3))))
+    picture = Image.open(io.BytesIO(png_of(_map(random, random, random, random, scale=scale, floor=1e-3))))
     assert picture.size[0] > 1500
     assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
-    assert png(_map(np.zeros((1, 1)), scale=scale, floor=1e-3))
+    assert png_of(_map(np.zeros((1, 1)), scale=scale, floor=1e-3))
 
 
 def test_nothing_to_draw_is_refused() -> None:
@@ -89,7 +89,7 @@ def test_long_contexts_are_shown_by_distance_from_the_end_or_by_position() -> No
     assert position.args[0]["x"] == [list(range(LONG_CONTEXT)), [0, LONG_CONTEXT - 1]]
     assert position.args[1]["xaxis.range"] == [0, LONG_CONTEXT - 1]
     assert [len(drawn(figure).layout.updatemenus) for figure in (long, short)] == [2, 1]
-    assert png(long) != png(short)
+    assert png_of(long) != png_of(short)
 
 
 def test_bands_move_with_their_curves() -> None:

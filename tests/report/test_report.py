@@ -187,7 +187,7 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: B
     hostile = '</script><script>alert("x")</script><img src=http://example.org/x.png>$x$'
     record = audit_record(model=hostile)
     record.scalars["left_out"].append(hostile)
-    page = write_report([record], tmp_path)
+    page = write_report([record], tmp_path, png=True)
     text = page.read_text()
     parser = Page()
     parser.feed(text)
@@ -230,7 +230,7 @@ def test_measurements_without_comparisons_are_drawn(tmp_path: Path, subjects: Bu
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     """By what differs; by numbers where nothing does."""
-    text = write_report([prediction(), prediction(400)], tmp_path).read_text()
+    text = write_report([prediction(), prediction(400)], tmp_path, png=True).read_text()
     assert "rollout: 300 positions" in text
     assert "rollout: 400 positions" in text
     assert (tmp_path / "runs-predicted.png").is_file()

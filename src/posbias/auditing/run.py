@@ -250,7 +250,7 @@ def audit(
         model: What `load_model` takes, or a loaded model. A `"config:..."` source has no trained state.
         n_positions: Length of the prompts in tokens, >= 2 and within the model's positions.
         prompts: How many to draw from `options.source`, or ready `Prompts` (their length then counts).
-        out: Directory for record, report and PNGs; with it an interrupted audit can be resumed.
+        out: Directory for record and report; with it an interrupted audit can be resumed.
         options: Kinds, seeds, initialisations and the rest.
 
     Raises:

@@ -82,7 +82,7 @@ def audit(
     out: Annotated[Path | None, options.out_option("Directory for record and report.", default="runs/MODEL")] = None,
     json: options.Json = False,
 ) -> None:
-    """Examine a model trained and at initialisation. Every theory stands beside it; writes record, report and PNGs."""
+    """Examine a model trained and at initialisation. Every theory stands beside it; writes record and report."""
     from posbias.auditing import AuditOptions, audit_behaviour, directory_names, link_behaviour, preflight_behaviour
     from posbias.auditing import audit as run_audit
     from posbias.evaluation.evaluation import BEHAVIOUR

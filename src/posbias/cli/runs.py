@@ -22,7 +22,8 @@ PLACE_EXAMPLE = (
     "object with a `score` per line: `posbias place --run runs/pairs --scores scores.jsonl`"
 )
 REPORT_EXAMPLE = (
-    "Example: `posbias report runs/demo` · several side by side: `posbias report runs/a runs/b --out runs/both`"
+    "Example: `posbias report runs/demo` · its figures as PNGs, too: `posbias report runs/demo --png` · several side "
+    "by side: `posbias report runs/a runs/b --out runs/both`"
 )
 
 
@@ -151,10 +152,11 @@ def _number(given: object, where: str) -> float:
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
     seed: options.UnusedSeed = 0,
+    png: Annotated[bool, typer.Option("--png", help="Every figure as a PNG, too, for papers and slides.")] = False,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Draw the report of finished runs anew. HTML and PNGs; no model is loaded."""
+    """Draw the report of finished runs anew. No model is loaded."""
     from posbias.directories import held
     from posbias.records import load_record, reading
     from posbias.report import write_report
@@ -165,5 +167,5 @@ def report(
             raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
         options.check_apart(out, runs, verb="drawn")
     with held(out or runs[0]) as directory, reading(*records):
-        page = write_report(records, directory)
+        page = write_report(records, directory, png=png)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

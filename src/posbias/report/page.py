@@ -1,4 +1,4 @@
-"""What a run's report consists of, and how it becomes one offline HTML page with a PNG per figure, or text.
+"""What a run's report consists of, and how it becomes one offline HTML page, PNGs of its figures, or text.
 
 Every verb has a function from its record to a `Report`, registered here; nothing but the record is read. The template
 escapes all text; plotly is inlined once; a content security policy in the page forbids any external load, so that a
@@ -20,7 +20,7 @@ from posbias.report.figures import Figure, HeatMap
 from posbias.report.findings import Finding
 from posbias.report.interactive import interactive, plotly_source
 from posbias.report.layout import command_of, conditions_of
-from posbias.report.static import png
+from posbias.report.static import png_of
 from posbias.report.tables import Table, print_notes, print_tables
 from posbias.version import __version__
 
@@ -95,12 +95,13 @@ def report_of(*records: Record) -> Report:
 
 
 @checked
-def write_report(records: Sequence[Record], out: Path) -> Path:
-    """Write `report.html` and a PNG per figure into the directory `out`, each atomically, the page last.
+def write_report(records: Sequence[Record], out: Path, *, png: bool = False) -> Path:
+    """Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
 
     Args:
         records: Finished runs; several that hold profiles are shown side by side and then one by one.
         out: Made where missing.
+        png: Whether every figure is drawn as a PNG, too, about .3 s each.
 
     Returns:
         The path of the page.
@@ -111,10 +112,7 @@ def write_report(records: Sequence[Record], out: Path) -> Path:
         RunError: the files cannot be written.
     """
     report = report_of(*records)
-    pictures = {f"{figure.slug}.png": png(figure) for figure in report.figures}
-    for section in report.sections:
-        if section.pictures:
-            pictures.update({f"{section.anchor}-{figure.slug}.png": png(figure) for figure in section.figures})
+    pictures = _pictures(report) if png else {}
     related: dict[str, str] = records[0].resolved.get("related", {}) if len(records) == 1 else {}
     page = html_of(report, links={name: place for name, place in related.items() if (out / place).is_file()})
     try:
@@ -125,6 +123,15 @@ def write_report(records: Sequence[Record], out: Path) -> Path:
     except OSError as error:
         raise RunError(f"cannot write the report to {str(out)!r}: {error.strerror or error}") from None
     return out / REPORT_FILE
+
+
+def _pictures(report: Report) -> dict[str, bytes]:
+    """PNGs by file name."""
+    pictures = {f"{figure.slug}.png": png_of(figure) for figure in report.figures}
+    for section in report.sections:
+        if section.pictures:
+            pictures.update({f"{section.anchor}-{figure.slug}.png": png_of(figure) for figure in section.figures})
+    return pictures
 
 
 def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:

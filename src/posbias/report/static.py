@@ -36,7 +36,7 @@ STYLE: Any = {
 }
 
 
-def png(figure: Figure | HeatMap) -> bytes:
+def png_of(figure: Figure | HeatMap) -> bytes:
     """The figure as a PNG: profiles on a logarithmic and a linear axis side by side, the rest on one."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
