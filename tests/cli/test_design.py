@@ -62,6 +62,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),
         (["flat", "--count", 4], "--count is read with --model only"),
         (["flat", "--model", "config:x", "--depth", 3], "--depth cannot be given with --model"),
+        (["flat", "--model", "config:x", "--over", "norm_placement", "--count", 2], "those of a network do not move"),
         (["flat", "--model", "demo"], "write --model config:demo"),
         (["nowhere.csv"], "cannot read the target nowhere.csv"),
         (["flat", "--mixing", "1.0"], "mixing is 1 in more than one layer"),

@@ -13,9 +13,12 @@ from posbias.designing.solving import FREE, Problem
 from posbias.errors import UsageError
 from posbias.interventions import intervened
 from posbias.models.loading import load_model
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.loading import load_prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of
+from posbias.theory.mean_field.spec import norm_placement, with_norms
 from posbias.theory.rollout import rollout_profile, rollout_rows
 from tiny_families import born_model
 
@@ -156,6 +159,12 @@ def test_a_real_initialisation_is_flat_as_measured(tmp_path):
         ({"theory": "mean_field"}, "needs a model"),
         ({"n_positions": 1}, "n_positions"),
         ({"depth": None, "architecture": Architecture(depth=2, mask="sliding_window(width=4)")}, "designed for causal"),
+        ({"over": "residual_scale"}, r"mixing s / \(1 \+ s\); ask for over='mixing'"),
+        ({"over": "norm_placement"}, "a rollout has no norms; allowed with a model"),
+        (
+            {"over": "windows", "theory": "mean_field", "model": object()},
+            "windows and residual scale of a model are set",
+        ),
         ({"over": ["gamma_key", "alibi"]}, "a head has one encoding; allowed: gamma_key or alibi"),
     ],
 )
@@ -225,3 +234,45 @@ def test_the_corrected_quick_theory_is_the_full_one_and_lengths_beyond_a_model_a
     assert np.ptp(np.log(ratio[1:-1])) < 0.1  # the correction makes the quick theory the full one
     with pytest.raises(UsageError, match="mean field of this model reaches 64 positions, got 65"):
         design("flat", model=model, theory="mean_field", n_positions=65)
+
+
+def test_norms_that_are_moved_are_those_of_a_network_built_so():
+    """The mean field of a pre-norm network with its norms elsewhere is that of a network with its norms there."""
+    config = ReferenceConfig(
+        Architecture(depth=3, heads=2, mixing=0.5), width=16, residual="added", values="gaussian", mlp=True, norm="pre"
+    )
+    pre, post = (ReferenceTransformer(replace(config, norm=norm)) for norm in ("pre", "post"))
+    assert [norm_placement(spec_of(model)) for model in (pre, post)] == ["pre", "post"]
+    for own, other, name in ((pre, post, "post"), (post, pre, "pre")):
+        moved, built = (mean_field(spec, 24).profile for spec in (with_norms(spec_of(own), name), spec_of(other)))
+        np.testing.assert_allclose(moved.influence, built.influence, rtol=1e-10)
+    sandwich = with_norms(spec_of(pre), "sandwich")
+    assert norm_placement(sandwich) == "sandwich"
+    again = mean_field(with_norms(sandwich, "pre"), 24).profile.influence
+    np.testing.assert_array_equal(again, mean_field(spec_of(pre), 24).profile.influence)
+    with pytest.raises(UsageError, match="a branch without one"):
+        with_norms(spec_of(ReferenceTransformer(replace(config, norm="none"))), "pre")
+
+
+def test_the_norm_placement_nearest_to_the_target_is_chosen():
+    model = born_model("llama", 0, times_wider=2)
+    found = design("flat", over="norm_placement", model=model, theory="mean_field", n_positions=32)
+    assert set(found.choices) == {"pre", "post", "output", "sandwich"}
+    left = {name: distance_apart(at[32], found.targets[32]) for name, at in found.choices.items()}
+    (chosen,) = found.parameters["norm_placement"]
+    assert chosen == min(left, key=left.get)
+    assert found.distances[32] == (left[chosen], left["pre"])  # as it was: Llama's own
+    with pytest.raises(UsageError, match="stay where they are; build it with norm placement"):
+        _ = found.intervention
+    both = design("flat", over=["norm_placement", "gamma_key"], model=model, theory="mean_field", n_positions=32)
+    assert both.distances[32][0] < left[chosen] / 3
+    assert set(both.parameters) == {"norm_placement", "gamma_key"}
+
+
+def test_slopes_of_a_model_are_a_key_bias_in_place_of_its_own():
+    model = born_model("bloom", 0, times_wider=1)
+    found = design("flat", over="alibi", model=model, theory="mean_field", n_positions=24, starts=1)
+    after, before = found.distances[24]
+    assert after < before
+    again = mean_field(spec_of(found.intervention.description(model, own=True)), 24)  # other heads
+    assert distance_apart(again.profile, found.profiles[24].influence) < 0.2 * before

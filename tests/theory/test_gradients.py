@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.architecture import Alibi, Architecture, Decay, KeyBias, Rope
+from posbias.architecture import Alibi, Architecture, Decay, GammaKey, KeyBias, Rope
 from posbias.errors import UsageError
 from posbias.theory.gradients import profile_gradient
+from posbias.theory.kernels import derivatives
 from posbias.theory.rollout import rollout_profile
 
 N_POSITIONS = 30
@@ -74,6 +75,20 @@ def test_rates_follow_from_slopes() -> None:
     gradient = profile_gradient(Architecture(depth=2, encoding=Decay(0.8), mixing=0.5), COTANGENT)
     difference = (value(0.8 + STEP) - value(0.8 - STEP)) / (2 * STEP)
     assert gradient.rates.sum() == pytest.approx(difference, rel=1e-7)
+
+
+@pytest.mark.parametrize("kept", [0, 2, 1000])
+@pytest.mark.parametrize("encoding", [Alibi(), GammaKey((0.3, 1.0, 2.5, 40.0))])
+def test_tables_that_layers_share_chunk_by_chunk_change_nothing(encoding, kept, monkeypatch):
+    """An offset of 1e-300 changes no attention, but is found by pulls in place of the walk."""
+    monkeypatch.setattr(derivatives, "CHUNK", 28)
+    monkeypatch.setattr(derivatives, "KEPT_CHUNKS", kept)
+    walked, pulled = (
+        profile_gradient(Architecture(depth=3, heads=4, encoding=encoding, mixing=0.3, content=content), COTANGENT)
+        for content in (0.0, 1e-300)
+    )
+    for name in ("value", "mixing", "content", "slopes", "rates", "alphas"):
+        np.testing.assert_allclose(getattr(walked, name), getattr(pulled, name), rtol=1e-10, atol=1e-15, err_msg=name)
 
 
 def test_other_encodings_have_no_slope_but_the_rest() -> None:

@@ -28,7 +28,8 @@ def design(
     over: Annotated[
         str,
         typer.Option(
-            help="key_bias, gamma_key, gamma_alibi, spline, alibi, windows, mixing, sinks; several with commas."
+            help="key_bias, gamma_key, gamma_alibi, spline, alibi, windows, mixing, sinks; with --model also "
+            "norm_placement; several with commas."
         ),
     ] = "gamma_key",
     depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
@@ -59,6 +60,8 @@ def design(
     given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths, "seed": flags.seed}
     if model is None:
         options.refuse(context, ["count", "measured_at"], "is read with --model only")
+    elif "norm_placement" in given["over"]:
+        options.refuse(context, ["count", "measured_at"], "needs norms where they are: those of a network do not move")
     else:
         options.refuse(context, ["depth", "heads", "mixing"], "cannot be given with --model, which has its own")
         if not model.startswith("config:"):
@@ -87,7 +90,7 @@ def _of_model(
 
     model, seed = load_model(source), given["seed"]
     found, measured = find(target, model=model, theory="mean_field", **given), []
-    if isinstance(model, HuggingFaceModel):
+    if isinstance(model, HuggingFaceModel) and not found.choices:
         for n_positions in measured_at:
             prompts = load_prompts("synthetic", model, n_positions=n_positions, count=count, seed=seed)
             measured.append(measure_design(found, model, prompts, seed=seed))

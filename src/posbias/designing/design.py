@@ -5,7 +5,7 @@ a key bias for any target at one length. Everything else is searched for.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,32 @@ from posbias.checks import check_seed, check_whole, checked
 from posbias.comparison.metrics import wasserstein
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
-from posbias.designing.solving import FREE, AlibiSlopes, Free, GammaKeys, Problem, SlopedGammaKeys, SplineKeys
+from posbias.designing.solving import (
+    FREE,
+    AlibiSlopes,
+    Free,
+    GammaKeys,
+    KeyedSlopes,
+    Problem,
+    SlopedGammaKeys,
+    SplineKeys,
+)
 from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
+from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile
 
 KEY_BIAS = "key_bias"
 """The free parameter that has an exact solution for every target, at one length."""
 KEYED = (GammaKeys.name, SlopedGammaKeys.name, SplineKeys.name)
 """Free key biases that are defined at every length."""
+NORM_PLACEMENT = "norm_placement"
+"""Where norms stand, a choice that mean field alone tells apart."""
+RESIDUAL_SCALE = "residual_scale"
+OF_MODELS = (*KEYED, AlibiSlopes.name)
+"""What mean field searches; a norm placement may be chosen beside."""
 THEORIES = ("rollout", "mean_field")
 Vector = Float64[np.ndarray, "n_positions"]
 
@@ -55,6 +70,8 @@ class Design:
     """By free parameter: its values, layer 0 nearest the input."""
     residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
+    choices: dict[str, dict[int, Profile]] = field(default_factory=dict)
+    """Of every norm placement that could be chosen, by name: its profiles, designed; empty where they stay."""
 
     @property
     def range_nats(self) -> float:
@@ -77,8 +94,13 @@ class Design:
         """What gives a loaded model this key bias: `intervened(model, design.intervention)`.
 
         Raises:
-            UsageError: the design is not a key bias.
+            UsageError: the design is not a key bias alone.
         """
+        if self.choices:
+            raise UsageError(
+                f"norms of a loaded model stay where they are; build it with norm placement "
+                f"{self.parameters[NORM_PLACEMENT][0]}"
+            )
         layers = [groups[0].encoding for groups in self.architecture.head_groups]
         if not all(isinstance(encoding, KeyEncoding) for encoding in layers):
             raise UsageError(f"a design over {', '.join(self.over)} is no key bias, so no model can be given it")
@@ -120,13 +142,15 @@ def design(
         over: What may change: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent
             per layer: exact at every length for flat and power targets), "gamma_alibi" (the same, and a slope per
             head), "spline" (a smooth bias of ln(1 + j) per layer), "alibi" (a slope per head), "windows" (a width per
-            layer), "mixing", "sinks" (a logit per layer), or a list with one encoding and any of the last three.
+            layer), "mixing" (m_l of every layer, which is the scale of its attention branch beside the stream),
+            "sinks" (a logit per layer), or a list with one encoding and any of the last three. Of a model also
+            "norm_placement": pre, post, output or sandwich.
         depth: Layers L; of an architecture or a model its own.
         heads: Heads per layer.
         mixing: As in `Architecture`; by default that of a residual network.
         architecture: What is changed, in place of depth, heads and mixing.
-        model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi" (in place of the
-            model's own ALiBi) or "spline".
+        model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi", "alibi" (both
+            in place of the model's own slopes) or "spline", "norm_placement", or one of the first and the last.
         theory: "rollout" or "mean_field".
         n_positions: Context length N, or several, whose misfits are averaged.
         starts: Searches that are tried, the best kept.
@@ -146,6 +170,10 @@ def design(
     names = (over,) if isinstance(over, str) else tuple(over)
     if not names:
         raise UsageError(f"nothing is free; over takes {KEY_BIAS} or some of {', '.join(FREE)}")
+    if RESIDUAL_SCALE in names:
+        raise UsageError(f"over {RESIDUAL_SCALE}: a branch added s times is mixing s / (1 + s); ask for over='mixing'")
+    if NORM_PLACEMENT in names and theory != "mean_field":
+        raise UsageError(f"over {NORM_PLACEMENT}: a rollout has no norms; allowed with a model and theory='mean_field'")
     check_seed(seed)
     check_whole("starts", starts, least=1)
     lengths = _lengths(n_positions)
@@ -267,13 +295,37 @@ def _by_mean_field(
 ) -> Design:
     if model is None:
         raise UsageError("theory mean_field needs a model at initialisation: model=load_model('config:DIR')")
-    if len(names) > 1 or names[0] not in KEYED:
-        raise UsageError(f"over {', '.join(names)}: mean field designs over one of {', '.join(KEYED)}")
-    base = Architecture.from_model(model)
-    born = Initialisation(model, seed=seed)
+    keyed = [name for name in names if name != NORM_PLACEMENT]
+    if len(keyed) > 1 or not set(keyed) <= set(OF_MODELS):
+        raise UsageError(
+            f"over {', '.join(names)}: mean field designs over one of {', '.join(OF_MODELS)} and {NORM_PLACEMENT}; "
+            "windows and residual scale of a model are set by hand: window(width=W), attention_scaled(factor=F)"
+        )
+    search = {"starts": starts, "seed": seed}
+    if NORM_PLACEMENT not in names:
+        return _born(Initialisation(model, seed=seed), target, names, lengths, **search)
+    own = spec_of(model)
+    known = [name for name in PLACEMENTS if name != "post" or not any(layer.parallel for layer in own.layers)]
+    found = {name: _born(Initialisation(model, seed, name), target, names, lengths, **search) for name in known}
+    best = min(found, key=lambda name: sum(found[name].distances[n][0] for n in lengths))
+    return replace(
+        found[best],
+        before=_born(Initialisation(model, seed), target, (), lengths, **search).profiles,
+        parameters=found[best].parameters | {NORM_PLACEMENT: [best]},
+        choices={name: design.profiles for name, design in found.items()},
+    )
+
+
+def _born(
+    born: Initialisation, target: Target, names: tuple[str, ...], lengths: tuple[int, ...], *, starts: int, seed: int
+) -> Design:
+    """The key bias of a model, its norms where they are; without one, the model as it is."""
+    base = Architecture.from_model(born.model)
     if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
-    free = [FREE.build(names[0])]
-    values = solve_at_initialisation(born, base, free, target, lengths, starts=starts, seed=seed)
     task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, reach=born.reach)
-    return task.found(free, values)
+    sorts = [KeyedSlopes() if name == AlibiSlopes.name else FREE.build(name) for name in names if name in OF_MODELS]
+    born.check_lengths(lengths)
+    if not sorts:
+        return task.done(base, {})
+    return task.found(sorts, solve_at_initialisation(born, base, sorts, target, lengths, starts=starts, seed=seed))

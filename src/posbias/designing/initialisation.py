@@ -23,7 +23,7 @@ from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import MOST_BINS, Bins, growing_bins, needs_every_position
 from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.mean_field.recursion import Level, Setting, ValueOnly, input_kernel, run_backward, run_forward
-from posbias.theory.mean_field.spec import MeanFieldSpec
+from posbias.theory.mean_field.spec import MeanFieldSpec, with_norms
 
 QUICK_WIDTH = 0.06
 """Width of a quick bin over its position: norms agree within a few percent, which the correction takes away."""
@@ -44,12 +44,15 @@ class Initialisation:
     model: Model
     seed: int = 0
     """Of sampled heads: the same for every design, so that designs compare."""
+    placement: str | None = None
+    """Where its norms are moved to; None: they stay."""
     spec: MeanFieldSpec = field(init=False)
     known: dict[tuple[str, int], Vector] = field(init=False, default_factory=dict)
     """Full profiles, by the biases and the length."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", spec_of(self.model))
+        own = spec_of(self.model)
+        object.__setattr__(self, "spec", own if self.placement is None else with_norms(own, self.placement))
 
     @property
     def groups(self) -> list[HeadGroup]:
@@ -78,6 +81,11 @@ class Initialisation:
         """The longest context that the full theory and the model hold."""
         single = isinstance(self.level(2), SampledHeads) or any(map(needs_every_position, self.groups))
         return min(MOST_BINS if single else np.inf, self.model.max_positions or np.inf)
+
+    def check_lengths(self, lengths: Sequence[int]) -> None:
+        """Refuse contexts beyond the reach."""
+        if max(lengths) > self.reach:
+            raise UsageError(f"mean field of this model reaches {self.reach:.0f} positions, got {max(lengths)}")
 
     def full(self, architecture: Architecture, n_positions: int) -> Vector:
         """The profile at the level that the model needs."""
@@ -123,8 +131,7 @@ def solve_at_initialisation(
     Raises:
         UsageError: a length beyond what the theory or the model holds.
     """
-    if max(lengths) > born.reach:
-        raise UsageError(f"mean field of this model reaches {born.reach:.0f} positions, got {max(lengths)}")
+    born.check_lengths(lengths)
     near: Values | None = None
     if len(free) == 1 and free[0].refines is not None:
         fewer = [FREE.build(free[0].refines)]

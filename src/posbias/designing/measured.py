@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.comparison.subject import PromptComparison, Sample, compare_with_prompts
-from posbias.designing.design import Design
+from posbias.designing.design import Design, distance_apart
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
@@ -119,6 +119,10 @@ def design_record(
         "parameters": {name: list(values) for name, values in design.parameters.items()},
     }
     arrays: dict[str, np.ndarray] = {}
+    for name, profiles in design.choices.items():
+        arrays |= {f"choice/{name}/{n}": profile.influence for n, profile in profiles.items()}
+        left = {n: distance_apart(profile, design.targets[n]) for n, profile in profiles.items()}
+        scalars.setdefault("choices", {})[name] = [{"n_positions": n, "after": after} for n, after in left.items()]
     for n, profile in design.profiles.items():
         arrays |= {f"profile/{n}": profile.influence, f"before/{n}": design.before[n].influence}
         arrays[f"target/{n}"] = design.targets[n]

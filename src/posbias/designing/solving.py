@@ -206,6 +206,15 @@ class AlibiSlopes(Differentiable):
         return np.asarray(found.slopes.sum(axis=0) * np.exp(values))
 
 
+class KeyedSlopes(AlibiSlopes):
+    """The same on a model, in place of its own ALiBi: a key bias that rises by the slope from key to key."""
+
+    def change(self, base: Architecture, values: Vector) -> Architecture:
+        """The slopes less what is there: a key bias is added to it."""
+        slopes = [float(slope) for slope in np.exp(values) - own_slopes(base)]
+        return replace(base, encoding=GammaKey(1.0, slopes))
+
+
 @FREE.register("mixing")
 @dataclass(frozen=True)
 class Mixings(Differentiable):

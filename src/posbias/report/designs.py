@@ -57,6 +57,9 @@ def _statements(record: Record) -> list[str]:
     if other:
         carried = ", ".join(f"{entry['after']:.2g} at {entry['n_positions']}" for entry in other)
         said.append(f"At lengths that were not asked for: W1 {carried}.")
+    if chosen := scalars["parameters"].get("norm_placement"):
+        others = ", ".join(name for name in scalars["choices"] if name != chosen[0])
+        said.append(f"Norm placement {chosen[0]} comes nearest; the others are {others}.")
     if scalars["range_nats"]:
         said.append(f"The key biases of a layer span at most {scalars['range_nats']:.3g} nats.")
     if record.resolved["theory"] == "rollout":
@@ -78,8 +81,12 @@ def _tables(record: Record) -> list[Table]:
         for entry in record.scalars["distances"]
     ]
     tables = [Table("W1 to the target, by length", ["positions", "designed", "as it was"], rows)]
+    if choices := record.scalars.get("choices"):
+        lengths = [f"{entry['n_positions']} positions" for entry in next(iter(choices.values()))]
+        rows = [[name, *(f"{entry['after']:.3g}" for entry in entries)] for name, entries in choices.items()]
+        tables.append(Table("W1 to the target with every norm placement, designed", ["norms", *lengths], rows))
     for name, values in record.scalars["parameters"].items():
-        if len(values) <= 128:
+        if len(values) <= 128 and name != "norm_placement":
             rows = [value if isinstance(value, list) else [value] for value in values]
             cells = [[str(index), *(f"{value:.6g}" for value in row)] for index, row in enumerate(rows)]
             # A spline has a column for every knot.

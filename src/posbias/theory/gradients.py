@@ -18,9 +18,9 @@ from scipy.special import digamma
 from posbias.architecture import Architecture, GammaKey
 from posbias.errors import UsageError
 from posbias.theory.kernels import IntervalKernel, Kernel, LinearKernel, SumKernel
+from posbias.theory.kernels.derivatives import Walk, walks
 from posbias.theory.kernels.distance import Correlation
 from posbias.theory.kernels.keys import KeyKernel
-from posbias.theory.kernels.loops import sweep_derivatives
 from posbias.theory.rollout import Rollout
 
 Vector = Float64[np.ndarray, "n_positions"]
@@ -81,52 +81,37 @@ def profile_gradient(architecture: Architecture, cotangent: Float64[np.ndarray, 
     rows = [rollout.unit(-1)]
     for layer in reversed(range(architecture.depth)):
         rows.append(rollout.pull_layer(layer, rows[-1]))
-    column = cotangent
+    column, walked = cotangent, walks(rollout.kernels)
     for layer, (kernel, mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
         state = _LayerState(rows[-2 - layer], column, float(mixing) / architecture.heads)
-        mean = np.sum([_part_gradients(part, state, layer, found) for part in _parts(kernel)], axis=0)
+        parts = [_part_gradients(part, walked.get(part), state, layer, found) for part in _parts(kernel)]
+        mean = np.sum(parts, axis=0)
         found.mixing[layer] = state.row @ (mean - column)
         column = (1 - mixing) * column + mixing * mean
     return replace(found, value=float(column[-1]))
 
 
 def _part_gradients(
-    kernel: IntervalKernel | KeyKernel, state: _LayerState, layer: int, found: ProfileGradient
+    kernel: IntervalKernel | KeyKernel, walk: Walk | None, state: _LayerState, layer: int, found: ProfileGradient
 ) -> Vector:
     """By the parameters of some heads of a layer; returns their part of the layer's push of the column."""
-    parameters = _walked(kernel)
-    if parameters is not None:
-        decaying, pushed = isinstance(kernel, LinearKernel), np.empty_like(state.column)
-        by_parameter, by_content = np.empty_like(parameters), np.empty_like(parameters)
-        sweep_derivatives(
-            state.column, state.row, parameters, kernel.weights, decaying, pushed, by_parameter, by_content
-        )
-        for head, members in enumerate(kernel.members):
-            heads = kernel.group.heads[members] if isinstance(kernel, LinearKernel) else members
-            found.content[layer, heads] = state.share * by_content[head]
-            if decaying:
-                found.slopes[layer, heads] = state.share * by_parameter[head]
-                found.rates[layer, heads] = -state.share * by_parameter[head] / parameters[head]
-            else:
-                found.alphas[layer, heads] = state.share * by_parameter[head]
+    if walk is None:
+        pushed = _signed(kernel.push, state.column)
+        if isinstance(kernel, KeyKernel):
+            _key_gradients(kernel, pushed, state, layer, found)
+        else:
+            _interval_gradients(kernel, state, layer, found)
         return pushed
-    pushed = _signed(kernel.push, state.column)
-    if isinstance(kernel, KeyKernel):
-        _key_gradients(kernel, pushed, state, layer, found)
-    else:
-        _interval_gradients(kernel, state, layer, found)
+    pushed, by_parameter, by_content = walk(state.column, state.row)
+    for head, members in enumerate(kernel.members):
+        heads = kernel.group.heads[members] if isinstance(kernel, LinearKernel) else members
+        found.content[layer, heads] = state.share * by_content[head]
+        if walk.decaying:
+            found.slopes[layer, heads] = state.share * by_parameter[head]
+            found.rates[layer, heads] = -state.share * by_parameter[head] / walk.parameters[head]
+        else:
+            found.alphas[layer, heads] = state.share * by_parameter[head]
     return pushed
-
-
-def _walked(kernel: IntervalKernel | KeyKernel) -> Vector | None:
-    """Rates or exponents of causal heads without content and sinks; None of others."""
-    if isinstance(kernel, KeyKernel):
-        return kernel.alphas
-    if not isinstance(kernel, LinearKernel) or kernel.slopes.min() < 0:
-        return None
-    bare = not np.any(kernel.group.content) and bool(np.all(kernel.group.sinks == -np.inf))
-    whole = kernel.window >= kernel.n_positions - 1 and kernel.prefix < 2
-    return kernel.rates if bare and whole else None
 
 
 def _interval_gradients(kernel: IntervalKernel, state: _LayerState, layer: int, found: ProfileGradient) -> None:

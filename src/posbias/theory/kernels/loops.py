@@ -202,42 +202,62 @@ def sweep_gamma(signal, alphas, weights, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def sweep_derivatives(signal, row, parameters, weights, decaying, pushed, by_parameter, by_content):
-    """One walk up for causal heads A_h with keys exp(slope j), `decaying` at rates exp(-slope), or gamma keys, alphas.
+def derivative_tables(parameters, decaying, first, state, share, lead):
+    """What `sweep_derivatives` needs of the positions from `first` on, in share and lead [n, head].
 
-    pushed = sum_h weights_h A_h signal; by_parameter_h = row (dA_h / d slope or alpha) signal; by_content_h the same by
-    the logit of a query's own position. A query gives `share` to itself and the rest to the mean over the keys before,
-    so dA signal is a covariance of signal and the derivative of the keys' logits, which is updated as such.
+    share is a query's attention to itself; lead is how far the derivative of its own key's logit, by the slope or by
+    alpha, lies above its mean over the keys before. state is (last, ahead), [head] each: the normaliser of the position
+    before (`decaying`) or its reciprocal, and the lead of its key over its own mean; updated to the end.
     """
-    heads = weights.size
-    inverse = np.ones(heads)
-    norm = np.zeros(heads)
-    mean = np.zeros(heads)
-    ahead = np.zeros(heads)
-    covariance = np.zeros(heads)
-    by_parameter[:] = 0.0
-    by_content[:] = 0.0
+    last, ahead = state
+    for t in range(share.shape[0]):
+        position = float(first + t)
+        near = t > 0 and position >= REFINED
+        # Short loops over heads, which processors take several heads at a time.
+        if decaying:
+            for head in range(parameters.size):
+                last[head] = 1.0 + parameters[head] * last[head]
+            for head in range(parameters.size):
+                share[t, head] = _reciprocal(last[head], share[t - 1, head]) if near else 1.0 / last[head]
+            for head in range(parameters.size):
+                lead[t, head] = ahead[head] + 1.0
+        else:
+            for head in range(parameters.size):
+                lead[t, head] = ahead[head] + last[head]
+            for head in range(parameters.size):
+                norm = position + parameters[head]
+                last[head] = _reciprocal(norm, last[head]) if near else 1.0 / norm
+            for head in range(parameters.size):
+                share[t, head] = parameters[head] * last[head]
+        for head in range(parameters.size):
+            ahead[head] = (1.0 - share[t, head]) * lead[t, head]
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+@no_type_check
+def sweep_derivatives(signal, row, tables, weights, carried, pushed, derivatives):
+    """One walk up for causal heads A_h with keys exp(slope j) or gamma keys, given `derivative_tables`.
+
+    pushed = sum_h weights_h A_h signal. derivatives are (by_parameter, by_content), [head] each, and are added to:
+    row (dA_h / d slope or alpha) signal, and the same by the logit of a query's own position. A query gives `share` to
+    itself and the rest to the mean over the keys before, so dA signal is a covariance of signal and the derivative of
+    the keys' logits, which is updated as such. carried is (mean, covariance), updated to the end of the signal.
+    """
+    share, lead = tables
+    mean, covariance = carried
+    by_parameter, by_content = derivatives
     for t in range(signal.size):
         value = signal[t]
         weight = row[t]
         total = 0.0
-        for head in range(heads):
-            before = inverse[head]
-            norm[head] = 1.0 + parameters[head] * norm[head] if decaying else t + parameters[head]
-            if t < REFINED:
-                inverse[head] = 1.0 / norm[head]
-            else:
-                inverse[head] = _reciprocal(norm[head], before)
-            share = inverse[head] if decaying else parameters[head] * inverse[head]
-            kept = 1.0 - share if decaying else t * inverse[head]
-            # How far the derivative of this key's logit lies above its mean over the keys before.
-            lead = ahead[head] + (1.0 if decaying else before)
-            off = value - mean[head]
-            moved = kept * (covariance[head] + share * lead * off)
-            covariance[head] = moved if abs(moved) > TINY else 0.0
-            mean[head] += share * off
-            ahead[head] = kept * lead
+        for head in range(weights.size):
+            kept = 1.0 - share[t, head]
+            step = share[t, head] * (value - mean[head])
+            moved = kept * (covariance[head] + lead[t, head] * step)
+            moved = moved if abs(moved) > TINY else 0.0
+            covariance[head] = moved
+            mean[head] += step
             total += weights[head] * mean[head]
-            by_parameter[head] += weight * covariance[head]
-            by_content[head] += weight * share * (value - mean[head])
+            by_parameter[head] += weight * moved
+            by_content[head] += weight * (kept * step)
         pushed[t] = total

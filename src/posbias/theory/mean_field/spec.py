@@ -6,7 +6,7 @@ nothing about the initialiser has to be known. Norms, linear maps and MLPs carry
 backwards (docs/theory, section 4).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,14 @@ from posbias.theory.reference import attention_parts, mlp_parts, norm_of
 
 EMBEDDING_ROWS = 4096
 """Rows of the embedding whose mean square is taken: its relative error is then below 0.2 % at width 256."""
+PLACEMENTS = {
+    "pre": (True, False, False),
+    "post": (False, False, True),
+    "output": (False, True, False),
+    "sandwich": (True, True, False),
+}
+"""Where norms stand: before a branch (Llama); on the stream after the addition (the first transformer); on what a
+branch puts out (OLMo-2); before a branch and on what it puts out (Gemma 3)."""
 CLIP_DEVIATIONS = 5.0
 """A clamp this many standard deviations out never acts."""
 
@@ -177,9 +185,59 @@ class MeanFieldSpec:
     final_norm: NormSpec | None = None
 
     @property
+    def branches(self) -> list[AttentionSpec | MlpSpec]:
+        """Of all layers, from the input up."""
+        return [part for layer in self.layers for part in (layer.attention, layer.mlp) if part is not None]
+
+    @property
     def input_power(self) -> float:
         """Mean square of the input features, positions included except `added`, before any norm."""
         return self.embedding + self.positions
+
+
+def norm_placement(spec: MeanFieldSpec) -> str | None:
+    """The placement that all branches share, one of `PLACEMENTS`; None: they share none, or some have no norm."""
+    found = {tuple(norm is not None for norm in norms) for norms in map(_norms, spec.branches)}
+    return next((name for name, there in PLACEMENTS.items() if found == {there}), None)
+
+
+def with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
+    """The same decoder with its norms elsewhere; each branch keeps the gain and epsilon of its first one.
+
+    Post-norm has no norm at the end, the others have one.
+
+    Args:
+        spec: A decoder whose branches all have a norm.
+        placement: One of `PLACEMENTS`.
+
+    Raises:
+        UsageError: an unknown placement, a branch without a norm, or post-norm for branches that are parallel.
+    """
+    if placement not in PLACEMENTS:
+        raise UsageError(f"norm placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+    if any(not any(_norms(branch)) for branch in spec.branches):
+        raise UsageError("mean field moves norms that are there; this model has a branch without one")
+    if placement == "post" and any(layer.parallel for layer in spec.layers):
+        raise UsageError("parallel branches join the stream together, so no norm can stand after each; allowed: pre, "
+                         "output, sandwich")  # fmt: skip
+    if placement == norm_placement(spec):
+        return spec
+
+    def moved(branch: Any) -> Any:
+        if branch is None:
+            return None
+        norm = next(norm for norm in _norms(branch) if norm is not None)
+        before, after, stream = (norm if there else None for there in PLACEMENTS[placement])
+        return replace(branch, pre_norm=before, post_norm=after, residual=replace(branch.residual, norm=stream))
+
+    layers = tuple(replace(layer, attention=moved(layer.attention), mlp=moved(layer.mlp)) for layer in spec.layers)
+    last = next(norm for norm in _norms(spec.branches[-1]) if norm is not None)
+    return replace(spec, layers=layers, final_norm=None if placement == "post" else spec.final_norm or last)
+
+
+def _norms(branch: AttentionSpec | MlpSpec) -> tuple[NormSpec | None, NormSpec | None, NormSpec | None]:
+    """Before the branch, on what it puts out, and on the stream after the addition."""
+    return branch.pre_norm, branch.post_norm, branch.residual.norm
 
 
 def spec_of(model: Model) -> MeanFieldSpec:
