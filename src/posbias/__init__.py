@@ -23,19 +23,18 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
     compare: Every registered distance of a prediction to a measurement, beside the flat line's.
-    counterfactuals: Replace one ingredient at a time, in the model and in the theories, and keep every prompt's
-        profile.
     design: The architecture whose profile is the target.
     evaluate: Put every sample at every position to one model, and judge its answers.
+    fit: A method with the parameters that suit a model, from calibration samples alone.
     intervened: Within the context, the model with one ingredient replaced; measure it like any other.
     load_model: Load a causal language model, frozen and in evaluation mode.
     load_prompts: Equally long prompts for a model.
     load_record: Read a run directory written by `Record.save`.
     measure: Measure how much every input position influences the output, and how strongly each layer mixes.
     measured_use: The curve of a finished run, for placing passages.
+    mitigated: Within the context, a model under a method against position bias; `install` leaves it so.
     place: Order passages so that the relevant ones stand where this model uses them.
     predict: The position-bias profile a theory predicts.
-    run_study: Train all members of a study and save each that ended well as a model directory.
     uniform_profile: The flat baseline: every position weighs 1/N.
     write_report: Write `report.html` and a PNG per figure into the directory `out`, each atomically, the page
         last.
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from posbias.architecture import Architecture
     from posbias.auditing import AuditOptions, audit
     from posbias.comparison import compare
-    from posbias.decomposition import counterfactuals
     from posbias.designing import design
     from posbias.errors import RunError, UsageError
     from posbias.evaluation import EvaluateOptions, evaluate, measured_use, place
@@ -59,13 +57,14 @@ if TYPE_CHECKING:
     from posbias.measurement.attention.streaming import attention_statistics
     from posbias.measurement.measurement import MeasureOptions, measure
     from posbias.measurement.outputs import PassOptions
+    from posbias.mitigation import mitigated
+    from posbias.mitigation.fitting import fit
     from posbias.models.loading import load_model
     from posbias.profiles import Profile, uniform_profile
     from posbias.prompts.loading import load_prompts
     from posbias.records import Record, load_record
     from posbias.report import write_report
     from posbias.theory import closed_form, predict
-    from posbias.training import run_study
 
 _HOMES = {
     name: home
@@ -73,7 +72,6 @@ _HOMES = {
         "architecture": "Architecture",
         "auditing": "AuditOptions audit",
         "comparison": "compare",
-        "decomposition": "counterfactuals",
         "designing": "design",
         "errors": "RunError UsageError",
         "evaluation": "EvaluateOptions evaluate measured_use place",
@@ -82,13 +80,14 @@ _HOMES = {
         "measurement.attention.streaming": "attention_statistics",
         "measurement.measurement": "MeasureOptions measure",
         "measurement.outputs": "PassOptions",
+        "mitigation": "mitigated",
+        "mitigation.fitting": "fit",
         "models.loading": "load_model",
         "profiles": "Profile uniform_profile",
         "prompts.loading": "load_prompts",
         "records": "Record load_record",
         "report": "write_report",
         "theory": "closed_form predict",
-        "training": "run_study",
     }.items()
     for name in names.split()
 }
@@ -111,18 +110,18 @@ __all__ = [
     "audit",
     "closed_form",
     "compare",
-    "counterfactuals",
     "design",
     "evaluate",
+    "fit",
     "intervened",
     "load_model",
     "load_prompts",
     "load_record",
     "measure",
     "measured_use",
+    "mitigated",
     "place",
     "predict",
-    "run_study",
     "uniform_profile",
     "write_report",
 ]

@@ -15,6 +15,7 @@ Measured coverage of all: docs/intervals.md.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,8 @@ POWER = 0.8
 """Chance of finding an effect of the size that is called detectable."""
 NUDGE = 1e-9
 """Share of the way to the limit at which the search for an end begins."""
+CACHED = 1 << 14
+"""Intervals of counts that are kept: comparisons of many positions and methods ask for the same ones again."""
 
 Binary = Float64[np.ndarray, "n_units"]
 """0 or 1 per unit."""
@@ -343,13 +346,17 @@ def wilson(values: Float64[np.ndarray, "n"], confidence: float = CONFIDENCE) -> 
 
     Source: Wilson 1927; it inverts the score test and has length above 0 at 0 % and 100 % too.
     """
-    from scipy.stats import binomtest
-
     if not len(values):
         return Interval(np.nan, -np.inf, np.inf)
-    share = float(values.mean())
-    ends = binomtest(round(values.sum()), len(values)).proportion_ci(confidence, method="wilson")
-    return Interval(share, float(ends.low), float(ends.high)).including(share)
+    return _wilson(round(values.sum()), len(values), confidence)
+
+
+@lru_cache(maxsize=CACHED)
+def _wilson(successes: int, count: int, confidence: float) -> Interval:
+    from scipy.stats import binomtest
+
+    ends = binomtest(successes, count).proportion_ci(confidence, method="wilson")
+    return Interval(successes / count, float(ends.low), float(ends.high)).including(successes / count)
 
 
 def paired_shares(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> tuple[Interval, float]:
@@ -375,11 +382,15 @@ def tango(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> Inte
 
     Source: Tango 1998, "Equivalence test and confidence interval for the difference in proportions", eq. 9.
     """
+    return _tango(float((first * (1 - second)).sum()), float(((1 - first) * second).sum()), len(first), confidence)
+
+
+@lru_cache(maxsize=CACHED)
+def _tango(gained: float, lost: float, count: int, confidence: float) -> Interval:
+    """Of units that only the first has, that only the second has, and of all."""
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
-    count = len(first)
-    gained, lost = float((first * (1 - second)).sum()), float(((1 - first) * second).sum())
     critical = float(ndtri((1 + confidence) / 2))
 
     def score(difference: float, level: float) -> float:
@@ -409,17 +420,17 @@ def holm(p_values: Float64[np.ndarray, "n_tests"]) -> Float64[np.ndarray, "n_tes
     return adjusted
 
 
-def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE) -> float:
-    """Smallest true mean of a paired quantity that a two-sided t-test finds with POWER; infinite below 2 units.
+def detectable(spread: float, n_samples: int, *, alpha: float = 1 - CONFIDENCE, power: float = POWER) -> float:
+    """Smallest true mean of a paired quantity that a two-sided t-test finds with this power; infinite below 2 units.
 
     (t[1 - alpha/2] + t[power]) spread / sqrt(n), quantiles of Student's t with n - 1 degrees of freedom; spread is the
-    standard deviation over samples, alpha in (0, 1) is divided by the number of comparisons.
+    standard deviation over samples, alpha and power lie in (0, 1); alpha is divided by the number of comparisons.
     """
     from scipy.special import stdtrit
 
-    if not (0 < alpha < 1 and spread >= 0):
-        raise UsageError(f"detectable needs alpha in (0, 1) and spread >= 0, got {alpha} and {spread}")
+    if not (0 < alpha < 1 and 0 < power < 1 and spread >= 0):
+        raise UsageError(f"detectable needs alpha and power in (0, 1) and spread >= 0, got {alpha}, {power}, {spread}")
     if n_samples < 2:
         return float("inf")
-    quantiles = stdtrit(n_samples - 1, 1 - alpha / 2) + stdtrit(n_samples - 1, POWER)
+    quantiles = stdtrit(n_samples - 1, 1 - alpha / 2) + stdtrit(n_samples - 1, power)
     return float(quantiles * spread / np.sqrt(n_samples))

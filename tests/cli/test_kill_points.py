@@ -79,7 +79,7 @@ CASES = {
     "report": Case("report WHOLE/measure WHOLE/audit", (), resumes=False, needs=("measure", "audit")),
     "reproduce": Case("reproduce icl-2502.01951 --size smoke --study depth --threads 1"),
 }
-VOLATILE = {"cost": 0, "cost_of_influence": 0, "reused": 0}
+VOLATILE = {"cost": 0, "cost_of_influence": 0, "reused": 0, "seconds": 0}
 """Scalars that depend on time, or on what was interrupted."""
 COUNTED = {"tokens_processed": 0, "tokens_plain": 0}
 """What asking took: work that a kill undid was done, and is counted, twice."""

@@ -1,6 +1,7 @@
 """Every mask x encoding x content: pulls and pushes equal dense products, entry by entry, tiny ones included."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,14 @@ class Case:
     matrix: np.ndarray
 
 
+@cache
+def encoding_of(spelling: str) -> Any:
+    """Thousands of numbers take longer to read than a kernel to build."""
+    return ENCODINGS.parse(spelling)
+
+
 def kernel_of(mask: Any, encoding: Any, n_positions: int, content: Any = 0.0, sinks: Any = None) -> Case:
+    encoding = encoding_of(encoding) if isinstance(encoding, str) else encoding
     architecture = Architecture(depth=1, heads=4, mask=mask, encoding=encoding, content=content, sinks=sinks)
     kernel = layer_kernels(architecture, n_positions)[0]
     return Case(kernel, kernel.matrix())

@@ -152,18 +152,26 @@ def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidenc
     complete = complete_samples(scores, "a comparison")
     n_samples, n_positions = complete.shape
     best, pairs = int(np.argmax(complete.mean(axis=0))), n_positions * (n_positions - 1) // 2
-    fitted, binary = _cross_fitted(complete, generator), is_binary(complete)
-    differences = []
+    fitted, differences = _cross_fitted(complete, generator), []
     for position in range(n_positions):
-        if position == best:
-            continue
-        if binary:
-            interval, p = paired_shares(complete[:, position], complete[:, best], 1 - (1 - confidence) / pairs)
-        else:
-            tested = contrast_of(complete, _pair_weights(n_positions, position, best), (1 - confidence) / pairs)
-            interval, p = tested.value, tested.p
-        differences.append(Difference(position, interval, float(fitted[position]), p, min(1.0, pairs * p)))
+        if position != best:
+            tested = paired_difference(complete[:, position], complete[:, best], (1 - confidence) / pairs)
+            adjusted = min(1.0, pairs * tested.p)
+            differences.append(Difference(position, tested.value, float(fitted[position]), tested.p, adjusted))
     return Comparison(best, tuple(differences), n_samples)
+
+
+def paired_difference(
+    first: Float64[np.ndarray, "n_samples"], second: Float64[np.ndarray, "n_samples"], alpha: float = 1 - CONFIDENCE
+) -> Contrast:
+    """Mean of `first` less mean of `second` on the same samples (>= 2, no NaN), with an interval that covers 1 - alpha.
+
+    Tango's interval and McNemar's exact test where scores are 0 and 1, `contrast_of` otherwise.
+    """
+    pair = np.column_stack([first, second])
+    if is_binary(pair):
+        return Contrast(*paired_shares(first, second, 1 - alpha))
+    return contrast_of(pair, np.array([1.0, -1.0]), alpha)
 
 
 def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE) -> Contrast:

@@ -6,10 +6,11 @@ paired statistics; finished samples are kept, so that a killed run or one whose 
 The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
 `skipped` {position: examples}, `measures` [name], `curves` {measure: `PositionCurve.as_record`}, `cut_off`, `examples`,
-`reused`, `cost`. The texts go beside it, one JSON object per line.
+`reused`, `cost`, `seconds`. The texts go beside it, one JSON object per line.
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ from posbias.progress import track
 from posbias.records import Record, load_record
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
-DECIDING = ("kind", "model", "address", "body", "tokenizer")
+DECIDING = ("kind", "model", "address", "body", "tokenizer", "method")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
 OUTPUTS_FILE = "outputs.jsonl"
 BEHAVIOUR = "behaviour"
@@ -75,6 +76,8 @@ class Evaluation:
     """Hash of the file that the samples were read from; None where the task makes its own."""
     fingerprint: str = ""
     """Of everything the evaluation depends on."""
+    seconds: float = 0.0
+    """That the requests took, over all sittings."""
 
     @property
     def skipped(self) -> dict[int, int]:
@@ -143,13 +146,14 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
     cost = preflight_answers(waiting, task, options, responder)
     chunks = [waiting[start : start + options.together] for start in range(0, len(waiting), options.together)]
     for chunk in track(chunks, f"requests of {task}"):
-        before = responder.counts()
+        before, begin = responder.counts(), time.perf_counter()
         found = request_samples(chunk, task, options, responder)
+        seconds = time.perf_counter() - begin
         taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
         for sample, piece in zip(chunk, found, strict=True):
-            effort = {"counts": taken, "learnt": responder.learnt(), "cost": cost}
+            effort = {"counts": taken, "learnt": responder.learnt(), "cost": cost, "seconds": seconds}
             finished[sample.piece] = store.keep(sample.piece, {**piece, EFFORT: as_bytes(effort)})
-            taken = {}  # what the samples of a chunk took together is the first one's
+            taken, seconds = {}, 0.0  # what the samples of a chunk took together is the first one's
     pieces = [finished[sample.piece] for sample in samples]
     efforts = [read_json(piece, EFFORT) for piece in pieces]
     total: Counter[str] = Counter()
@@ -172,6 +176,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         cost=max([effort["cost"] for effort in efforts], key=lambda expected: expected.get("prompts", 0)),
         file_sha256=data,
         fingerprint=_fingerprint(settings, samples, options),
+        seconds=sum(effort["seconds"] for effort in efforts),
     )
 
 
@@ -208,6 +213,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
             "file_sha256": evaluation.file_sha256,
             "scoring": evaluation.task.scoring,
             "count": options.count,
+            **({"skip": options.skip} if options.skip else {}),
             "positions": list(evaluation.positions),
             "max_tokens": options.max_tokens,
             "responder": dict(evaluation.responder),
@@ -224,6 +230,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "examples": len(evaluation.outputs),
         "reused": evaluation.reused,
         "cost": dict(evaluation.cost),
+        "seconds": evaluation.seconds,
     }
     record.arrays = {
         "positions": np.array(evaluation.positions),

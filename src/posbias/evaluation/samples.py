@@ -34,6 +34,8 @@ class EvaluateOptions:
 
     count: int = 50
     """Samples, each requested at every position, >= 1."""
+    skip: int = 0
+    """Samples of the task that are passed over before them, >= 0."""
     positions: Sequence[int] | None = None
     """Of the moved item; None: at most SPREAD_POSITIONS, evenly spread, both ends among them."""
     seed: int = 0
@@ -55,6 +57,7 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         check_whole("evaluate: count", self.count, least=1)
+        check_whole("evaluate: skip", self.skip, least=0)
         check_whole("evaluate: together", self.together, least=1)
         check_seed(self.seed)
         for name in ("max_tokens", "max_memory"):
@@ -96,7 +99,8 @@ class Sample:
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
     """The samples of a task, each with its examples at all positions, lazily."""
     positions = options.positions_of(task)
-    drawn = task.examples(tokenizer, count=options.count, positions=positions, seed=options.seed)
+    drawn = task.examples(tokenizer, count=options.skip + options.count, positions=positions, seed=options.seed)
+    drawn = itertools.islice(drawn, options.skip * len(positions), None)
     for name, group in itertools.groupby(drawn, key=lambda example: example.sample):
         examples = tuple(group)
         if len(examples) != len(positions):

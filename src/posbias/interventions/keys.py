@@ -1,28 +1,26 @@
 """A key bias on a model: a number added to the logit of every key, for all queries and whatever the content.
 
-It is added to the mask that each attention module reads, so that grouped heads, windows, caches and batches with
-padding go on as they are.
+Grouped heads, windows, caches and batches with padding go on as they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, Mask, NoEncoding
 from posbias.errors import UsageError
+from posbias.interventions.attention import Attended, AttentionCall, Padding, attending, is_wired, past_length
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked
 from posbias.interventions.masks import HIDDEN_SCORE, additive, check_maskable
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
-
-CACHES = ("past_key_values", "layer_past")
-"""Under which names attention modules are given their cache."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +88,13 @@ class KeyBiased(Intervention):
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
-        """Add the bias to every attention module's mask."""
-        check_maskable(model, self)
+        """Add the bias in every attention module."""
         family = model.family
-        blocks, heads = family.blocks(model.network), family.heads(model.config)
-        biases = self.layers(len(blocks))
+        heads = family.heads(model.config)
+        biases = self.layers(family.depth(model.config))
         for bias in biases:
             bias.check_heads(heads)
-        padding = _Padding()
-        hooks = [_hook(bias, heads, family.mask(model.config, layer), padding) for layer, bias in enumerate(biases)]
-        modules: list[tuple[nn.Module, Any]] = [
-            (model.network, padding.read),
-            *((b.attention, hook) for b, hook in zip(blocks, hooks, strict=True)),
-        ]
-        with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in modules):
+        with biased(model, self, lambda layer, n: torch.tensor(biases[layer].key_logits(n, heads))):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -130,60 +121,83 @@ class KeyBiased(Intervention):
         return replace(architecture, encoding=self.layers(architecture.depth))
 
 
-class _Padding:
-    """How many slots at the beginning of every prompt of a batch are padding, as the network is told."""
-
-    def __init__(self) -> None:
-        self.slots: Tensor | None = None
-
-    def read(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A hook on the whole network: its two-dimensional mask, if any."""
-        shown = named.get("attention_mask")
-        padded = isinstance(shown, Tensor) and shown.ndim == 2 and not bool(shown.all())
-        self.slots = (shown.cumsum(-1) == 0).sum(-1) if padded else None  # type: ignore[union-attr]
+Logits = Callable[[int, int], Float[Tensor, "heads n"]]
+"""The bias of the first n keys in a layer, from the layer and n; a gradient flows through it."""
 
 
-def _hook(
-    bias: KeyEncoding, heads: int, own: Mask, padding: _Padding
-) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Add a layer's bias to the mask that its attention module is given, or to its own mask where it is given none.
+@contextmanager
+def biased(
+    model: HuggingFaceModel, intervention: Intervention | str, logits: Logits, *, first_query: int = 0
+) -> Iterator[None]:
+    """Within the context, numbers are added to the logits of every layer's keys, for queries from `first_query` on.
 
-    The last key is the last position; a window's cache holds no others before its first.
+    Where a family's attention goes through transformers' interface they are carried by further features of queries and
+    keys, elsewhere by the mask, which only serves a bias for all queries.
     """
-    known: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+    known: dict[int, Tensor] = {}
 
-    def biased(n_positions: int, like: Tensor) -> Tensor:
-        key = n_positions, like.dtype, like.device
-        if key not in known:
-            known.clear()  # decoding asks for one length after another
-            known[key] = torch.as_tensor(_centred(bias.key_logits(n_positions, heads))).to(like)
-        return known[key]
+    def bias(layer: int, n_positions: int, like: Tensor) -> Float[Tensor, "heads n"]:
+        """Of at least so many keys."""
+        table = known.get(layer)
+        if table is not None and table.shape[1] >= n_positions:
+            return table
+        if table is None:
+            table = logits(layer, n_positions)
+        else:  # decoding asks for one length after another
+            try:
+                table = logits(layer, n_positions + n_positions // 4)
+            except UsageError:
+                table = logits(layer, n_positions)
+        # With the largest at 0, which changes no softmax, and keeps half precision in range.
+        centred = (table - table.detach().amax(dim=1, keepdim=True)).to(like.device)
+        centred = centred.to(torch.promote_types(like.dtype, torch.float32))
+        if not centred.requires_grad:
+            known[layer] = centred
+        return centred
+
+    def attend(call: AttentionCall) -> Attended:
+        positions = call.key_positions
+        added = bias(call.layer, int(positions.max()) + 1, call.query)
+        share = (call.query_positions >= first_query).to(added) if first_query else None
+        return call.run_biased(added[:, positions].transpose(0, 1), share)
+
+    if is_wired(model) or first_query:
+        with attending(model, intervention, attend):
+            yield
+        return
+    check_maskable(model, intervention)
+    padding = Padding()
+    hooks: list[tuple[nn.Module, Any]] = [(model.network, padding.read)]
+    for layer, block in enumerate(model.family.blocks(model.network)):
+        mask = model.family.mask(model.config, layer)
+        hooks.append((block.attention, _in_mask(partial(bias, layer), mask, padding)))
+    with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
+        yield
+
+
+def _in_mask(
+    bias: Callable[[int, Tensor], Tensor], own: Mask, padding: Padding
+) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Add a layer's bias to the mask that its attention module is given, or to its own mask where it is given none."""
 
     def hook(
         module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         read: Tensor = given[0] if given else named["hidden_states"]
         mask = named.get("attention_mask")
-        cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
-        past = 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+        past = past_length(module, named)
         total = past + read.shape[1]
         if mask is None:
             mask = additive(own.visible(total)[past:]).to(read)
         elif mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=read.dtype, device=read.device).masked_fill(~mask, HIDDEN_SCORE)
-        position = torch.arange(total - mask.shape[-1], total, device=read.device)[None]
-        if padding.slots is not None:
-            position = (position - padding.slots[:, None].to(position)).clamp(min=0)
-        added = biased(total, read)[:, position].transpose(0, 1)[:, :, None]
+        # The last key is the last position; a window's cache holds no others before its first.
+        position = padding.positions(torch.arange(total - mask.shape[-1], total, device=read.device))
+        added = bias(total, read).to(read)[:, position].transpose(0, 1)[:, :, None]
         # Sums beyond the type's range stay hidden: the least finite number, not -inf, whose rows would be NaN.
         return given, {**named, "attention_mask": (mask + added).clamp(min=torch.finfo(read.dtype).min)}
 
     return hook
-
-
-def _centred(logits: Float64[np.ndarray, "heads n"]) -> Float64[np.ndarray, "heads n"]:
-    """With the largest at 0, which changes no softmax, and keeps half precision in range."""
-    return np.asarray(logits - logits.max(axis=1, keepdims=True))
 
 
 def _logits(parts: AttentionParts, bias: KeyEncoding, n_positions: int) -> Tensor:

@@ -206,7 +206,7 @@ class NoLearnedSinks(Intervention):
         return blocks
 
 
-def check_maskable(model: HuggingFaceModel, intervention: Intervention) -> None:
+def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
     """Refuse attention that does not take a plain additive mask."""
     family, config = model.family, model.config
     implementation = getattr(config, "_attn_implementation", None)

@@ -1,0 +1,256 @@
+"""One attention function of transformers through which interventions act, whatever kernel then does the work.
+
+A changed attention module is given a copy of its configuration that names this function; the network's own stays, and
+with it the masks that are made. Queries and keys arrive rotated, keys and values with everything that is cached, so
+caches, batches with padding, grouped heads and windows go on as they are.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posbias.errors import UsageError
+from posbias.interventions.base import Intervention, hooked
+from posbias.models.hugging_face import HuggingFaceModel
+
+FUNCTION = "posbias"
+"""Under which name the function is registered with transformers."""
+SITE = "posbias_site"
+"""Attribute of a changed attention module."""
+CACHES = ("past_key_values", "layer_past")
+"""Under which names attention modules are given their cache."""
+ALIGNMENT = 8
+"""Features of a head are filled up to a multiple of this, which kernels are quick at."""
+
+Attended = tuple[Tensor, Tensor | None]
+"""What an attention function returns: [batch query head feature], and weights where the kernel has them."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of a layer's attention: what it is given, where its tokens stand, and the kernel that does the work."""
+
+    layer: int
+    module: nn.Module
+    query: Float[Tensor, "batch head query feature"]
+    """Rotated."""
+    key: Float[Tensor, "batch key_head key feature"]
+    """Rotated, with everything that is cached."""
+    value: Float[Tensor, "batch key_head key feature"]
+    mask: Tensor | None
+    """As transformers made it, additive or boolean; None where causality alone hides keys."""
+    options: dict[str, Any]
+    """Everything else, `scaling` among it."""
+    query_positions: Int[Tensor, "_ query"]
+    """Of every query in its prompt, 0 at its first token; one row for all prompts, or one for each where some are
+    padded (padding counts as 0)."""
+    key_positions: Int[Tensor, "_ key"]
+    kernel: Callable[..., Attended]
+
+    @property
+    def scaling(self) -> float:
+        """Factor of q.k."""
+        scaling = self.options.get("scaling")
+        return float(self.query.shape[-1] ** -0.5 if scaling is None else scaling)
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key head."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    def run(self, **changed: Any) -> Attended:
+        """What the kernel makes of it, with some fields changed."""
+        call = replace(self, **changed)
+        options = {**call.options, "scaling": self.scaling}
+        return call.kernel(call.module, call.query, call.key, call.value, call.mask, **options)
+
+    def run_biased(self, added: Float[Tensor, "_ head key"], share: Float[Tensor, "_ query"] | None = None) -> Attended:
+        """The same with a number added to the logit of every key, for each head, times a share of every query.
+
+        Carried by further features: the queries' name the head among those that share a key head, the keys' hold the
+        numbers. No matrix of queries by keys is formed, so that every kernel stays as quick as it is, without a mask
+        too; a single query has a short mask. In half precision a number is split into two that have its digits.
+        """
+        batch, _, n_queries, width = self.query.shape
+        if n_queries == 1:
+            return self._run_single(added if share is None else added * share[:, None])
+        precise = added if self.query.dtype == torch.float64 else added.float()
+        first = precise.to(self.key.dtype)
+        parts = [first]
+        if first.dtype not in (torch.float32, torch.float64):
+            parts.append((precise - first.to(precise.dtype)).to(self.key.dtype))
+        numbers = torch.stack([part.expand(batch, -1, -1) for part in parts], -1)
+        numbers = (
+            numbers.reshape(batch, -1, self.group, *numbers.shape[2:]).transpose(2, 3).flatten(3)
+        )  # [batch key_head key group*parts]
+        one_hot = torch.eye(self.group, dtype=self.query.dtype, device=self.query.device) / self.scaling
+        names = one_hot.repeat_interleave(len(parts), 1).repeat(self.key.shape[1], 1)[None, :, None]
+        if share is not None:
+            names = names * share.to(names)[:, None, :, None]
+        filling = -(width + names.shape[-1]) % ALIGNMENT
+        query = torch.cat([self.query, names.expand(batch, -1, n_queries, -1)], -1)
+        query, key = _filled(query, filling), _filled(torch.cat([self.key, numbers], -1), filling)
+        value = _filled(self.value, query.shape[-1] - self.value.shape[-1])
+        output, weights = self.run(query=query, key=key, value=value)
+        return output[..., : self.value.shape[-1]], weights
+
+    def _run_single(self, added: Float[Tensor, "_ head key"]) -> Attended:
+        """`run_biased` of one query, which sees every key that its mask, if any, does not hide."""
+        shown = added.to(self.query.dtype)[:, :, None]
+        if self.mask is not None and self.mask.dtype == torch.bool:
+            shown = torch.where(self.mask, shown, torch.finfo(shown.dtype).min)
+        elif self.mask is not None:
+            shown = (shown + self.mask).clamp(min=torch.finfo(shown.dtype).min)
+        return self.run(mask=shown.expand(len(self.query), -1, -1, -1))
+
+
+Attend = Callable[[AttentionCall], Attended]
+"""What an intervention makes of a layer's attention."""
+
+
+def _filled(values: Tensor, features: int) -> Tensor:
+    """With zeros as further features."""
+    return torch.nn.functional.pad(values, (0, features)) if features > 0 else values
+
+
+class Padding:
+    """How many slots at the beginning of every prompt of a batch are padding, as the network is told."""
+
+    def __init__(self) -> None:
+        self.slots: Tensor | None = None
+
+    def read(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook on the whole network: its two-dimensional mask, if any."""
+        shown = named.get("attention_mask")
+        padded = isinstance(shown, Tensor) and shown.ndim == 2 and not bool(shown.all())
+        self.slots = (shown.cumsum(-1) == 0).sum(-1) if padded else None  # type: ignore[union-attr]
+
+    def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
+        """Where the tokens in some slots of a batch stand in their prompts; padding counts as 0."""
+        if self.slots is None:
+            return slots[None]
+        return (slots - self.slots[:, None].to(slots)).clamp(min=0)
+
+
+def past_length(module: nn.Module, named: dict[str, Any]) -> int:
+    """Slots that came before those which an attention module is about to read."""
+    cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
+    return 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+
+
+class _Site:
+    """Where an intervention acts: a layer's attention module, and how many slots it has read when it is called."""
+
+    def __init__(self, layer: int, module: nn.Module, attend: Attend, padding: Padding) -> None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        self.layer, self.attend, self.padding, self.past = layer, attend, padding, 0
+        home = vars(sys.modules[type(module).__module__])
+        implementation: Any = module.config
+        self.kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
+            implementation._attn_implementation, home.get("eager_attention_forward")
+        )
+
+    def read(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook on the attention module, before its cache is extended."""
+        self.past = past_length(module, named)
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> Attended:
+        total = self.past + query.shape[2]
+        slots = torch.arange(max(total, key.shape[2]), device=query.device)
+        first = max(0, total - key.shape[2])  # a window's cache holds no others; a static one has room behind
+        return self.attend(
+            AttentionCall(
+                layer=self.layer,
+                module=module,
+                query=query,
+                key=key,
+                value=value,
+                mask=mask,
+                options=options,
+                query_positions=self.padding.positions(slots[self.past : total]),
+                key_positions=self.padding.positions(slots[first : first + key.shape[2]]),
+                kernel=self.kernel,
+            )
+        )
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> Attended:
+    """The registered function: what the intervention on this module makes of its attention."""
+    site: _Site = getattr(module, SITE)
+    return site(module, query, key, value, attention_mask, **options)
+
+
+def is_wired(model: HuggingFaceModel) -> bool:
+    """Whether every attention module calls a function registered with transformers, and caps no logits."""
+    modules = [block.attention for block in model.family.blocks(model.network)]
+    homes = [vars(sys.modules[type(module).__module__]) for module in modules]
+    capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+    return not capped and all("ALL_ATTENTION_FUNCTIONS" in home for home in homes)
+
+
+@contextmanager
+def attending(model: HuggingFaceModel, intervention: Intervention | str, attend: Attend) -> Iterator[None]:
+    """Within the context, every layer's attention is what `attend` makes of it.
+
+    Raises:
+        UsageError: on entry, the family's attention does not go through functions registered with transformers.
+    """
+    from transformers import AttentionInterface
+
+    if not is_wired(model):
+        raise UsageError(
+            f"{intervention}: {model.family.name} models do not let attention be replaced; allowed are families whose "
+            "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
+        )
+    AttentionInterface.register(FUNCTION, _attention)
+    padding = Padding()
+    modules = [block.attention for block in model.family.blocks(model.network)]
+    sites = [_Site(layer, module, attend, padding) for layer, module in enumerate(modules)]
+    own: list[Any] = [module.config for module in modules]
+    hooks = [(model.network, padding.read), *((module, site.read) for module, site in zip(modules, sites, strict=True))]
+    try:
+        for module, site in zip(modules, sites, strict=True):
+            config: Any = copy.copy(module.config)
+            config._attn_implementation_internal = FUNCTION
+            module.config = config
+            setattr(module, SITE, site)
+        with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
+            yield
+    finally:
+        for module, config in zip(modules, own, strict=True):
+            module.config = config
+            vars(module).pop(SITE, None)
+
+
+def turned(
+    values: Float[Tensor, "batch head position feature"], angles: Float[Tensor, "_ head position pair"]
+) -> Float[Tensor, "batch head position feature"]:
+    """Queries or keys turned further by angles in radians, half against half; features beyond the pairs stay."""
+    pairs = angles.shape[-1]
+    precise = torch.promote_types(values.dtype, torch.float32)
+    whole = values.to(precise)
+    first, second, rest = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
+    cosine, sine = angles.cos().to(precise), angles.sin().to(precise)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1).to(values.dtype)
+
+
+def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | None]:
+    """Radians per position of every layer's feature pairs, in float64; None where a layer turns nothing."""
+    family, network = model.family, model.network
+    found = [
+        family.rotary_frequencies(network, block, config=model.config, layer=layer)
+        for layer, block in enumerate(family.blocks(network))
+    ]
+    return [None if one is None else torch.as_tensor(one, device=model.device) for one in found]

@@ -1,0 +1,15 @@
+"""Mitigation of position bias in finished models, judged by position, with "do not apply" as a possible verdict."""
+
+from posbias.mitigation import key_bias
+from posbias.mitigation.applying import answering_under, mitigated, resolve_method
+from posbias.mitigation.base import MITIGATIONS, Mitigation, PromptMitigation
+
+__all__ = [
+    "MITIGATIONS",
+    "Mitigation",
+    "PromptMitigation",
+    "answering_under",
+    "key_bias",
+    "mitigated",
+    "resolve_method",
+]

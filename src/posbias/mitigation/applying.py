@@ -1,0 +1,138 @@
+"""A method at work: on a loaded model, on a user's own network, or on a responder that answers requests."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from posbias.checks import checked
+from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalResponder, Responder
+from posbias.evaluation.responders.base import Reply, Request
+from posbias.interventions.base import check_model
+from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, PromptMitigation, Spans, inside_methods
+from posbias.mitigation.recipe import read_recipe
+from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
+from posbias.tasks.language.base import locate
+
+
+@checked
+class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
+    """Within the context, a model under a method against position bias; `install` leaves it so.
+
+    No weight is touched; afterwards every logit is bit for bit what it was.
+
+    Args:
+        model: What `load_model` returns, or a causal language model of transformers.
+        method: An object, its literal spelling (`"initial_token(gamma=0.5)"`), or the path of a recipe (.json).
+        strength: 0 (the model as it is) ... 1; None: as the method says.
+        passages: Token spans of the prompt's passages, for methods that need them.
+
+    Raises:
+        UsageError: an unknown method or a recipe of another model; on entry, a method that the model does not allow, or
+            a second one on the same network.
+    """
+
+    def __init__(
+        self, model: Any, method: Method | str, strength: float | None = None, *, passages: Spans = ()
+    ) -> None:
+        self._own = isinstance(model, HuggingFaceModel)
+        self._given, self._model = model, check_model(model) if self._own else _loaded(model)
+        resolved = resolve_method(method, self._model, strength=strength)
+        if not isinstance(resolved, Mitigation):
+            raise UsageError(
+                f"{resolved.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
+            )
+        self._method, self._passages = resolved, tuple(passages)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Any:
+        model, method = self._model, self._method
+        if model.intervention is not None:
+            raise UsageError(f"{method}: the model is already under {model.intervention}; one at a time is allowed")
+        with ExitStack() as opened:
+            opened.enter_context(method.on(model, self._passages))
+            if method.strength > 0:
+                setattr(model.network, INTERVENTION_MARK, str(method))
+                opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
+            self._open = opened.pop_all()
+        return method.description(model, own=True) if self._own else self._given
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def install(self) -> "mitigated":
+        """Leave the model under the method for good, or until `remove`."""
+        self.__enter__()
+        return self
+
+    def remove(self) -> None:
+        """Take an installed method off again."""
+        self._open.close()
+
+
+def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, strength: float | None = None) -> Method:
+    """A method from an object, its spelling, or the path of a recipe made for the model."""
+    if isinstance(method, str) and method.endswith(".json"):
+        method = read_recipe(method, model)
+    resolved = MITIGATIONS.parse(method) if isinstance(method, str) else method
+    if not isinstance(resolved, Mitigation | PromptMitigation):
+        raise UsageError(f"{resolved!r} is not a mitigation; known: {', '.join(MITIGATIONS)}")
+    return resolved if strength is None else replace(resolved, strength=strength)
+
+
+def answering_under(method: Method, responder: Responder) -> Responder:
+    """A responder that answers under a method; those inside a model need a local one."""
+    return method.around(responder) if isinstance(method, PromptMitigation) else _Mitigated(method, responder)
+
+
+def _loaded(network: Any) -> HuggingFaceModel:
+    """A user's own network as a model; its parameters and mode stay as they are."""
+    if not isinstance(network, nn.Module) or not hasattr(network, "config"):
+        raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    modes = {module: module.training for module in network.modules()}
+    model = HuggingFaceModel(network)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    for module, training in modes.items():
+        module.training = training
+    return check_model(model)
+
+
+class _Mitigated(Responder):
+    """A local model that answers under a method; it keeps keys and values of its own."""
+
+    def __init__(self, method: Mitigation, inner: Responder) -> None:
+        if not isinstance(inner, LocalResponder):
+            raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
+        options = replace(inner.options, reuse=inner.options.reuse and not method.needs_passages)
+        self.method, self.inner = method, LocalResponder(inner.model, options)
+        self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """As `Responder.respond`."""
+        model: Any = self.inner.model
+        if not self.method.needs_passages:
+            with mitigated(model, self.method):
+                return self.inner.respond(requests, generate=generate, score=score)
+        replies = []
+        for request in requests:
+            spans, _ = locate(request.prompt, request.passages, self.tokenizer)
+            with mitigated(model, self.method, passages=spans or ()):
+                replies += self.inner.respond([request], generate=generate, score=score)
+        return replies
+
+    def describe(self) -> dict[str, Any]:
+        """The model's own, with the method."""
+        return {**self.inner.describe(), "method": str(self.method)}
+
+    def learnt(self) -> dict[str, Any]:
+        """As the model's own."""
+        return self.inner.learnt()
+
+    def counts(self) -> dict[str, float]:
+        """As the model's own."""
+        return self.inner.counts()

@@ -1,0 +1,108 @@
+"""What a mitigation is: a change of a finished model, or of the requests put to it, made against its position bias.
+
+No weight is touched. Every method has a strength from 0 (the model as it is) to 1 (the method as described).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from posbias.checks import check_number
+from posbias.errors import UsageError
+from posbias.evaluation.responders import Responder
+from posbias.interventions.base import Intervention
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.registry import Registry
+
+MITIGATIONS: Registry["Method"] = Registry("mitigation")
+
+Spans = Sequence[tuple[int, int]]
+"""First token and one past the last of every passage of a prompt, in order."""
+
+
+@dataclass(frozen=True)
+class Mitigation(Intervention):
+    """A change inside a model, without training."""
+
+    ingredient: ClassVar[str] = "attention"
+    needs_passages: ClassVar[bool] = False
+    """Whether it has to know where the passages of a prompt begin and end; then it serves one prompt at a time."""
+    grid: ClassVar[Mapping[str, Sequence[float]]] = {}
+    """Candidates for its parameters, from which `fit` chooses on calibration samples."""
+
+    strength: float = field(default=1.0, kw_only=True)
+    """0 (the model as it is) ... 1 (the method as described)."""
+
+    def __post_init__(self) -> None:
+        check_strength(self.name, self.strength)
+
+    @abstractmethod
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> AbstractContextManager[None]:
+        """Within the context the network computes with the method, whose strength is above 0.
+
+        Raises:
+            UsageError: on entry, the model or the passages do not allow it; the message says why.
+        """
+
+    def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
+        """As `apply`, for methods that need no passages."""
+        return self.on(model, ())
+
+    @contextmanager
+    def on(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """As `apply` at any strength: at 0 nothing is changed."""
+        if self.needs_passages and not passages:
+            raise UsageError(f"{self.name} needs the passages of the prompt: passages=[(first token, one past last)]")
+        if self.strength == 0:
+            yield
+            return
+        with self.apply(model, passages):
+            yield
+
+    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+        """Marked as a misfit, unless a method says how theories should read it."""
+        if self.strength == 0:
+            return model
+        return model.described_by(model.family, misfit=f"no theory describes {self.name}")
+
+    def __str__(self) -> str:
+        return MITIGATIONS.spell(self)
+
+
+@dataclass(frozen=True)
+class PromptMitigation(ABC):
+    """A change of the requests that are put to a model, or of how often it is asked; servers take it, too."""
+
+    name: ClassVar[str]
+    needs_attention: ClassVar[bool] = False
+    """Whether it reads the model's attention, which a server does not show."""
+
+    strength: float = field(default=1.0, kw_only=True)
+    """Share of the requests that it is applied to, chosen by their group: 0 none ... 1 all."""
+
+    def __post_init__(self) -> None:
+        check_strength(self.name, self.strength)
+
+    @abstractmethod
+    def around(self, responder: Responder) -> Responder:
+        """A responder that asks the given one with changed requests."""
+
+    def __str__(self) -> str:
+        return MITIGATIONS.spell(self)
+
+
+Method = Mitigation | PromptMitigation
+
+
+def check_strength(name: str, strength: object) -> None:
+    """Refuse what is no share."""
+    check_number(f"{name}: strength", strength)
+    if float(strength) > 1:  # type: ignore[arg-type]
+        raise UsageError(f"{name}: strength must lie in [0, 1], got {strength!r}")
+
+
+def inside_methods() -> list[str]:
+    """Names of the methods that act inside a model."""
+    return [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]

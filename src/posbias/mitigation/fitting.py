@@ -1,0 +1,272 @@
+"""Fit a method to a model on calibration samples, with a penalty that keeps ordinary text as it was.
+
+A key bias: splines of ln(1 + j), a few numbers per head and layer. The loss of a step is the negative log-likelihood of
+a right answer, per token, plus `penalty` times the Kullback-Leibler divergence, per token, of the changed model's next
+token from the unchanged model's on a window of ordinary text. Adam, rate falling linearly to 0. No weight is touched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from posbias.architecture import LogSpline
+from posbias.architecture.keys import log_spline_basis
+from posbias.checks import check_choice, check_number, check_seed, check_whole, checked
+from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.responders.base import Request
+from posbias.evaluation.responders.local import EncodedRequest, encode_requests
+from posbias.interventions.base import check_model
+from posbias.interventions.keys import biased
+from posbias.mitigation.applying import answering_under
+from posbias.mitigation.base import MITIGATIONS, Mitigation, inside_methods
+from posbias.mitigation.key_bias import KeyBiasMethod
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.progress import track
+from posbias.tasks.language import Example
+from posbias.tasks.language.base import locate
+
+LEAST_SAMPLES = 4
+"""Calibration samples below which a fit is refused: it would learn them by heart."""
+SHARING = ("none", "heads", "layers", "both")
+"""What has numbers in common: nothing; the heads of a layer; the layers, head by head; all heads of all layers."""
+
+Windows = Sequence[Int64[np.ndarray, "token"]]
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a key bias is fitted."""
+
+    steps: int = 300
+    """Of one calibration prompt and one window of text each, >= 1."""
+    rate: float = 0.05
+    """Of Adam at the first step, in nats."""
+    penalty: float = 1.0
+    """Weight of the divergence on ordinary text, >= 0."""
+    knots: tuple[int, ...] = (0, 1, 8, 64, 512)
+    """Keys whose biases are fitted, each with the one at the last knot 0; between them splines."""
+    shared: str = "none"
+    """One of `SHARING`."""
+    from_question: bool = False
+    """Whether the bias acts from the question on only."""
+    seed: int = 0
+    """Of the order of prompts and windows."""
+
+    def __post_init__(self) -> None:
+        check_whole("fit: steps", self.steps, least=1)
+        check_number("fit: rate", self.rate, above=0.0)
+        check_number("fit: penalty", self.penalty)
+        check_choice("fit: shared", self.shared, SHARING)
+        check_seed(self.seed)
+        LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted method and how it came about."""
+
+    method: Mitigation
+    how: dict[str, Any]
+    """Plain values for a recipe or record: options, calibration samples, and what the fit saw of them."""
+
+
+@checked
+def fit(
+    method: str,
+    model: Any,
+    calibration: Sequence[Example],
+    *,
+    text: Windows = (),
+    options: FitOptions | None = None,
+) -> Fitted:
+    """A method with the parameters that suit a model, from calibration samples alone.
+
+    Args:
+        method: "key_bias" (`fit_key_bias`), or a method with a grid of parameters: the candidate is taken under which
+            the right answers are most probable, per token, averaged over samples and positions.
+        model: What `load_model` returns.
+        calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
+        text: Token ids of windows of ordinary text, for a key bias.
+        options: Of a key bias.
+
+    Raises:
+        UsageError: a method without parameters to fit, or too few samples.
+    """
+    if method == KeyBiasMethod.name:
+        return fit_key_bias(model, calibration, text, options=options)
+    kind = MITIGATIONS[method]
+    if not (issubclass(kind, Mitigation) and kind.grid):
+        fitted = [name for name in inside_methods() if MITIGATIONS[name].grid]
+        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join([KeyBiasMethod.name, *fitted])}")
+    network = check_model(model)
+    n_samples = _check_samples(calibration)
+    plain = LocalResponder(network)
+    requests = [
+        Request(prompt=example.prompt, answer=example.target, passages=example.passages) for example in calibration
+    ]
+    names, values = list(kind.grid), list(kind.grid.values())
+    candidates = [MITIGATIONS.build(method, **dict(zip(names, each, strict=True))) for each in product(*values)]
+    found = []
+    for candidate in track(candidates, "candidates"):
+        replies = answering_under(candidate, plain).respond(requests, generate=False, score=True)
+        scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
+        found.append(float(np.mean(scores)) if scores else -np.inf)
+    best = int(np.argmax(found))
+    how = {
+        "candidates": {str(candidate): score for candidate, score in zip(candidates, found, strict=True)},
+        "calibration_samples": n_samples,
+        "calibration_prompts": len(calibration),
+    }
+    return Fitted(candidates[best], how)
+
+
+def _check_samples(calibration: Sequence[Example]) -> int:
+    """How many samples there are; too few are refused."""
+    samples = len({example.sample for example in calibration})
+    if samples < LEAST_SAMPLES:
+        raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
+    return samples
+
+
+def fit_key_bias(
+    model: Any,
+    calibration: Sequence[Example],
+    text: Windows,
+    *,
+    options: FitOptions | None = None,
+) -> Fitted:
+    """A key bias under which a model gives the right answers wherever they stand.
+
+    Args:
+        model: What `load_model` returns, of a family whose attention goes through transformers' interface.
+        calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
+        text: Token ids of windows of ordinary text, at least one where the penalty is above 0.
+        options: How. The record has the losses of every step's prompt and window before the step, in nats per token.
+
+    Raises:
+        UsageError: too few samples, no text, or a family that does not allow it.
+        RunError: the loss is not a finite number.
+    """
+    options = options or FitOptions()
+    network = check_model(model)
+    n_samples = _check_samples(calibration)
+    if options.penalty > 0 and not len(text):
+        raise UsageError("fit: windows of ordinary text are needed where the penalty is above 0")
+    encoded = _encoded(network, calibration)
+    begins = _question_begins(network, calibration) if options.from_question else [0] * len(encoded)
+    values = _Values(network, options)
+    generator = np.random.default_rng(options.seed)
+    order = _rounds(len(encoded), options.steps, generator)
+    windows = _rounds(max(1, len(text)), options.steps, generator)
+    optimiser = torch.optim.Adam([values.free], lr=options.rate)
+    losses = np.zeros((options.steps, 2))
+    for step in track(range(options.steps), "steps of the fit"):
+        for group in optimiser.param_groups:
+            group["lr"] = options.rate * (1 - step / options.steps)
+        optimiser.zero_grad()
+        index = int(order[step])
+        with biased(network, "fit", values.logits, first_query=begins[index]):
+            answer = _answer_loss(network, encoded[index])
+            answer.backward()  # type: ignore[no-untyped-call]
+        losses[step, 0] = float(answer.detach())
+        if options.penalty > 0:
+            kept = options.penalty * _divergence(network, text[int(windows[step])], values)
+            kept.backward()  # type: ignore[no-untyped-call]
+            losses[step, 1] = float(kept.detach()) / options.penalty
+        if not np.isfinite(losses[step]).all():
+            raise RunError(
+                f"fit: the loss of step {step} is not a finite number; try a smaller rate than {options.rate:g}"
+            )
+        optimiser.step()
+    how = {
+        **asdict(options),
+        "numbers": values.free.numel(),
+        "calibration_samples": n_samples,
+        "calibration_prompts": len(encoded),
+        "answer_loss": np.round(losses[:, 0], 6).tolist(),
+        "text_loss": np.round(losses[:, 1], 6).tolist(),
+    }
+    return Fitted(KeyBiasMethod(values.spelled(), from_question=options.from_question), how)
+
+
+class _Values:
+    """The numbers that are fitted: biases at all knots but the last, where they are 0."""
+
+    def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
+        self.heads, self.knots = model.family.heads(model.config), options.knots
+        shape = (
+            1 if options.shared in ("layers", "both") else model.family.depth(model.config),
+            1 if options.shared in ("heads", "both") else self.heads,
+            len(options.knots) - 1,
+        )
+        self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+        self._bases: dict[int, Tensor] = {}
+
+    def logits(self, layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
+        """The biases of a layer."""
+        if n_positions not in self._bases:
+            self._bases[n_positions] = torch.tensor(log_spline_basis(self.knots, n_positions)[:, :-1])
+        table = self.free[layer if len(self.free) > 1 else 0] @ self._bases[n_positions].T
+        return table.expand(self.heads, -1)
+
+    def spelled(self) -> str | list[str]:
+        """As encodings, to six digits; one where the layers share."""
+        values = np.pad(self.free.detach().numpy(), ((0, 0), (0, 0), (0, 1)))
+        rounded = [[[float(f"{value:.6g}") for value in head] for head in layer] for layer in values]
+        encodings = [
+            str(LogSpline(values=layer[0] if len(layer) == 1 else layer, knots=self.knots)) for layer in rounded
+        ]
+        return encodings[0] if len(encodings) == 1 else encodings
+
+
+def _encoded(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
+    """Prompts and right answers in tokens; every prompt must fit into the context."""
+    encoded = encode_requests(model.tokenizer, [Request(prompt=e.prompt, answer=e.target) for e in examples])
+    longest = max(len(one.prompt) + len(one.answer) for one in encoded)
+    if model.max_positions is not None and longest > model.max_positions:
+        raise UsageError(f"fit: a calibration prompt has {longest} tokens; the model takes {model.max_positions}")
+    return encoded
+
+
+def _question_begins(model: HuggingFaceModel, examples: Sequence[Example]) -> list[int]:
+    """The first token behind the last passage of every prompt."""
+    begins = []
+    for example in examples:
+        spans, _ = locate(example.prompt, example.passages, model.tokenizer)
+        if not spans:
+            raise UsageError("fit: from_question needs prompts that list passages, and a tokenizer that knows places")
+        begins.append(spans[-1][1])
+    return begins
+
+
+def _rounds(n_items: int, steps: int, generator: np.random.Generator) -> Int64[np.ndarray, "step"]:
+    """Every item once in random order, then all of them again, for so many steps."""
+    rounds = [generator.permutation(n_items) for _ in range(-(-steps // n_items))]
+    return np.concatenate(rounds)[:steps].astype(np.int64)
+
+
+def _answer_loss(model: HuggingFaceModel, encoded: EncodedRequest) -> Tensor:
+    """Negative log-likelihood of the answer, per token."""
+    whole = np.concatenate([encoded.prompt, encoded.answer])
+    positions = list(range(len(encoded.prompt) - 1, len(whole) - 1))
+    embeddings = model.embed(model.token_tensor([whole[:-1].tolist()]))
+    logits = model.outputs(embeddings, positions).logits[0].float()
+    return torch.nn.functional.cross_entropy(logits, torch.as_tensor(encoded.answer, device=logits.device))
+
+
+def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: _Values) -> Tensor:
+    """KL(unchanged || changed) of the next token, per token."""
+    embeddings = model.embed(model.token_tensor([window.tolist()]))
+    positions = list(range(len(window)))
+    with torch.no_grad():
+        unchanged = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
+    with biased(model, "fit", values.logits):
+        changed = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
+    return torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)

@@ -1,0 +1,124 @@
+"""A key bias against position bias: from a formula, from a design, or fitted to what a model should retrieve."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from posbias.errors import UsageError
+from posbias.interventions.attention import Attended, AttentionCall, attending
+from posbias.interventions.keys import KeyBiased, biased
+from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
+from posbias.models.hugging_face import HuggingFaceModel
+
+
+@MITIGATIONS.register("key_bias")
+@dataclass(frozen=True)
+class KeyBiasMethod(Mitigation):
+    """Numbers b_j are added to the logits of the keys, per layer and head; with a strength s, s b_j.
+
+    As fitted by `fit` (`mitigation/fitting.py`): splines of ln(1 + j), a few numbers per head, which are defined at
+    every length. Everything that `key_biased` takes is allowed, such as a design's gamma keys.
+    """
+
+    biases: str | Sequence[str]
+    """A key encoding for all layers, or one for each, layer 0 nearest the input: `"gamma_key(alpha=1.5)"`."""
+    from_question: bool = False
+    """Whether only queries behind the last passage have the bias: what the passages say of one another stays."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "biases", KeyBiased(self.biases).biases)
+
+    @property
+    def needs_passages(self) -> bool:  # type: ignore[override]
+        """To know where the question begins."""
+        return self.from_question
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Add s b_j in every attention module."""
+        heads, depth = model.family.heads(model.config), model.family.depth(model.config)
+        layers = KeyBiased(self.biases).layers(depth)
+        for bias in layers:
+            bias.check_heads(heads)
+        begins = passages[-1][1] if self.from_question else 0
+
+        def logits(layer: int, n_positions: int) -> torch.Tensor:
+            return torch.tensor(self.strength * layers[layer].key_logits(n_positions, heads))
+
+        with biased(model, self, logits, first_query=begins):
+            yield
+
+    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+        """At full strength, for all queries, the logits by position that theories read."""
+        if self.strength == 1 and not self.from_question:
+            return KeyBiased(self.biases).description(model, own=own)
+        return super().description(model, own=own)
+
+
+@MITIGATIONS.register("initial_token")
+@dataclass(frozen=True)
+class InitialToken(Mitigation):
+    """The first token's weight is multiplied by gamma before rows are normalised: its logit gets s ln gamma.
+
+    A row's weight a of the first token becomes gamma a / ((gamma - 1) a + 1). Source: ZeroTuning, arXiv 2505.11739,
+    which chooses gamma, and heads, on calibration prompts.
+    """
+
+    grid: ClassVar[Mapping[str, Sequence[float]]] = {"gamma": (0.1, 0.25, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0)}
+
+    gamma: float
+    """> 0; below 1 the sink takes less."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.gamma, int | float) and 0 < self.gamma < 1e6):
+            raise UsageError(f"initial_token: gamma must lie in (0, 1e6), got {self.gamma!r}")
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Add s ln gamma to the logit of key 0."""
+        heads = model.family.heads(model.config)
+
+        def logits(layer: int, n_positions: int) -> torch.Tensor:
+            table = torch.zeros(heads, n_positions, dtype=torch.float64)
+            table[:, 0] = self.strength * torch.tensor(self.gamma, dtype=torch.float64).log()
+            return table
+
+        with biased(model, self, logits):
+            yield
+
+
+@MITIGATIONS.register("temperature")
+@dataclass(frozen=True)
+class Temperature(Mitigation):
+    """Logits of the query at position i are multiplied by max(1, scale ln(1 + i)): attention does not fade with length.
+
+    The factor's distance from 1 is multiplied by the strength. Source: scalable-softmax, arXiv 2501.19399, where the
+    scale is learnt in training; as a change of a finished model it is calibrated.
+    """
+
+    grid: ClassVar[Mapping[str, Sequence[float]]] = {"scale": (0.12, 0.14, 0.16, 0.18, 0.2, 0.25)}
+
+    scale: float = 0.15
+    """Per head's logits, in 1 / ln(tokens), > 0; 1 / ln 800 leaves the query at 800 as it is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.scale, int | float) and 0 < self.scale < 100):
+            raise UsageError(f"temperature: scale must lie in (0, 100), got {self.scale!r}")
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Multiply every query."""
+
+        def attend(call: AttentionCall) -> Attended:
+            factor = (self.scale * call.query_positions.double().log1p()).clamp(min=1.0)
+            factor = 1 + self.strength * (factor - 1)
+            return call.run(query=call.query * factor.to(call.query)[:, None, :, None])
+
+        with attending(model, self, attend):
+            yield

@@ -1,0 +1,82 @@
+"""Planted bias: models and methods whose use of every position is known, by which the judgement itself is judged.
+
+`planted_scores` draws answers as a model with a known curve gives them, before and after a method with a known effect;
+`verdict_rates` says how often `judge` then comes to each verdict. `PlantedResponder` is the same as a model that
+answers requests, for everything from a task to the page.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.checks import check_whole
+from posbias.errors import UsageError
+from posbias.evaluation.curve import Scores
+from posbias.mitigation.judging import Judgement, Tried, judge
+
+Curve = Float64[np.ndarray, "n_positions"]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A model that uses its positions as planted, and methods that change that as planted."""
+
+    curve: tuple[float, ...]
+    """Chance of a right answer at each position without a method, each in [0, 1]."""
+    methods: tuple[tuple[float, ...], ...]
+    """The same with each method; a method without effect has the model's own curve."""
+    difficulty: float = 0.15
+    """Half the width by which samples differ in difficulty: every sample shifts all its chances alike, uniformly."""
+    agreement: float = 0.7
+    """Chance that an answer is drawn with the same luck before and after a method, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        for curve in (self.curve, *self.methods):
+            if len(curve) != len(self.curve) or not all(0 <= chance <= 1 for chance in curve):
+                raise UsageError(f"a planted curve holds {len(self.curve)} chances in 0 ... 1, got {list(curve)}")
+
+
+def planted_scores(
+    planted: Planted, *, count: int, generator: np.random.Generator, noise: float | None = None
+) -> tuple[Scores, list[Scores]]:
+    """score[sample, position] of `count` samples without a method, and with each.
+
+    1 and 0 for right and wrong; with `noise` the chance itself plus normal noise of this standard deviation, as
+    log-probabilities vary.
+    """
+    check_whole("planted: count", count, least=1)
+    shape = count, len(planted.curve)
+    shift = generator.uniform(-planted.difficulty, planted.difficulty, size=(count, 1))
+    luck = generator.random(shape) if noise is None else generator.normal(size=shape)
+
+    def drawn(curve: Sequence[float], own: Scores) -> Scores:
+        chances = np.array(curve) + shift
+        return (own < chances).astype(np.float64) if noise is None else chances + noise * own
+
+    scores = []
+    for curve in planted.methods:
+        other = generator.random(shape) if noise is None else generator.normal(size=shape)
+        scores.append(drawn(curve, np.where(generator.random(shape) < planted.agreement, luck, other)))
+    return drawn(planted.curve, luck), scores
+
+
+def judged(planted: Planted, *, count: int, generator: np.random.Generator, noise: float | None = None) -> Judgement:
+    """The judgement of one simulated run; methods are named by their numbers."""
+    before, after = planted_scores(planted, count=count, generator=generator, noise=noise)
+    tried = [Tried(str(number), scores) for number, scores in enumerate(after)]
+    return judge(before, tried, positions=range(len(planted.curve)))
+
+
+def verdict_rates(
+    planted: Planted, *, count: int, runs: int, seed: int = 0, noise: float | None = None
+) -> dict[str, float]:
+    """Share of `runs` simulated runs in which any method gets each verdict."""
+    generator = np.random.default_rng(seed)
+    found: Counter[str] = Counter()
+    for _ in range(runs):
+        run = judged(planted, count=count, generator=generator, noise=noise)
+        found.update({verdict.verdict for verdict in run.verdicts})
+    return {verdict: number / runs for verdict, number in found.items()}

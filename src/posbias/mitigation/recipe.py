@@ -1,0 +1,74 @@
+"""A recipe: a fitted method, with the model that it was fitted to and how, as a small JSON file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posbias.directories import write_atomically
+from posbias.errors import UsageError
+from posbias.files import read_json
+from posbias.mitigation.base import MITIGATIONS, Method
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.weights import weights_sha256
+
+VERSION = 1
+"""Of the format."""
+MOST_BYTES = 64 << 20
+"""Largest recipe: a few numbers per head and layer, or one per position."""
+SNIPPET = """\
+import posbias as pb
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(NAME)
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+pb.mitigated(model, {recipe!r}).install()  # until it is removed; no weight is touched
+tokens = tokenizer(PROMPT, return_tensors="pt")
+print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
+"""
+"""For users of transformers."""
+
+
+def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:
+    """Write a method down for the model that it was fitted to; `fitted` says how, in plain values."""
+    recipe = {"recipe": VERSION, "method": str(method), "model": _identity(model), "fitted": dict(fitted)}
+    write_atomically(Path(path), json.dumps(recipe, indent=1).encode())
+
+
+def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
+    """The method of a recipe; with a model, one that was fitted to it.
+
+    Raises:
+        UsageError: no such file, no recipe, or a recipe of another model: the first difference is named. Weights are
+            compared where both are of one precision.
+    """
+    recipe = read_json(Path(path), most_bytes=MOST_BYTES)
+    if not isinstance(recipe, dict) or recipe.get("recipe") != VERSION or not isinstance(recipe.get("method"), str):
+        raise UsageError(f"{str(path)!r} is not a recipe of posbias (version {VERSION})")
+    if model is not None:
+        wanted, own = recipe.get("model"), _identity(model)
+        if not isinstance(wanted, dict):
+            raise UsageError(f"{str(path)!r} does not say which model it belongs to")
+        same_precision = wanted.get("dtype") == own["dtype"]
+        for name, value in own.items():
+            compared = name != "source" and name != "dtype" and (name != "weights_sha256" or same_precision)
+            if compared and wanted.get(name) != value:
+                raise UsageError(
+                    f"{str(path)!r} is a recipe of another model, {wanted.get('source')!r}: its {name} is "
+                    f"{wanted.get(name)!r}, this model's {value!r}"
+                )
+    return MITIGATIONS.parse(recipe["method"])
+
+
+def _identity(model: HuggingFaceModel) -> dict[str, Any]:
+    """What tells a model from others."""
+    return {
+        "source": model.origin.source,
+        "model_type": model.model_type,
+        "depth": model.family.depth(model.config),
+        "heads": model.family.heads(model.config),
+        "width": model.width,
+        "vocabulary_size": model.vocabulary_size,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights_sha256": weights_sha256(model.network),
+    }

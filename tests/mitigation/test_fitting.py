@@ -1,0 +1,131 @@
+"""Fits on calibration samples: the loss falls, sharing is kept, recipes come back and belong to one model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import posbias as pb
+from posbias.errors import UsageError
+from posbias.interventions.keys import biased
+from posbias.mitigation import mitigated
+from posbias.mitigation.fitting import FitOptions, fit
+from posbias.mitigation.recipe import read_recipe, write_recipe
+from posbias.tasks.language import KeyValue
+from tiny_families import shaken_model
+
+QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
+
+
+@pytest.fixture(scope="module")
+def model(long_llama):
+    return pb.load_model(str(long_llama), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def calibration(model):
+    return list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
+
+
+@pytest.fixture(scope="module")
+def text(model):
+    return list(pb.load_prompts("default", model, n_positions=24, count=3, seed=0).token_ids)
+
+
+@pytest.fixture(scope="module")
+def fitted(model, calibration, text):
+    return fit("key_bias", model, calibration, text=text, options=QUICK)
+
+
+def test_the_answers_become_more_probable_on_calibration_prompts(fitted):
+    losses = np.array(fitted.how["answer_loss"])
+    rounds = losses.reshape(-1, 8).mean(axis=1)  # 4 samples at 2 positions: every prompt once
+    assert rounds[-1] < rounds[0]
+    assert fitted.how["text_loss"][0] == 0
+    assert max(fitted.how["text_loss"]) > 0
+    assert fitted.how["numbers"] == 2 * 4 * 3
+
+
+def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
+    options = FitOptions(steps=3, knots=(0, 1, 90), seed=4)
+    first, again = (fit("key_bias", model, calibration, text=text, options=options) for _ in range(2))
+    assert str(first.method) == str(again.method)
+
+
+def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
+    options = [FitOptions(steps=24, rate=0.3, penalty=penalty, knots=(0, 1, 150)) for penalty in (0.01, 1000.0)]
+    loose, tight = (
+        np.mean(fit("key_bias", model, calibration, text=text, options=one).how["text_loss"][-6:]) for one in options
+    )
+    assert tight < loose / 10
+
+
+@pytest.mark.parametrize(("shared", "numbers"), [("heads", 2 * 2), ("layers", 4 * 2), ("both", 2)])
+def test_what_is_shared_has_one_bias(model, calibration, text, shared, numbers):
+    found = fit("key_bias", model, calibration, text=text, options=FitOptions(steps=2, knots=(0, 1, 90), shared=shared))
+    assert found.how["numbers"] == numbers
+    with mitigated(model, found.method):
+        pass
+
+
+def test_a_gradient_flows_through_the_bias_of_every_key():
+    model = shaken_model("qwen3")
+    tokens = torch.arange(3, 11)[None]
+    bias = torch.randn(4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def output(table):
+        with biased(model, "test", lambda layer, n: table if layer == 1 else torch.zeros_like(table)):
+            return model.network(tokens).logits[0, -1, 7]
+
+    table = bias.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(output(table), table)
+    for head, key in ((0, 0), (1, 3), (3, 6)):
+        step = torch.zeros_like(bias)
+        step[head, key] = 0.01  # norms are taken in float32, whatever the model's type
+        expected = (output(bias + step) - output(bias - step)) / 0.02
+        torch.testing.assert_close(gradient[head, key], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_grid_is_searched_by_the_probability_of_the_answers(model, calibration):
+    found = fit("initial_token", model, calibration)
+    scores = found.how["candidates"]
+    assert str(found.method) == max(scores, key=scores.get)
+    assert len(scores) == 8
+
+
+def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):
+    path = tmp_path / "recipe.json"
+    write_recipe(path, fitted.method, model, fitted.how)
+    assert read_recipe(path, model) == fitted.method
+    with mitigated(model, str(path), strength=0.5) as changed:
+        assert "strength=0.5" in changed.intervention
+    other = shaken_model("llama")
+    with pytest.raises(UsageError, match=r"recipe of another model, .*: its depth is 2, this model's 3"):
+        mitigated(other, str(path)).install()
+    changed = {**json.loads(path.read_text()), "recipe": 2}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match="not a recipe"):
+        read_recipe(path, model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"calibration": 3}, "3 calibration samples given; at least 4"),
+        ({"text": []}, "windows of ordinary text are needed"),
+        ({"method": "ms_poe"}, "no parameters to fit|unknown mitigation"),
+        ({"method": "key_bias", "from_question": True, "bare": True}, "from_question needs prompts that list passages"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(model, calibration, text, arguments, message):
+    from dataclasses import replace
+
+    samples = [
+        example for example in calibration if int(example.sample.split("-")[1]) < arguments.get("calibration", 4)
+    ]
+    if "bare" in arguments:
+        samples = [replace(example, passages=()) for example in samples]
+    options = FitOptions(steps=1, from_question=arguments.get("from_question", False))
+    with pytest.raises(UsageError, match=message):
+        fit(arguments.get("method", "key_bias"), model, samples, text=arguments.get("text", text), options=options)

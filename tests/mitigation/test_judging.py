@@ -1,0 +1,206 @@
+"""The judgement of methods: bounds by hand, coverage whatever the curves, and verdicts."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from posbias.errors import UsageError
+from posbias.mitigation.judging import (
+    APPLY,
+    FORMERLY_BEST,
+    HARM,
+    MEAN,
+    NOTHING,
+    SPREAD,
+    WORST,
+    SideEffect,
+    Tried,
+    choose_measure,
+    judge,
+    levels_of,
+)
+from posbias.mitigation.planted import Planted, planted_scores
+
+PLACES = (0, 1, 2)
+
+
+def paired(before, after, *, count=40, noise=0.2, seed=0):
+    """Scores around two curves."""
+    generator = np.random.default_rng(seed)
+    shared = generator.normal(0, noise, (count, len(before)))
+    return np.array(before) + shared, np.array(after) + shared + generator.normal(0, noise, shared.shape)
+
+
+def one(before, after, **effects):
+    (found,) = judge(before, [Tried("method", after, **effects)], positions=range(before.shape[1])).verdicts
+    return found
+
+
+def test_the_worst_position_is_bounded_by_the_ends_of_all_pairs():
+    before, after = paired((0.9, 0.2, 0.5), (0.6, 0.7, 0.4))
+    change = one(before, after).changes[WORST]
+    level = 1 - 0.05 / 3
+    ends = np.array(
+        [[stats.ttest_1samp(new - old, 0).confidence_interval(level) for old in before.T] for new in after.T]
+    )
+    assert change.value.value == pytest.approx(after.mean(axis=0).min() - before.mean(axis=0).min())
+    # Student's interval corrected for skewness is at most wider.
+    assert change.value.low <= ends[:, :, 0].max(axis=1).min() + 1e-12
+    assert change.value.high >= ends[:, :, 1].max(axis=1).min() - 1e-12
+    assert change.value.low == pytest.approx(ends[:, :, 0].max(axis=1).min(), abs=0.02)
+    p = [[stats.ttest_1samp(new - old, 0, alternative="greater").pvalue for old in before.T] for new in after.T]
+    assert change.p == pytest.approx(3 * 2 * np.min(p, axis=1).max(), rel=0.5)
+
+
+def test_an_interval_leaves_out_nothing_exactly_where_its_p_value_is_below_5_percent():
+    for seed in range(20):
+        for scores in (
+            paired((0.5, 0.4, 0.6), (0.6, 0.55, 0.5), seed=seed),
+            binary((0.5, 0.3, 0.7), (0.7, 0.6, 0.4), seed),
+        ):
+            for name, change in one(*scores).changes.items():
+                assert change.value.excludes(0.0) == (change.p < 0.05), (seed, name)
+
+
+def binary(before, after, seed, count=40):
+    old, (new,) = planted_scores(Planted(before, (after,)), count=count, generator=np.random.default_rng(seed))
+    return old, new
+
+
+def test_changes_of_scores_of_0_and_1_by_hand():
+    before = np.tile([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0]], (10, 1))
+    after = np.tile([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], (10, 1))
+    found = one(before, after)
+    assert found.changes[MEAN].value.value == pytest.approx(1 / 3)
+    assert found.changes[WORST].value.value == pytest.approx(0.5)  # from 0 in the middle to .5 at the end
+    assert found.changes[SPREAD].value.value == pytest.approx(-0.5)
+    assert found.changes[FORMERLY_BEST].value.value == 0
+    assert found.changes[WORST].p == pytest.approx(3 * 2 * 0.5**10)
+    assert (found.before.worst.value, found.after.worst.value) == (0, 0.5)
+    assert found.verdict == APPLY
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((0.5, 0.5, 0.5, 0.5), (0.9, 0.9, 0.5, 0.9)),  # a plain bootstrap finds a rise in a third of these
+        ((0.9, 0.5, 0.9, 0.9), (0.5, 0.5, 0.5, 0.5)),
+        ((0.5, 0.6, 0.6, 0.6), (0.5, 0.5, 0.5, 0.5)),  # where a choice on other samples misses
+    ],
+)
+def test_intervals_of_worst_position_and_spread_hold_the_truth(before, after):
+    generator, runs, missed = np.random.default_rng(3), 100, np.zeros(4)
+    worst = min(after) - min(before)
+    spread = max(after) - min(after) - max(before) + min(before)
+    for _ in range(runs):
+        old, (new,) = planted_scores(Planted(before, (after,)), count=30, generator=generator, noise=0.25)
+        found = one(old, new)
+        missed += [
+            found.changes[WORST].value.excludes(worst),
+            found.changes[SPREAD].value.excludes(spread),
+            found.after.worst.excludes(min(after)),
+            found.after.spread.excludes(max(after) - min(after)),
+        ]
+    assert (missed / runs <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / runs)).all(), missed / runs
+
+
+def test_harm_anywhere_forbids_what_helps_elsewhere():
+    before, after = paired((0.9, 0.2, 0.5), (0.9, 0.7, 0.8))
+    assert one(before, after).verdict == APPLY
+    nats = np.random.default_rng(1).normal(3, 0.1, 20)
+
+    def with_text(change, tolerance):
+        after_text = nats + change + np.random.default_rng(2).normal(0, 0.003, 20)
+        text = SideEffect("ordinary text", nats, after_text, worse=1, tolerance=tolerance, unit="nats per token")
+        return one(before, after, effects=(text,))
+
+    assert with_text(0.05, 0.02).verdict == HARM
+    assert "ordinary text changes by +0.05" in with_text(0.05, 0.02).reasons[0]
+    assert with_text(0.01, 0.02).verdict == APPLY, "less than is accepted"
+    assert with_text(0.01, 0.0).verdict == HARM
+    assert with_text(-0.05, 0.0).verdict == APPLY, "text improves"
+    short = SideEffect("oracle", np.ones(20), np.r_[np.zeros(9), np.ones(11)])
+    assert one(before, after, effects=(short,)).verdict == HARM
+    fallen = one(after, before)
+    assert fallen.verdict == HARM
+    assert fallen.reasons[0].startswith("Harm: mean falls by 0.")
+    assert "worst position falls" in fallen.reasons[1]
+
+
+def test_a_gain_of_one_position_at_the_cost_of_another_does_not_raise_the_worst():
+    before, after = paired((0.9, 0.2, 0.9), (0.2, 0.9, 0.9))
+    found = one(before, after)
+    assert found.verdict == NOTHING
+    assert found.changes[FORMERLY_BEST].value.high < 0 or found.changes[FORMERLY_BEST].p > 0.05
+    assert "would have been found" in found.reasons[0]
+
+
+def test_the_more_methods_the_more_each_must_show():
+    before, after = paired((0.5, 0.4, 0.6), (0.57, 0.47, 0.67), count=12, seed=5)
+    alone = judge(before, [Tried("good", after)], positions=PLACES)
+    idle = [Tried(f"idle {number}", before) for number in range(9)]
+    among = judge(before, [Tried("good", after), *idle], positions=PLACES)
+    assert alone.verdicts[0].gains[MEAN] < among.verdicts[0].gains[MEAN]
+    assert alone.verdicts[0].changes[MEAN].detectable < among.verdicts[0].changes[MEAN].detectable
+    assert {verdict.verdict for verdict in among.verdicts[1:]} == {NOTHING}
+    assert among.verdicts[1].changes[MEAN].detectable is None, "nothing changed, so nothing is known of its spread"
+
+
+def test_the_recommendation_names_the_best_and_warns_of_the_harmful():
+    before, good = paired((0.9, 0.2, 0.5), (0.9, 0.5, 0.6))
+    better, worse = paired((0.9, 0.2, 0.5), (0.9, 0.8, 0.9))[1], paired((0.9, 0.2, 0.5), (0.5, 0.0, 0.2))[1]
+    found = judge(before, [Tried("good", good), Tried("better", better), Tried("bad", worse)], positions=PLACES)
+    assert found.recommended == "better"
+    assert found.recommendation.startswith("Apply better: on 40 samples")
+    assert "good helps, too" in found.recommendation
+    assert "Do not apply bad" in found.recommendation
+    nothing = judge(before, [Tried("idle", before), Tried("bad", worse)], positions=PLACES)
+    assert nothing.recommended is None
+    assert nothing.recommendation.startswith("Leave the model as it is")
+    assert json.loads(json.dumps(found.as_record()))["verdicts"][1]["verdict"] == APPLY
+
+
+def test_samples_are_paired_and_too_few_decide_nothing():
+    before, after = paired((0.9, 0.2, 0.5), (0.9, 0.7, 0.8), count=12)
+    after[:4, 1] = np.nan
+    found = one(before, after)
+    assert (found.n_samples, found.lost) == (8, 4)
+    after[:7, 1] = np.nan
+    few = one(before, after)
+    assert few.verdict == NOTHING
+    assert not few.changes
+    assert "Only 5 samples" in few.reasons[-1]
+
+
+def test_a_single_position_is_mean_and_worst_at_once():
+    before, after = binary((0.4,), (0.8,), 0)
+    found = one(before, after)
+    assert found.changes[MEAN] == found.changes[WORST]
+    assert found.changes[SPREAD].value.value == 0
+    assert levels_of(after).mean == levels_of(after).worst
+
+
+def test_at_floor_and_ceiling_log_probabilities_decide():
+    low, middle, logs = np.full((8, 3), 0.05), np.full((8, 3), 0.5), np.full((8, 3), -1.0)
+    assert choose_measure({"accuracy": middle, "logprob": logs}) == ("accuracy", ())
+    measure, (warning,) = choose_measure({"accuracy": low, "logprob": logs})
+    assert measure == "logprob"
+    assert "floor: 0.050" in warning
+    measure, (warning,) = choose_measure({"accuracy": 1 - low})
+    assert measure == "accuracy"
+    assert "ceiling" in warning
+    assert choose_measure({"logprob": logs}) == ("logprob", ())
+    with pytest.raises(UsageError, match="nothing can be compared"):
+        choose_measure({})
+
+
+def test_what_cannot_be_compared_is_refused():
+    before = np.zeros((8, 3))
+    with pytest.raises(UsageError, match="at least 1 method and each once, got none"):
+        judge(before, [], positions=PLACES)
+    with pytest.raises(UsageError, match="each once, got a, a"):
+        judge(before, [Tried("a", before)] * 2, positions=PLACES)
+    with pytest.raises(UsageError, match=r"a: .* the same samples"):
+        judge(before, [Tried("a", before[:4])], positions=PLACES)

@@ -1,0 +1,150 @@
+"""Every method inside a model: its strength, caches and padding, users' own networks; nothing is left behind."""
+
+import numpy as np
+import pytest
+import torch
+
+import posbias as pb
+from posbias.errors import UsageError
+from posbias.mitigation import MITIGATIONS, Mitigation, mitigated, resolve_method
+from tiny_families import VOCABULARY, shaken_model
+
+POSITIONS = 14
+SPANS = [(2, 6), (6, 10)]
+SPELLED = {
+    "key_bias": "key_bias(biases='gamma_key(alpha=3.0)')",
+    "initial_token": "initial_token(gamma=3.0)",
+    "temperature": "temperature(scale=0.6)",
+}
+"""Of methods whose parameters have no defaults that would change a short prompt."""
+FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
+INSIDE = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]
+FREE = [name for name in INSIDE if not MITIGATIONS[name].needs_passages]
+
+
+def spelled(name):
+    return SPELLED.get(name, name)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return shaken_model(request.param)
+
+
+def token_ids(model, seed=3):
+    return model.token_tensor([np.random.default_rng(seed).integers(3, VOCABULARY, POSITIONS).tolist()])
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.network(token_ids(model)).logits
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_strength_leads_from_the_model_as_it_is_to_the_method(model, name):
+    before = logits(model)
+    found = []
+    for strength in (0.0, 1e-4, 1.0):
+        with mitigated(model, spelled(name), strength=strength, passages=SPANS):
+            found.append(logits(model))
+    assert torch.equal(found[0], before)
+    assert 0 < float((found[1] - before).abs().max()) < 0.01 * float((found[2] - before).abs().max())
+    assert torch.equal(logits(model), before), "afterwards the model is what it was"
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passes(model, name):
+    wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    both = torch.cat([token_ids(model), token_ids(model, 5)])
+    padded = torch.cat([torch.zeros_like(both[:, :3]), both], 1)
+    shown = torch.cat([torch.zeros_like(both[:, :3]), torch.ones_like(both)], 1)
+    with mitigated(model, spelled(name)), torch.no_grad():
+        cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
+        whole = model.network.generate(both, attention_mask=torch.ones_like(both), use_cache=False, **wanted)
+        filled = model.network.generate(padded, attention_mask=shown, **wanted)
+    assert torch.equal(cached, whole)
+    assert torch.equal(filled[:, 3:], cached)
+
+
+def test_initial_token_multiplies_the_weight_of_the_first_key():
+    model = shaken_model("llama", implementation="eager")
+
+    def first_layer():
+        with torch.no_grad():
+            return model.network(token_ids(model), output_attentions=True, use_cache=False).attentions[0][0]
+
+    before = first_layer()
+    with mitigated(model, "initial_token(gamma=3.0)"):
+        after = first_layer()
+    own = before[..., :1]
+    torch.testing.assert_close(after[..., :1], 3 * own / (2 * own + 1), rtol=1e-6, atol=1e-9)
+    with mitigated(model, "initial_token(gamma=3.0)", strength=0.5):
+        half = first_layer()
+    root = 3**0.5
+    torch.testing.assert_close(half[..., :1], root * own / ((root - 1) * own + 1), rtol=1e-6, atol=1e-9)
+
+
+def test_a_bias_from_the_question_on_leaves_earlier_queries_alone():
+    model = shaken_model("llama")
+    before = logits(model)
+    with mitigated(model, "key_bias(biases='gamma_key(alpha=3.0)', from_question=True)", passages=SPANS):
+        after = logits(model)
+    torch.testing.assert_close(after[:, : SPANS[-1][1]], before[:, : SPANS[-1][1]], rtol=1e-9, atol=1e-9)
+    assert (after - before)[:, SPANS[-1][1] :].abs().amax(-1).min() > 0
+
+
+def test_a_network_of_transformers_is_changed_in_place_and_stays_trainable():
+    network = shaken_model("llama").network.requires_grad_(True).train()
+    tokens = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        before = network(tokens).logits
+    installed = mitigated(network, "initial_token(gamma=3.0)").install()
+    with torch.no_grad():
+        assert not torch.equal(network(tokens).logits, before)
+    with pytest.raises(UsageError, match="already under"):
+        mitigated(network, "temperature").install()
+    installed.remove()
+    assert network.training
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    with torch.no_grad():
+        assert torch.equal(network(tokens).logits, before)
+
+
+def test_influence_is_measured_under_a_method():
+    model = shaken_model("llama")
+    prompts = pb.load_prompts("synthetic", model, n_positions=12, count=2, seed=0)
+    with mitigated(model, "initial_token(gamma=20.0)") as changed:
+        after = pb.measure(changed, prompts, kinds="jacobian")
+    before = pb.measure(model, prompts, kinds="jacobian")
+    first = [measured.profiles["jacobian"].influence[0] for measured in (before, after)]
+    assert first[1] > first[0]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [
+        ("ms_pole", "unknown mitigation"),
+        ("initial_token(gamma=3.0, strength=1.5)", r"strength must lie in \[0, 1\], got 1.5"),
+        ("initial_token(gamma=0.0)", "gamma must lie in"),
+        ("temperature(scale=-1.0)", "scale must lie in"),
+        ("key_bias(biases='alibi')", "biases must be"),
+        ("key_bias(biases='gamma_key(alpha=2.0)', from_question=True)", "needs the passages"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):
+    model = shaken_model("llama")
+    with pytest.raises(UsageError, match=message) as caught, mitigated(model, spelling):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_a_family_without_the_interface_is_refused_by_name():
+    with pytest.raises(UsageError, match="bloom models do not let attention be replaced"):
+        mitigated(shaken_model("bloom"), "temperature").install()
+
+
+def test_spellings_come_back():
+    for name in SPELLED.values():
+        assert str(resolve_method(name, None, strength=0.5)) == str(
+            MITIGATIONS.parse(str(resolve_method(name, None, strength=0.5)))
+        )
