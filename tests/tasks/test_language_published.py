@@ -1,4 +1,4 @@
-"""Published files are read as they are; a wrong line is named in one line."""
+"""Published files and one's own are read as they are; a wrong line is named in one line."""
 
 import gzip
 import json
@@ -68,11 +68,11 @@ def test_wrong_lines_of_pairs_are_named(tmp_path: Path, line: Any, complaint: st
         ({"answers": [3]}, "line 1: field 'answers' must hold texts"),
         ({"answers": ["x", "The ..."]}, "line 1: answer 'The ...' holds nothing but articles"),
         ({"ctxs": "none"}, "line 1: field 'ctxs' must be a list"),
-        ({"ctxs": ["text"]}, "line 1: an entry of 'ctxs' must be an object"),
-        ({"ctxs": [{"title": "T"}]}, "line 1: field 'text' must be text, got None"),
+        ({"ctxs": ["text"]}, "line 1, document 1: an entry of 'ctxs' must be an object"),
+        ({"ctxs": [{"title": "T"}]}, "line 1, document 1: field 'text' must be text, got None"),
+        ({"ctxs": [*CONTEXTS, {"text": "t"}]}, "line 1, document 3: field 'title' must be text, got None"),
         ({"ctxs": CONTEXTS[1:] * 2}, "line 1: no documents are gold (isgold true); exactly 1 is needed"),
         ({"ctxs": CONTEXTS[:1] * 2}, "line 1: 2 documents are gold"),
-        ({"ctxs": CONTEXTS[:1]}, "line 1 has 1 documents; 2 were asked"),
     ],
 )
 def test_wrong_lines_of_documents_are_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
@@ -80,6 +80,120 @@ def test_wrong_lines_of_documents_are_named(tmp_path: Path, change: dict[str, An
     with pytest.raises(UsageError) as caught:
         Documents(file=path, documents=2).examples(None, count=1)
     assert complaint in str(caught.value)
+    assert str(caught.value).endswith("; a line holds question, answers [text ...], ctxs [{title, text, isgold} ...]")
+
+
+def test_too_few_documents_are_named_with_what_is_there(tmp_path: Path) -> None:
+    path = written(tmp_path / "qa.jsonl", [QUESTION])
+    with pytest.raises(UsageError, match=r"line 1 has 2 documents; 3 were asked \(documents=2 takes all\)"):
+        Documents(file=path, documents=3).examples(None, count=1)
+
+
+OWN = {
+    "question": "q",
+    "answers": ["x"],
+    "documents": [{"text": "o", "is_gold": False}, {"text": "g", "is_gold": True}],
+}
+
+
+def test_ones_own_passages_are_read_like_published_ones(tmp_path: Path) -> None:
+    titled = {**OWN, "documents": [{"text": "o", "title": "T", "is_gold": False, "score": 0.3}, OWN["documents"][1]]}
+    path = written(tmp_path / "own.jsonl", [OWN, titled])
+    prompts = [str(example.prompt) for example in Documents(file=path, documents=2).examples(None, count=2)]
+    assert "\nDocument [1] g\nDocument [2] o\n" in prompts[0]
+    assert "\nDocument [1] o\nDocument [2] g\n" in prompts[1]
+    assert "\nDocument [1](Title: T) o\nDocument [2] g\n" in prompts[3]
+    (oracle,) = Documents(file=path, setting="oracle").examples(None, count=1)
+    assert "\nDocument [1] g\n\nQuestion" in str(oracle.prompt)
+
+
+def test_the_example_file_is_read() -> None:
+    path = Path(__file__).parents[2] / "examples" / "passages.jsonl"
+    found = list(Documents(file=str(path), documents=5).examples(None, count=10))
+    assert len(found) == 50
+    for example in found:
+        passages = [str(example.prompt)[begin:end].lower() for begin, end in example.passages]
+        told = [any(answer.lower() in passage for answer in example.answers) for passage in passages]
+        assert [place for place, tells in enumerate(told) if tells] == [example.gold_position]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"documents": None}, "own.jsonl, line 1: field 'documents' must be a list with entries, got None"),
+        ({"documents": ["o"]}, "own.jsonl, line 1, document 1: an entry of 'documents' must be an object, got 'o'"),
+        ({"documents": [{"text": "o"}]}, "line 1, document 1: field 'is_gold' must be true or false, got None"),
+        ({"documents": [{"text": "o", "is_gold": 1}]}, "line 1, document 1: field 'is_gold' must be true or false"),
+        ({"documents": [{"text": "", "is_gold": True}]}, "line 1, document 1: field 'text' must be text, got ''"),
+        ({"documents": [{"text": "o", "title": 3, "is_gold": True}]}, "document 1: field 'title' must be text, got 3"),
+        ({"documents": OWN["documents"][:1]}, "line 1: no documents are gold (is_gold true); exactly 1 is needed"),
+        ({"answers": None}, "line 1: field 'answers' must be a list with entries, got None"),
+        ({"question": 7}, "line 1: field 'question' must be text, got 7"),
+    ],
+)
+def test_wrong_lines_of_ones_own_name_the_field_and_the_schema(
+    tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
+    path = written(tmp_path / "own.jsonl", [{**OWN, **change}])
+    with pytest.raises(UsageError) as caught:
+        Documents(file=path, documents=2).examples(None, count=1)
+    assert complaint in str(caught.value)
+    assert str(caught.value).endswith("documents [{text, title (may be left out), is_gold (true or false)} ...]")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("fields", "found"), [({}, "neither"), ({"ctxs": [], "documents": []}, "both")])
+def test_lines_of_no_schema_or_of_two_are_refused(tmp_path: Path, fields: dict[str, Any], found: str) -> None:
+    path = written(tmp_path / "own.jsonl", [{"question": "q", "answers": ["x"], **fields}])
+    with pytest.raises(UsageError, match=f"line 1 has {found} 'documents' .*ctxs.*either question, .* as published"):
+        Documents(file=path, documents=2).examples(None, count=1)
+
+
+def oracle_lines(count: int) -> list[dict[str, Any]]:
+    """As `nq-open-oracle.jsonl.gz`: every third passage also says what line 0 asks for."""
+
+    def text(number: int) -> str:
+        return f"Town {number} has {number} wells." + (" The Answer 0!" if number % 3 == 0 else f" Answer {number}.")
+
+    return [
+        {
+            "question": f"which {number}",
+            "answers": [f"answer {number}" if number % 3 else "answer 0"],
+            "ctxs": [{"title": f"T{number}", "text": text(number), "hasanswer": True, "isgold": True}],
+            "nq_annotated_gold": {"title": f"T{number}"},
+        }
+        for number in range(count)
+    ]
+
+
+def test_gold_passages_of_other_questions_become_distractors(tmp_path: Path) -> None:
+    path = written(tmp_path / "oracle.jsonl.gz", oracle_lines(9))
+    task = Documents(file=path, documents=6)
+    found = list(task.examples(None, count=2, seed=5))
+    for example in found:
+        passages = [str(example.prompt)[begin:end] for begin, end in example.passages]
+        assert len(set(passages)) == 6
+        assert example.gold_position is not None
+        told = [place for place, passage in enumerate(passages) if example.answers[0] in passage.lower()]
+        assert told == [example.gold_position], "no distractor holds the answer, in other letters neither"
+    assert found == list(task.examples(None, count=2, seed=5))
+    assert found[:6] == list(task.examples(None, count=1, seed=5))
+    others = list(task.examples(None, count=2, seed=6))
+    assert [example.answers for example in others] == [example.answers for example in found]
+    assert [example.prompt for example in others] != [example.prompt for example in found]
+
+
+def test_too_few_passages_of_other_questions_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "oracle.jsonl", oracle_lines(9))
+    with pytest.raises(UsageError) as caught:
+        Documents(file=path, documents=8).examples(None, count=1)
+    assert str(caught.value) == (
+        "oracle.jsonl, line 1 has only its gold document, and the file only 6 of other questions without one of its "
+        "answers; documents=8 takes 7: ask for fewer documents, or give a file of more lines"
+    )
+    mixed = written(tmp_path / "mixed.jsonl", [*oracle_lines(3), QUESTION])
+    with pytest.raises(UsageError, match=r"mixed\.jsonl, line 4 has 2 documents where mixed\.jsonl, line 1 has only"):
+        Documents(file=mixed, documents=2).examples(None, count=1)
 
 
 def test_a_title_may_be_empty(tmp_path: Path) -> None:

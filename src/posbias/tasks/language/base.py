@@ -286,8 +286,11 @@ def locate(
     return tuple(found), len(encoded.token_ids)
 
 
-def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The first `count` records of a file, each with the name of its line for messages; blank lines are passed over."""
+def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The first `count` records of a file, each with the name of its line for messages; blank lines are passed over.
+
+    None: all of them, of at most as many lines as a task may have examples.
+    """
     found = 0
     for where, line in read_lines(path):
         record = json_object(line, where)
@@ -296,7 +299,9 @@ def published_lines(path: str, count: int) -> Iterator[tuple[str, dict[str, Any]
         found += 1
         if found == count:
             return
-    raise UsageError(f"{path!r} holds {found} examples; {count} asked")
+        EXAMPLES.check(f"{path!r}: what one file holds", found)
+    if count is not None:
+        raise UsageError(f"{path!r} holds {found} examples; {count} asked")
 
 
 def check_path(owner: str, parameter: str, value: object) -> None:

@@ -1,8 +1,8 @@
-"""The two tasks of "Lost in the middle" (Liu et al. 2024), generated or read from the published files, in their words.
+"""The two tasks of "Lost in the middle" (Liu et al. 2024), generated or read from files, in their words.
 
-Question answering over several documents (`question`, `answers`, `ctxs` with `title`, `text`, `isgold`), of which one
-holds the answer and is moved. Generated ones are about people who do not exist, so that no model knows an answer: each
-says five facts of one person, and no two documents of a set share an answer.
+Question answering over several documents, of which one holds the answer and is moved; files of one's own and published
+ones are described in `document_files.py`. Generated ones are about people who do not exist, so that no model knows an
+answer: each says five facts of one person, and no two documents of a set share an answer.
 
 Key-value retrieval: a JSON object of random UUID pairs (`ordered_kv_records`, `key`, `value`); one key is asked
 for, and its pair is moved.
@@ -10,14 +10,13 @@ for, and its pair is moved.
 
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     QUERIES,
@@ -29,6 +28,7 @@ from posbias.tasks.language.base import (
     published_lines,
     text_field,
 )
+from posbias.tasks.language.document_files import Document, DocumentSet, read_questions, read_sets
 from posbias.tasks.language.words import CATEGORIES, CITIES
 
 INSTRUCTION = (
@@ -47,25 +47,6 @@ MOST_DOCUMENTS = len(CITIES)
 """Documents in one generated set: as many as there are different answers."""
 
 
-@dataclass(frozen=True)
-class Document:
-    """A passage with its title."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
-class DocumentSet:
-    """A question, the document that answers it, and documents that do not."""
-
-    question: str
-    answers: tuple[str, ...]
-    gold: Document
-    distractors: tuple[Document, ...]
-    """In their given order (published: by relevance)."""
-
-
 @LANGUAGE_TASKS.register("documents")
 @dataclass(frozen=True)
 class Documents(LanguageTask):
@@ -77,7 +58,9 @@ class Documents(LanguageTask):
     documents: int = 10
     """Documents in the prompt, >= 1, at most 40 generated ones; the gold one and the first others of a line."""
     file: str | None = None
-    """A published .jsonl or .jsonl.gz file; None: the generated corpus."""
+    """A .jsonl or .jsonl.gz file of one's own questions with passages, or a published one (both schemas:
+    `tasks/language/document_files.py`); None: the generated corpus. Where its lines hold only the gold document, as
+    those of `nq-open-oracle.jsonl.gz`, gold ones of other lines are the distractors: easier than retrieved ones."""
     setting: str = "gold"
     """`gold`: all documents; `oracle`: only the gold one; `closed_book`: none. The last two have one position."""
     order: str = "given"
@@ -117,35 +100,14 @@ class Documents(LanguageTask):
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[DocumentSet]:
         """A question with its documents, the distractors in the order in which they stand around the gold one."""
-        sets: Iterator[DocumentSet]
+        sets: Iterable[DocumentSet]
         if self.file is None:
             sets = (drawn_documents(self.documents, seed, index) for index in range(count))
+        elif self.setting == "closed_book":
+            sets = read_questions(self.file, count=count)
         else:
-            sets = iter([self._set_of(record, where) for where, record in published_lines(self.file, count)])
+            sets = read_sets(self.file, count=count, documents=self.n_items, seed=seed)
         return (self._ordered(found, random.Random(f"order {seed} {index}")) for index, found in enumerate(sets))
-
-    def _set_of(self, record: dict[str, Any], where: str) -> DocumentSet:
-        question = text_field(record, "question", where)
-        answers = list_field(record, "answers", where)
-        if not all(isinstance(answer, str) and answer for answer in answers):
-            raise UsageError(f"{where}: field 'answers' must hold texts, got {answers!r:.80}")
-        empty = [answer for answer in answers if not normalise_answer(answer)]
-        if empty:
-            raise UsageError(f"{where}: answer {empty[0]!r:.80} holds nothing but articles and punctuation")
-        if self.setting == "closed_book":
-            return DocumentSet(question, tuple(answers), Document("", ""), ())
-        gold: list[Document] = []
-        others: list[Document] = []
-        for entry in list_field(record, "ctxs", where):
-            if not isinstance(entry, dict):
-                raise UsageError(f"{where}: an entry of 'ctxs' must be an object, got {entry!r:.80}")
-            found = Document(text_field(entry, "title", where, empty=True), text_field(entry, "text", where))
-            (gold if entry.get("isgold") is True else others).append(found)
-        if len(gold) != 1:
-            raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold (isgold true); exactly 1 is needed")
-        if len(others) + 1 < self.n_items:
-            raise UsageError(f"{where} has {len(others) + 1} documents; {self.n_items} were asked")
-        return DocumentSet(question, tuple(answers), gold[0], tuple(others[: self.n_items - 1]))
 
     def _ordered(self, found: DocumentSet, source: random.Random) -> DocumentSet:
         ordered = list(found.distractors) if self.setting == "gold" else []
@@ -159,7 +121,8 @@ class Documents(LanguageTask):
         if self.setting == "closed_book":
             return Draft(f"{asked}Answer:", drawn.answers, None)
         documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
-        entries = [f"(Title: {document.title}) {document.text}" for document in documents]
+        titles = ["" if document.title is None else f"(Title: {document.title})" for document in documents]
+        entries = [f"{title} {document.text}" for title, document in zip(titles, documents, strict=True)]
         head = f"{INSTRUCTION}{RANDOM_ORDER if self.mention_order else ''}\n\n"
         head += f"{asked}\n" if self.query != "after" else ""
         tail = "\n\n" + (asked if self.query != "before" else "") + "Answer:"

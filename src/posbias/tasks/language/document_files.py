@@ -1,0 +1,193 @@
+"""Question sets from files: a question, its accepted answers, and documents of which one holds the answer.
+
+One JSON object per line, in one of two schemas, which the lines' own fields tell apart; other fields are passed over.
+Of one's own:
+
+    {"question": "...", "answers": ["...", ...], "documents": [{"text": "...", "title": "...", "is_gold": true}, ...]}
+
+where `title` may be left out and documents stand in the order of retrieval; or as published with "Lost in the middle"
+(Liu et al. 2024): `question`, `answers`, `ctxs` [{`title`, `text`, `isgold`}].
+
+The published `nq-open-oracle.jsonl.gz` has only the gold document of each question. There the gold documents of other
+questions stand for retrieved ones: these are about something else, and so easier to tell from the gold one.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posbias.errors import UsageError
+from posbias.tasks.language.answers import normalise_answer
+from posbias.tasks.language.base import list_field, published_lines, text_field
+
+
+@dataclass(frozen=True)
+class Document:
+    """A passage with its title."""
+
+    title: str | None
+    """None where a file gives none: then the prompt shows none."""
+    text: str
+
+
+@dataclass(frozen=True)
+class DocumentSet:
+    """A question, the document that answers it, and documents that do not."""
+
+    question: str
+    answers: tuple[str, ...]
+    gold: Document
+    distractors: tuple[Document, ...]
+    """In their given order (of a file: by relevance)."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How a line spells its documents."""
+
+    name: str
+    """The field that lists them."""
+    flag: str
+    """Of a document: whether it is the gold one."""
+    strict: bool
+    """Whether every document must have the flag, true or false; otherwise one without it is not gold."""
+    titled: bool
+    """Whether every document must have a title, which may be empty."""
+    text: str
+    """What a line must hold, for messages."""
+
+
+OWN = Schema(
+    *("documents", "is_gold"),
+    strict=True,
+    titled=False,
+    text="question, answers [text ...], documents [{text, title (may be left out), is_gold (true or false)} ...]",
+)
+PUBLISHED = Schema(
+    "ctxs", "isgold", strict=False, titled=True, text="question, answers [text ...], ctxs [{title, text, isgold} ...]"
+)
+
+
+def read_sets(path: str, *, count: int, documents: int, seed: int) -> list[DocumentSet]:
+    """The first `count` questions of a file, each with `documents` documents (>= 1), the gold one among them.
+
+    Of a line with more documents the first others are taken. Where `documents` are asked of a file whose lines hold
+    only the gold one, the others are gold documents of its other lines, drawn by the seed and the number of the line,
+    never one whose title or text holds an accepted answer (as the published scoring rule finds answers) and never the
+    question's own.
+
+    Raises:
+        UsageError: a line that does not hold what its schema says, too few lines, or too few documents.
+    """
+    lines = [(where, _set_of(record, where)) for where, record in published_lines(path, count)]
+    if documents > 1 and not lines[0][1].distractors:
+        pool = _gold_documents(path, beside=lines[0][0])
+        return [
+            _with_others(found, where, pool, count=documents - 1, source=random.Random(f"distractors {seed} {index}"))
+            for index, (where, found) in enumerate(lines)
+        ]
+    for where, found in lines:
+        there = 1 + len(found.distractors)
+        if there < documents:
+            raise UsageError(f"{where} has {there} documents; {documents} were asked (documents={there} takes all)")
+    return [replace(found, distractors=found.distractors[: documents - 1]) for _, found in lines]
+
+
+def read_questions(path: str, *, count: int) -> list[DocumentSet]:
+    """The first `count` questions of a file without any document, which its lines need not have."""
+    nothing = Document(None, "")
+    return [DocumentSet(*_question_of(record, where), nothing, ()) for where, record in published_lines(path, count)]
+
+
+def _question_of(record: dict[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
+    """A question and its accepted answers."""
+    question = text_field(record, "question", where)
+    answers = list_field(record, "answers", where)
+    if not all(isinstance(answer, str) and answer for answer in answers):
+        raise UsageError(f"{where}: field 'answers' must hold texts, got {answers!r:.80}")
+    empty = [answer for answer in answers if not normalise_answer(answer)]
+    if empty:
+        raise UsageError(f"{where}: answer {empty[0]!r:.80} holds nothing but articles and punctuation")
+    return question, tuple(answers)
+
+
+def _set_of(record: dict[str, Any], where: str) -> DocumentSet:
+    """A line with all its documents; messages end with the schema that it was read by."""
+    schema = _schema_of(record, where)
+    try:
+        question, answers = _question_of(record, where)
+        gold, others = _documents_of(record, schema, where)
+    except UsageError as error:
+        raise UsageError(f"{error}; a line holds {schema.text}") from None
+    return DocumentSet(question, answers, gold, others)
+
+
+def _schema_of(record: dict[str, Any], where: str) -> Schema:
+    there = [schema for schema in (OWN, PUBLISHED) if schema.name in record]
+    if len(there) != 1:
+        found = "both 'documents' and 'ctxs'" if there else "neither 'documents' nor 'ctxs'"
+        raise UsageError(f"{where} has {found}; a line holds either {OWN.text}, or as published {PUBLISHED.text}")
+    return there[0]
+
+
+def _documents_of(record: dict[str, Any], schema: Schema, where: str) -> tuple[Document, tuple[Document, ...]]:
+    """The gold document of a line, and the others in their order."""
+    gold: list[Document] = []
+    others: list[Document] = []
+    for number, entry in enumerate(list_field(record, schema.name, where), start=1):
+        of_document = f"{where}, document {number}"
+        if not isinstance(entry, dict):
+            raise UsageError(f"{of_document}: an entry of {schema.name!r} must be an object, got {entry!r:.80}")
+        (gold if _is_gold(entry, schema, of_document) else others).append(_document_of(entry, schema, of_document))
+    if len(gold) != 1:
+        raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold ({schema.flag} true); exactly 1 is needed")
+    return gold[0], tuple(others)
+
+
+def _is_gold(entry: dict[str, Any], schema: Schema, where: str) -> bool:
+    flag = entry.get(schema.flag)
+    if schema.strict and not isinstance(flag, bool):
+        raise UsageError(f"{where}: field {schema.flag!r} must be true or false, got {flag!r:.80}")
+    return flag is True
+
+
+def _document_of(entry: dict[str, Any], schema: Schema, where: str) -> Document:
+    titled = schema.titled or entry.get("title") is not None
+    title = text_field(entry, "title", where, empty=True) if titled else None
+    return Document(title, text_field(entry, "text", where))
+
+
+def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
+    """The different gold documents of a file that holds no others, each with its normalised title and text."""
+    pool: dict[str, Document] = {}
+    for where, record in published_lines(path):
+        gold, others = _documents_of(record, _schema_of(record, where), where)
+        if others:
+            raise UsageError(
+                f"{where} has {1 + len(others)} documents where {beside} has only the gold one; lines of a file hold "
+                "either only the gold document or all that are asked"
+            )
+        pool[gold.text] = gold
+    return [(document, normalise_answer(f"{document.title or ''} {document.text}")) for document in pool.values()]
+
+
+def _with_others(
+    found: DocumentSet, where: str, pool: Sequence[tuple[Document, str]], *, count: int, source: random.Random
+) -> DocumentSet:
+    """A question with documents of a pool, neither its own one nor one that holds an accepted answer."""
+    answers = [normalise_answer(answer) for answer in found.answers]
+    shuffled = (pool[place] for place in source.sample(range(len(pool)), len(pool)))
+    allowed = (
+        document
+        for document, said in shuffled
+        if document.text != found.gold.text and not any(answer in said for answer in answers)
+    )
+    others = tuple(itertools.islice(allowed, count))
+    if len(others) < count:
+        raise UsageError(
+            f"{where} has only its gold document, and the file only {len(others)} of other questions without one of "
+            f"its answers; documents={count + 1} takes {count}: ask for fewer documents, or give a file of more lines"
+        )
+    return replace(found, distractors=others)
