@@ -18,6 +18,7 @@ from posbias.cli import (
     evaluate,
     listing,
     measure,
+    mitigate,
     papers,
     predict,
     runs,
@@ -51,6 +52,7 @@ app.command(epilog=design.EXAMPLE)(design.design)
 app.command(epilog=runs.COMPARE_EXAMPLE)(runs.compare)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
+app.command(epilog=mitigate.EXAMPLE)(mitigate.mitigate)
 app.command(epilog=runs.CORRELATE_EXAMPLE)(runs.correlate)
 app.command(epilog=runs.PLACE_EXAMPLE)(runs.place)
 app.command(epilog=papers.VERIFY_EXAMPLE)(papers.verify)

@@ -125,7 +125,7 @@ def evaluate(
     from posbias.evaluation import EvaluateOptions
     from posbias.tasks.language import LANGUAGE_TASKS
 
-    _check_answerer(context, model, server, tokenizer=tokenizer, exported=lm_eval is not None)
+    check_answerer(context, model, server, tokenizer=tokenizer, exported=lm_eval is not None)
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = EvaluateOptions(
@@ -150,7 +150,7 @@ def evaluate(
     _evaluate(context, task, settings, responder, flags)
 
 
-def _check_answerer(
+def check_answerer(
     context: typer.Context, model: str | None, server: str | None, *, tokenizer: str | None, exported: bool
 ) -> None:
     """Refuse flags that would do nothing."""

@@ -120,13 +120,20 @@ def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
 
 
 @checked
-def evaluate(task: str | LanguageTask, responder: Responder, *, options: EvaluateOptions | None = None) -> Evaluation:
+def evaluate(
+    task: str | LanguageTask,
+    responder: Responder,
+    *,
+    options: EvaluateOptions | None = None,
+    cost: Mapping[str, Any] | None = None,
+) -> Evaluation:
     """Put every sample at every position to one model, and judge its answers.
 
     Args:
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
         responder: With its own tokenizer, lengths and places in tokens are exact.
         options: Count, positions, seed, and where an interrupted run continues.
+        cost: What `preflight_answers` expects; None: it is still to be asked.
 
     Raises:
         UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, a
@@ -143,7 +150,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
     store = PartStore(options.directory, settings, resume=options.resume)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     waiting = [sample for sample in samples if sample.piece not in finished]
-    cost = preflight_answers(waiting, task, options, responder)
+    cost = preflight_answers(waiting, task, options, responder) if cost is None else cost
     chunks = [waiting[start : start + options.together] for start in range(0, len(waiting), options.together)]
     for chunk in track(chunks, f"requests of {task}"):
         before, begin = responder.counts(), time.perf_counter()
@@ -151,7 +158,7 @@ def evaluate(task: str | LanguageTask, responder: Responder, *, options: Evaluat
         seconds = time.perf_counter() - begin
         taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
         for sample, piece in zip(chunk, found, strict=True):
-            effort = {"counts": taken, "learnt": responder.learnt(), "cost": cost, "seconds": seconds}
+            effort = {"counts": taken, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
             finished[sample.piece] = store.keep(sample.piece, {**piece, EFFORT: as_bytes(effort)})
             taken, seconds = {}, 0.0  # what the samples of a chunk took together is the first one's
     pieces = [finished[sample.piece] for sample in samples]

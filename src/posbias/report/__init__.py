@@ -1,7 +1,17 @@
 """Tables, figures and the HTML report, drawn from records alone."""
 
 # Each registers the report of its verb.
-from posbias.report import attention, behaviour, correlations, decompositions, designs, profiles, published, training  # noqa: F401
+from posbias.report import (  # noqa: F401
+    attention,
+    behaviour,
+    correlations,
+    decompositions,
+    designs,
+    mitigations,
+    profiles,
+    published,
+    training,
+)
 from posbias.report.findings import Finding, grouped_findings, paragraph
 from posbias.report.layout import RunView, store_subjects, view_of
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, write_report

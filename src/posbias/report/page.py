@@ -57,6 +57,8 @@ class Section:
     note: str = ""
     """How to read figures and tables."""
     tables: Sequence[Table] = ()
+    folded: Mapping[str, Sequence[Table]] = field(default_factory=dict)
+    """Further tables by the line that unfolds them."""
     left_out: Sequence[str] = ()
     """What was not possible or not done, and why."""
     record: Record | None = None
@@ -152,7 +154,8 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
 
 def show_report(report: Report, console: "Console") -> None:
     """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
-    print_tables([*report.summary, *report.tables], console)
+    folded = [table for tables in report.folded.values() for table in tables if table.cells]
+    print_tables([*report.summary, *report.tables, *folded], console)
     texts = [text if isinstance(text, str) else " ".join(each.text for each in text) for text in report.statements]
     print_notes([*texts, *report.caveats], console)
     print_notes(report.left_out, console, mark="Left out: ")

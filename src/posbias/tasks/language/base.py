@@ -133,6 +133,11 @@ class LanguageTask(ABC):
         return int(getattr(self, self.counted))
 
     @property
+    def short_forms(self) -> "tuple[LanguageTask, ...]":
+        """Tasks with the same questions and little or no context, in which positions hardly matter."""
+        return ()
+
+    @property
     def condition(self) -> str:
         """What the prompt holds; `gold` means all items with the gold one among them."""
         return "gold"

@@ -94,6 +94,11 @@ class Documents(LanguageTask):
         return super().n_items if self.setting == "gold" else 1
 
     @property
+    def short_forms(self) -> tuple[LanguageTask, ...]:
+        """The gold document alone, and no document."""
+        return tuple(replace(self, setting=setting) for setting in CONDITIONS[1:]) if self.setting == "gold" else ()
+
+    @property
     def condition(self) -> str:
         """The setting."""
         return self.setting
@@ -183,6 +188,11 @@ class KeyValue(LanguageTask):
         check_path(self.name, "file", self.file)
         check_size(f"{self.name}: pairs", self.pairs, ITEMS, least=2)
         check_choice(f"{self.name}: query", self.query, QUERIES)
+
+    @property
+    def short_forms(self) -> tuple[LanguageTask, ...]:
+        """Two pairs, where they are generated."""
+        return (replace(self, pairs=2),) if self.file is None and self.pairs > 2 else ()
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Pair, list[Pair]]]:
         """The asked pair and the others."""

@@ -1,0 +1,129 @@
+"""`posbias mitigate`: methods against position bias, tried and judged on one model and task."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.evaluate import LocalFlags, ServerFlags, TaskFlags, check_answerer
+from posbias.cli.output import running
+from posbias.errors import RunError
+
+if TYPE_CHECKING:
+    from posbias.mitigation.arms import MitigateOptions
+
+EXAMPLE = (
+    "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "
+    "· in a pipeline, exit code 1 where it is not met: `--require 'worst>=0.6'` · a server takes methods around the "
+    "model: `--server URL --served-model NAME` · after an interruption the same command with `--resume`"
+)
+
+
+@dataclass(frozen=True)
+class MethodFlags:
+    """What is tried, and what it is judged by."""
+
+    methods: Annotated[
+        str,
+        typer.Option(help="all, or some separated by commas, such as key_bias,temperature(scale=0.16),recipe.json."),
+    ] = "all"
+    calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
+    by: Annotated[
+        str | None,
+        typer.Option(help="accuracy or logprob.", show_default="accuracy, unless it is near 0 or 1"),
+    ] = None
+    require: Annotated[
+        str | None,
+        typer.Option(
+            help="Exit with 1 unless what is recommended has, e.g., worst>=0.6, mean>=0.7 or spread<=0.2.",
+            show_default=False,
+        ),
+    ] = None
+    documents: Annotated[int, typer.Option(help="Windows of ordinary text for perplexity.", min=0)] = 16
+    tolerance: Annotated[float, typer.Option(help="Nats per token of it that a method may cost.", min=0.0)] = 0.02
+    short: Annotated[bool, typer.Option(help="Put the short forms of the task, too, where it has any.")] = True
+
+
+@options.grouped
+def mitigate(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False),
+    ] = None,
+    *,
+    tried: MethodFlags,
+    evaluated: TaskFlags = TaskFlags(count=40),  # noqa: B008 (frozen)
+    local: LocalFlags,
+    server: Annotated[
+        str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)
+    ] = None,
+    served: ServerFlags,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer of the model on the server, to count tokens.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from finished samples, fits and a server's kept answers.")
+    ] = False,
+    flags: options.RunFlags,
+) -> None:
+    """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
+    from posbias.mitigation.run import mitigate as run_mitigation
+
+    check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
+    options.check_resume(resume, flags.out)
+    settings = _settings(tried, evaluated, local, flags, resume=resume)
+    with running(context, flags, resume=resume) as run:
+        if server is not None:
+            responder = served.responder(server, tokenizer=tokenizer, directory=run.directory, reuse=resume)
+        else:
+            responder = local.responder(str(model))
+        record, found = run_mitigation(
+            evaluated.task,
+            responder,
+            settings,
+            directory=run.directory,
+            arguments=run.arguments,
+            command=run.command,
+        )
+        run.finish(record, found=found)
+    required = record.scalars["requirement"]
+    if required is not None and not required["met"]:
+        from posbias.statistics import Interval
+
+        value = Interval.of_record(required["value"])
+        raise RunError(f"required {required['required']}, got {value} ({required['measure']}, {required['arm']})")
+
+
+def _settings(
+    tried: MethodFlags, evaluated: TaskFlags, local: LocalFlags, flags: options.RunFlags, *, resume: bool
+) -> "MitigateOptions":
+    """The run's options from the command line's."""
+    from posbias.evaluation import EvaluateOptions
+    from posbias.mitigation.arms import MitigateOptions
+    from posbias.mitigation.requirements import Requirement
+    from posbias.tasks.language import LANGUAGE_TASKS
+
+    task = LANGUAGE_TASKS.parse(evaluated.task)
+    evaluation = EvaluateOptions(
+        count=evaluated.count,
+        positions=options.positions_of(evaluated.positions, task),
+        seed=flags.seed,
+        generate=evaluated.generate,
+        score=evaluated.score,
+        max_tokens=evaluated.max_tokens,
+        resume=resume,
+        max_memory=options.bytes_of(local.max_memory),
+    )
+    methods = options.split_literals(tried.methods)
+    return MitigateOptions(
+        methods="all" if methods == ["all"] else methods,
+        calibration=tried.calibration,
+        evaluation=evaluation,
+        by=tried.by,
+        documents=tried.documents,
+        tolerance=tried.tolerance,
+        short=tried.short,
+        require=None if tried.require is None else Requirement.parse(tried.require),
+    )

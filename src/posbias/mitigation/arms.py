@@ -1,0 +1,209 @@
+"""Who is compared: the model as it is, and under one method each, resolved, tried and fitted before anything is judged.
+
+The first samples of a task are for calibration: methods with parameters are fitted to them. The samples after them are
+the test, which no fit sees.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from posbias.checks import check_number, check_whole, checked
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.responders import LocalResponder, Responder
+from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
+from posbias.mitigation.applying import answering_under, resolve_method
+from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
+from posbias.mitigation.fitting import FitOptions, fit
+from posbias.mitigation.key_bias import KeyBiasMethod
+from posbias.mitigation.requirements import Requirement
+from posbias.models.model import Model
+from posbias.parts import PartStore
+from posbias.tasks.language import LanguageTask
+
+UNCHANGED = "unchanged"
+"""Name of the arm without a method."""
+ALL = "all"
+
+
+@checked
+@dataclass(frozen=True)
+class MitigateOptions:
+    """What is tried, and what it is judged by."""
+
+    methods: str | Sequence[Any] = ALL
+    """Spellings, objects or paths of recipes; `all`: every registered method that applies. A method with parameters to
+    fit that is named without any is fitted to the calibration samples."""
+    calibration: int = 12
+    """Samples that come first, for fitting, >= 0."""
+    evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))
+    """The test: as many samples after those, at the same positions. Its directory is set by the run."""
+    by: str | None = None
+    """Measure that decides, `accuracy` or `logprob`; None: accuracy, unless it is near its floor or ceiling."""
+    documents: int = 16
+    """Windows of ordinary text on which perplexity is compared (local models), >= 0; 0: none."""
+    length: int = 256
+    """Of each window in tokens, >= 2."""
+    tolerance: float = 0.02
+    """Nats per token of ordinary text that a method may cost, >= 0."""
+    short: bool = True
+    """Whether the task's short forms are requested, where it has any."""
+    fitting: FitOptions = field(default_factory=FitOptions)
+    """Of a key bias."""
+    require: Requirement | None = None
+    """Of the recommended model, or of the unchanged one where no method is."""
+
+    def __post_init__(self) -> None:
+        check_whole("mitigate: calibration", self.calibration, least=0)
+        check_whole("mitigate: documents", self.documents, least=0)
+        check_whole("mitigate: length", self.length, least=2)
+        check_number("mitigate: tolerance", self.tolerance)
+        if self.by not in (None, "accuracy", "logprob"):
+            raise UsageError(f"mitigate: by must be accuracy or logprob, got {self.by!r}")
+
+    @property
+    def test(self) -> EvaluateOptions:
+        """The test samples: those after the calibration samples."""
+        return replace(self.evaluation, skip=self.evaluation.skip + self.calibration)
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """The model as it is, or under one method."""
+
+    name: str
+    responder: Responder
+    """The one without a method."""
+    method: Method | None = None
+    """None: the unchanged model, or a method that is still to be fitted."""
+
+    @property
+    def slug(self) -> str:
+        """Name of its directory: readable, and different for different methods."""
+        readable = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
+        return (
+            UNCHANGED if self.name == UNCHANGED else f"{readable}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+        )
+
+    @property
+    def answering(self) -> Responder:
+        """Who answers in it."""
+        return self.responder if self.method is None else answering_under(self.method, self.responder)
+
+    @property
+    def model(self) -> Model | None:
+        """The model itself; None where it is behind a server."""
+        return self.responder.model if isinstance(self.responder, LocalResponder) else None
+
+
+def split_samples(
+    task: LanguageTask, responder: Responder, options: MitigateOptions
+) -> tuple[list[Sample], list[Sample]]:
+    """Calibration samples, and the test samples after them; none of the first may occur among the second again."""
+    together = replace(options.evaluation, count=options.calibration + options.evaluation.count)
+    samples = list(samples_of(task, responder.tokenizer, together))
+    calibration, test = samples[: options.calibration], samples[options.calibration :]
+    seen = {_content(sample): sample.name for sample in calibration}
+    for sample in test:
+        if _content(sample) in seen:
+            raise UsageError(
+                f"test sample {sample.name} is calibration sample {seen[_content(sample)]} again, but the two must not "
+                "overlap; does the file hold a line twice?"
+            )
+    return calibration, test
+
+
+def _content(sample: Sample) -> str:
+    """What makes two samples the same, whatever their names."""
+    return sample.piece.removeprefix(f"sample-{sample.name}-")
+
+
+def given_methods(options: MitigateOptions) -> list[Any]:
+    """The entries of `MitigateOptions.methods`, all names for `all`."""
+    if isinstance(options.methods, str):
+        return list(MITIGATIONS) if options.methods == ALL else [options.methods]
+    return list(options.methods)
+
+
+def is_fitted(entry: Any, options: MitigateOptions) -> bool:
+    """Whether an entry names a method alone that has parameters to fit, and there are samples to fit them to."""
+    if not isinstance(entry, str) or entry not in MITIGATIONS:
+        return False
+    kind = MITIGATIONS[entry]
+    return kind is KeyBiasMethod or (bool(getattr(kind, "grid", None)) and options.calibration > 0)
+
+
+def arms_of(
+    responder: Responder, options: MitigateOptions, task: LanguageTask, sample: Sample
+) -> tuple[list[Arm], list[str]]:
+    """The unchanged model and every method, tried on one request each unless it is still to be fitted.
+
+    Of `all` methods those that do not apply are left out, with the reason; one that was named is refused.
+    """
+    request = replace(requests_of([sample], task, options.test)[0], max_tokens=1)
+    arms, left_out = [Arm(UNCHANGED, responder)], []
+    local = isinstance(responder, LocalResponder)
+    model: Any = getattr(responder, "model", None) if local else None
+    for entry in given_methods(options):
+        try:
+            if is_fitted(entry, options):
+                if not local or not options.calibration:
+                    missing = "the model itself, not one behind a server" if not local else "calibration samples; got 0"
+                    raise UsageError(f"{entry} is fitted and needs {missing}")
+                arms.append(Arm(str(entry), responder))
+                continue
+            method = resolve_method(entry, model)
+            if not local and (isinstance(method, Mitigation) or method.needs_attention):
+                raise UsageError(f"{method.name} needs the model itself, not one behind a server")
+            arm = Arm(entry if isinstance(entry, str) else str(method), responder, method)
+            if local:  # a server is asked for nothing that is not kept
+                arm.answering.respond([request], generate=options.test.generate, score=options.test.score)
+            arms.append(arm)
+        except UsageError as error:
+            if options.methods != ALL:
+                raise
+            left_out.append(f"{entry} was not tried: {error}")
+    names = [arm.name for arm in arms]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
+    if len(arms) == 1:
+        raise UsageError(f"mitigate: no method to try ({'; '.join(left_out) or 'none is given'})")
+    return arms, left_out
+
+
+def fitted_arms(
+    arms: Sequence[Arm],
+    calibration: Sequence[Sample],
+    options: MitigateOptions,
+    windows: Sequence[Int64[np.ndarray, "token"]],
+    store: PartStore,
+) -> tuple[list[Arm], dict[str, Any], list[str]]:
+    """The arms with methods fitted to the calibration samples where they are to be; finished fits are taken over."""
+    ready, fits, left_out = [], {}, []
+    examples = [example for sample in calibration for example in sample.examples]
+    for arm in arms:
+        if arm.method is not None or arm.name == UNCHANGED:
+            ready.append(arm)
+            continue
+
+        def fitted(arm: Arm = arm) -> dict[str, np.ndarray]:
+            found = fit(arm.name, arm.model, examples, text=windows, options=options.fitting)
+            return {"fit": as_bytes({"method": str(found.method), "how": found.how})}
+
+        try:
+            kept = read_json(store.get(f"fit-{arm.slug}", fitted), "fit")
+        except UsageError as error:
+            if options.methods != ALL:
+                raise
+            left_out.append(f"{arm.name} was not tried: {error}")
+            continue
+        ready.append(replace(arm, method=MITIGATIONS.parse(kept["method"])))
+        fits[arm.name] = kept["how"]
+    return ready, fits, left_out

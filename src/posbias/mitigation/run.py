@@ -1,0 +1,356 @@
+"""`mitigate`: the unchanged model and every method on the same samples, judged, with side effects and one verdict each.
+
+The first samples of a task are for calibration: methods with parameters are fitted to them. The samples after them are
+the test, which no fit sees. Every arm (the model as it is, then one per method) is an evaluation with a record of its
+own below the run's directory; ordinary text and short forms of the task are put to the same method. A killed run goes
+on from the samples, texts and fits that are there.
+
+The record has the verb "mitigate" (`posbias.report.mitigations` draws it). Arrays: `positions`; `scores/MEASURE/ARM`
+[n_samples n_positions]; `text/ARM` [n_documents], nats per token; ARM counts from 0, the unchanged model. Scalars:
+`arms` [name], `judgement` (`Judgement.as_record`), `curves` {measure: [[interval]]} by arm, `effort` [{seconds,
+requests, tokens}] by arm, `fits` {name: how}, `left_out` [text], `requirement`, `cost`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.checks import checked
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, finished_evaluation, write_outputs
+from posbias.evaluation.cost import preflight_answers
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.evaluation import DECIDING, measures_of
+from posbias.evaluation.responders import LocalResponder, Responder
+from posbias.evaluation.responders.local import score_answer
+from posbias.evaluation.samples import Sample
+from posbias.mitigation.applying import mitigated
+from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, arms_of, fitted_arms, given_methods, split_samples
+from posbias.mitigation.base import PromptMitigation
+from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
+from posbias.mitigation.recipe import write_recipe
+from posbias.mitigation.requirements import Requirement
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.model import Model
+from posbias.parts import PartStore, below, clear_parts, fingerprint, finished_run, made_by
+from posbias.progress import report, track
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.prompts import Prompts
+from posbias.records import Record, remove_record, run_directory
+from posbias.statistics import Interval
+from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
+
+ARMS = "arms"
+"""Where the arms' evaluations lie, below the run's directory."""
+RECIPE = "recipe.json"
+"""A fitted method, in its arm's directory."""
+ORDINARY_TEXT = "ordinary text"
+FIT_WINDOWS = 32
+"""Windows of ordinary text that a fit may read; others than those that are judged."""
+
+
+@checked
+def mitigate(
+    task: str | LanguageTask,
+    responder: Responder,
+    options: MitigateOptions | None = None,
+    *,
+    directory: Path | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    command: str = "",
+) -> tuple[Record, bool]:
+    """Try methods against position bias on one model and task, and judge each.
+
+    Args:
+        task: An object or its literal spelling.
+        responder: A local model, or a server, which takes methods around the model only.
+        options: Methods, samples, and what they are judged by.
+        directory: The run's, held by the caller; with `options.evaluation.resume` what is finished there is taken over.
+        arguments, command: As the user passed them, for the record.
+
+    Returns:
+        The record, and whether it lay finished in the directory.
+
+    Raises:
+        UsageError: an unknown method or one that does not fit the model, too few samples, calibration samples that
+            occur in the test again, or prompts that do not fit into memory.
+        RunError: the model fails, or its server cannot be reached; what is finished is kept.
+    """
+    options = options or MitigateOptions()
+    task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    calibration, test = split_samples(task, responder, options)
+    settings = _settings(task, options, responder, [*calibration, *test])
+    finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
+    if finished is not None:
+        return finished, True
+    store = PartStore(directory, settings, resume=options.evaluation.resume)
+    arms, left_out = arms_of(responder, options, task, test[0])
+    cost = _announce(task, test, options, responder, len(arms))
+    text = _windows(responder, options, fits=any(arm.method is None for arm in arms[1:]))
+    windows = [] if text is None else list(text.token_ids[options.documents :])
+    arms, fits, unfitted = fitted_arms(arms, calibration, options, windows, store)
+    found = [_answered(task, arm, options.test, directory, cost=cost) for arm in arms]
+    texts = _texts(arms, text, options, store)
+    short, not_short = _short_forms(task, arms, options, directory)
+    record = _record(task, options, arms, found, texts, short)
+    record.arguments = dict(arguments or {"task": str(task), "methods": [arm.name for arm in arms[1:]]})
+    record.resolved |= {"command": command, "fingerprint": fingerprint(settings)}
+    record.scalars |= {"fits": fits, "left_out": [*left_out, *unfitted, *not_short], "cost": cost}
+    for arm in arms:
+        if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
+            write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, fits[arm.name])
+    return record, False
+
+
+def _settings(
+    task: LanguageTask, options: MitigateOptions, responder: Responder, samples: Sequence[Sample]
+) -> dict[str, Any]:
+    """Everything that the record depends on."""
+    asked = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("evaluation", "require", "methods", "fitting")
+    }
+    evaluation = {name: getattr(options.evaluation, name) for name in ("seed", "generate", "score", "max_tokens")}
+    described = {name: value for name, value in responder.describe().items() if name in DECIDING}
+    return {
+        "verb": "mitigate",
+        "task": str(task),
+        "methods": [str(entry) for entry in given_methods(options)],
+        "require": str(options.require),
+        "fitting": vars(options.fitting),
+        **asked,
+        **evaluation,
+        "samples": [sample.piece for sample in samples],
+        "responder": described,
+        "made_by": made_by(),
+    }
+
+
+def _announce(
+    task: LanguageTask, test: Sequence[Sample], options: MitigateOptions, responder: Responder, n_arms: int
+) -> dict[str, Any]:
+    """Say what one arm will cost, and all; refuse what cannot fit into memory."""
+    cost = preflight_answers(test, task, options.test, responder)
+    if cost:
+        seconds = n_arms * cost["seconds"]
+        spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        report(
+            f"estimate: that, {n_arms} times, once unchanged and once per method: {spent}; fits, ordinary text, short "
+            "tasks and methods that ask several times come on top"
+        )
+    return cost
+
+
+def _windows(responder: Responder, options: MitigateOptions, *, fits: bool) -> Prompts | None:
+    """Ordinary text: first what is judged, then what fits may read; None where nobody reads any."""
+    if not isinstance(responder, LocalResponder) or not (options.documents or fits):
+        return None
+    model = responder.model
+    length = options.length if model.max_positions is None else min(options.length, model.max_positions)
+    count, seed = options.documents + (FIT_WINDOWS if fits else 0), options.evaluation.seed
+    return load_prompts("default", model, n_positions=length, count=count, seed=seed)  # type: ignore[arg-type]
+
+
+def _answered(
+    task: LanguageTask,
+    arm: Arm,
+    options: EvaluateOptions,
+    directory: Path | None,
+    *,
+    within: str = "",
+    cost: Mapping[str, Any] | None = None,
+) -> Record:
+    """The evaluation of one arm, in a directory of its own; a finished one is taken over."""
+    own = None if directory is None else directory / ARMS / arm.slug / within
+    arguments = {"task": str(task), "method": arm.name}
+    with run_directory(own, verb="evaluate", arguments=arguments, resume=options.resume) as held:
+        options, responder = replace(options, directory=held), arm.answering
+        record = finished_evaluation(task, responder, options)
+        if record is None:
+            found = evaluate(task, responder, options=options, cost=cost)
+            record = evaluation_record(found, arguments)
+            record.resolved["title"] += "" if arm.method is None else f", {arm.name}"
+            if held is not None:
+                remove_record(held)
+                write_outputs(found, held)
+                record.save(held)
+                clear_parts(held)
+    return record
+
+
+def _texts(
+    arms: Sequence[Arm], text: Prompts | None, options: MitigateOptions, store: PartStore
+) -> list[Float64[np.ndarray, "documents"] | None]:
+    """Nats per token of ordinary text in every arm; None where a method changes requests only, or needs passages."""
+    found: list[np.ndarray | None] = []
+    for arm in track(arms, ORDINARY_TEXT):
+        around = isinstance(arm.method, PromptMitigation)
+        if (
+            text is None
+            or not options.documents
+            or arm.model is None
+            or around
+            or getattr(arm.method, "needs_passages", False)
+        ):
+            found.append(None)
+            continue
+        windows = text.token_ids[: options.documents]
+        piece = store.get(f"text-{arm.slug}", lambda arm=arm, windows=windows: {"nats": _nats(arm, windows)})  # type: ignore[misc]
+        found.append(piece["nats"])
+    return found
+
+
+def _nats(arm: Arm, windows: Any) -> Float64[np.ndarray, "documents"]:
+    """Mean negative log-likelihood of every token but the first of each window."""
+    assert arm.model is not None
+    if arm.method is None:
+        return _likelihood(arm.model, windows)
+    with mitigated(arm.model, arm.method) as changed:
+        return _likelihood(changed, windows)
+
+
+def _likelihood(model: Model, windows: Any) -> Float64[np.ndarray, "documents"]:
+    import torch
+
+    rows = list(range(windows.shape[1] - 1))
+    nats = []
+    for window in windows:
+        with torch.no_grad():
+            logits = model.outputs(model.embed(model.token_tensor([window.tolist()])), rows).logits[0]
+        nats.append(-score_answer(logits, window[1:]).logprob / len(rows))
+    return np.array(nats)
+
+
+def _short_forms(
+    task: LanguageTask, arms: Sequence[Arm], options: MitigateOptions, directory: Path | None
+) -> tuple[dict[str, list[Record | None]], list[str]]:
+    """The short forms of the task in every arm; None where a method does not apply to them."""
+    found: dict[str, list[Record | None]] = {}
+    left_out = []
+    for short in task.short_forms if options.short else ():
+        records: list[Record | None] = []
+        for arm in arms:
+            try:
+                within = re.sub(r"[^a-z0-9]+", "-", str(short).lower()).strip("-")
+                records.append(
+                    _answered(short, arm, replace(options.test, positions=None), directory, within=within, cost={})
+                )
+            except UsageError as error:
+                if arm.name == UNCHANGED:
+                    raise
+                records.append(None)
+                left_out.append(f"{short} was not put to {arm.name}: {error}")
+        found[str(short)] = records
+    return found, left_out
+
+
+def _measures(record: Record) -> dict[str, Scores]:
+    return measures_of(below(record.arrays, "scores/"))
+
+
+def _record(
+    task: LanguageTask,
+    options: MitigateOptions,
+    arms: Sequence[Arm],
+    found: Sequence[Record],
+    texts: Sequence[Float64[np.ndarray, "documents"] | None],
+    short: Mapping[str, Sequence[Record | None]],
+) -> Record:
+    """All arms judged."""
+    measures = [_measures(record) for record in found]
+    measure, warnings = choose_measure(measures[0])
+    if options.by is not None:
+        if options.by not in measures[0]:
+            raise UsageError(f"--by {options.by}: measured are {', '.join(measures[0])}")
+        measure, warnings = choose_measure({options.by: measures[0][options.by]})
+    positions = tuple(int(position) for position in found[0].arrays["positions"])
+
+    def effects(number: int) -> tuple[SideEffect, ...]:
+        side = []
+        before, after = texts[0], texts[number]
+        if before is not None and after is not None:
+            side.append(SideEffect(ORDINARY_TEXT, before, after, 1, options.tolerance, "nats per token"))
+        for name, records in short.items():
+            old, new = records[0], records[number]
+            if old is not None and new is not None and measure in _measures(old) and measure in _measures(new):
+                pair = (_measures(each)[measure].mean(axis=1) for each in (old, new))
+                side.append(SideEffect(name, *pair, unit=label_of(measure)))
+        return tuple(side)
+
+    blank = np.full_like(measures[0][measure], np.nan)
+    tried = [
+        Tried(arm.name, measures[number].get(measure, blank), effects(number))
+        for number, arm in enumerate(arms)
+        if number
+    ]
+    judgement = judge(measures[0][measure], tried, positions=positions, measure=measure, warnings=warnings)
+    described = found[0].resolved["responder"]
+    names = [arm.name for arm in arms]
+    record = Record(verb="mitigate", arguments={}, seeds={"samples": options.evaluation.seed})
+    record.resolved = {
+        "title": str(found[0].resolved["title"]),
+        "task": str(task),
+        "n_items": task.n_items,
+        "positions": list(positions),
+        "calibration": options.calibration,
+        "count": options.evaluation.count,
+        "tolerance": options.tolerance,
+        "methods": {arm.name: str(arm.method)[:200] for arm in arms[1:]},
+        "responder": described,
+        "directories": {arm.name: f"{ARMS}/{arm.slug}" for arm in arms},
+    }
+    record.scalars = {
+        "arms": names,
+        "judgement": judgement.as_record(),
+        "curves": {
+            name: [[mean.as_record() for mean in position_means(each[name])] for each in measures if name in each]
+            for name in measures[0]
+            if all(name in each for each in measures)
+        },
+        "effort": [_effort(each) for each in found],
+        "requirement": _required(options.require, names, judgement.recommended, measures),
+    }
+    record.arrays = {
+        "positions": np.array(positions),
+        **{f"scores/{name}/{number}": each[name] for number, each in enumerate(measures) for name in each},
+        **{f"text/{number}": nats for number, nats in enumerate(texts) if nats is not None},
+    }
+    return record
+
+
+def _effort(record: Record) -> dict[str, Any]:
+    """Seconds, requests and tokens of one arm."""
+    described = record.resolved["responder"]
+    tokens = described.get("tokens_processed")
+    if tokens is None and "prompt_tokens" in described:
+        tokens = described["prompt_tokens"] + described["generated_tokens"]
+    return {"seconds": record.scalars["seconds"], "requests": record.scalars["examples"], "tokens": tokens}
+
+
+def _required(
+    require: Requirement | None, names: Sequence[str], recommended: str | None, measures: Sequence[Mapping[str, Scores]]
+) -> dict[str, Any] | None:
+    """Whether what is recommended meets the requirement: in accuracy, or in log-probability where none was judged."""
+    if require is None:
+        return None
+    number = 0 if recommended is None else names.index(recommended)
+    measure = "accuracy" if "accuracy" in measures[number] else "logprob"
+    scores = measures[number][measure]
+    if (~np.isnan(scores).any(axis=1)).sum() < SAMPLES_FOR_CLAIM:
+        value, met = Interval(np.nan, -np.inf, np.inf), False
+    else:
+        levels = levels_of(scores)
+        value, met = require.value(levels), require.met(levels)
+    return {
+        "required": str(require),
+        "arm": names[number],
+        "measure": measure,
+        "value": value.as_record(),
+        "met": met,
+    }

@@ -1,0 +1,202 @@
+"""Methods against position bias, judged: the recommendation first, one table, curves before and after, the rest folded.
+
+Everything comes from the record (layout: posbias/mitigation/run.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posbias.records import Record
+from posbias.report.behaviour import MEASURES
+from posbias.report.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
+from posbias.report.layout import title_of
+from posbias.report.page import REPORTS, Report
+from posbias.report.tables import Table, interval_text, number_text
+from posbias.report.wording import label
+from posbias.statistics import MISSING
+
+MOST_DRAWN = 6
+"""Methods drawn beside the unchanged model: the recommended one and those after it by their worst position."""
+NOTE = (
+    "Every method answers the same test samples at the same positions as the unchanged model; no fit saw them. Changes "
+    "are paired over samples, with 95 % intervals. The interval of the worst position holds whichever positions are "
+    "truly worst, before and after. Verdicts are corrected (Holm) for the number of methods and endpoints: apply where "
+    "mean or worst position rises and no harm is established; do not apply where mean, worst position, ordinary text "
+    "or a short form of the task is harmed; otherwise nothing is established, which is not the same as no effect."
+)
+ENDPOINTS = {
+    "mean": "mean",
+    "worst position": "worst position",
+    "spread": "spread, best minus worst",
+    "formerly best position": "position that was best",
+}
+
+Stored = Mapping[str, Any]
+
+
+@REPORTS.register("mitigate")
+def mitigation_report(record: Record) -> Report:
+    """Which method to apply, if any, and why."""
+    found = record.scalars["judgement"]
+    return Report(
+        title_of(record),
+        kicker="posbias · methods against position bias, judged",
+        statements=[found["recommendation"], *_required(record)],
+        caveats=found["warnings"],
+        summary=[_verdict_table(record)],
+        figures=_figures(record),
+        note=NOTE,
+        folded={
+            "Why each verdict": [_reason_table(found)],
+            "Every number": [_change_table(found), _effect_table(found), _level_table(found), _effort_table(record)],
+        },
+        left_out=record.scalars["left_out"],
+        record=record,
+    )
+
+
+def _required(record: Record) -> list[str]:
+    required = record.scalars["requirement"]
+    if required is None:
+        return []
+    verb = "is met" if required["met"] else "is not met"
+    value, measure = interval_text(required["value"]), label(MEASURES, required["measure"])
+    return [f"Required {required['required']} {verb}: {value} ({measure}, {required['arm']})."]
+
+
+def _verdict_table(record: Record) -> Table:
+    """Model x method: what changes, and what follows."""
+    found, model = record.scalars["judgement"], _model_of(record)
+    measure = label(MEASURES, found["measure"])
+    header = [
+        "model",
+        "method",
+        "verdict",
+        f"mean, change [95 %] of {measure}",
+        "worst position, change",
+        "ordinary text",
+    ]
+    header += ["seconds per request"]
+    rows = [[model, "unchanged", MISSING, _level(found, "mean"), _level(found, "worst"), MISSING, _seconds(record, 0)]]
+    for number, verdict in enumerate(found["verdicts"], start=1):
+        changes = [
+            interval_text((verdict["changes"].get(name) or {}).get("value"), "+.3f")
+            for name in ("mean", "worst position")
+        ]
+        text = verdict["effects"].get("ordinary text")
+        cost = MISSING if text is None else interval_text(text["value"], "+.4f", unit=" nats")
+        rows.append([model, verdict["name"], verdict["verdict"], *changes, cost, _seconds(record, number)])
+    return Table(f"{record.resolved['task']}: what each method does", header, rows)
+
+
+def _model_of(record: Record) -> str:
+    model = record.resolved["responder"].get("model")
+    return str((model.get("source") if isinstance(model, Mapping) else model) or "model")
+
+
+def _level(found: Stored, name: str) -> str:
+    """Of the unchanged model, on the samples of the first method that has enough."""
+    levels = next((verdict["before"] for verdict in found["verdicts"] if verdict["before"]), None)
+    return MISSING if levels is None else interval_text(levels[name])
+
+
+def _seconds(record: Record, number: int) -> str:
+    effort = record.scalars["effort"][number]
+    return number_text(effort["seconds"] / effort["requests"] if effort["requests"] else None)
+
+
+def _reason_table(found: Stored) -> Table:
+    cells = [[each["name"], each["verdict"], " ".join(each["reasons"])] for each in found["verdicts"]]
+    return Table("Verdicts", ["method", "verdict", "why"], cells, prose=True)
+
+
+def _change_table(found: Stored) -> Table:
+    header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
+    header += ["would have been found", "samples"]
+    cells = [
+        [
+            verdict["name"],
+            name,
+            interval_text(change["value"], "+.3f"),
+            f"{change['p']:.2g}",
+            *(f"{verdict[family][key]:.2g}" if key in verdict[family] else MISSING for family in ("gains", "harms")),
+            number_text(change["detectable"]),
+            str(verdict["n_samples"]),
+        ]
+        for verdict in found["verdicts"]
+        for key, name in ENDPOINTS.items()
+        if (change := verdict["changes"].get(key))
+    ]
+    return Table("Changes against the unchanged model, paired over samples", header, cells)
+
+
+def _effect_table(found: Stored) -> Table:
+    header = ["method", "side effect", "change [95 %]", "unit", "accepted", "units", "p of harm, corrected"]
+    cells = [
+        [
+            verdict["name"],
+            name,
+            interval_text(effect["value"], "+.4f"),
+            effect["unit"],
+            f"{effect['tolerance']:g}",
+            str(effect["n_units"]),
+            f"{verdict['harms'][name]:.2g}" if name in verdict["harms"] else MISSING,
+        ]
+        for verdict in found["verdicts"]
+        for name, effect in verdict["effects"].items()
+    ]
+    return Table("Side effects", header, cells)
+
+
+def _level_table(found: Stored) -> Table:
+    cells = [
+        [verdict["name"], name, *(interval_text(verdict[when][key]) for when in ("before", "after"))]
+        for verdict in found["verdicts"]
+        if verdict["before"]
+        for key, name in {"mean": "mean", "worst": "worst position", "spread": "spread"}.items()
+    ]
+    return Table("Levels before and after", ["method", "of", "before", "after"], cells)
+
+
+def _effort_table(record: Record) -> Table:
+    cells = []
+    for name, effort in zip(record.scalars["arms"], record.scalars["effort"], strict=True):
+        requests = effort["requests"] or None
+        each = [
+            MISSING if requests is None or effort[what] is None else f"{effort[what] / requests:.4g}"
+            for what in ("seconds", "tokens")
+        ]
+        cells.append([name, str(effort["requests"]), *each])
+    return Table("What requests took", ["method", "requests", "seconds each", "tokens each"], cells)
+
+
+def _figures(record: Record) -> list[Figure]:
+    """The measure that decided, before and after; others as they are stored."""
+    found, curves = record.scalars["judgement"], record.scalars["curves"]
+    if found["measure"] not in curves:
+        return []
+    ranked = sorted(found["verdicts"], key=lambda each: -_worst(each["means"]))
+    first = [each["name"] for each in ranked if each["name"] == found["recommended"]]
+    drawn = [*first, *(each["name"] for each in ranked if each["name"] not in first)][:MOST_DRAWN]
+    strokes, positions = run_strokes(drawn), found["positions"]
+    lines: list[Curve] = list(interval_curves("unchanged", positions, found["before"], MEASURED))
+    for name in drawn:
+        means = next(each["means"] for each in found["verdicts"] if each["name"] == name)
+        lines += interval_curves(name, positions, means, strokes[name])
+    rest = len(found["verdicts"]) - len(drawn)
+    shown = f" ({rest} methods with lower worst positions are not drawn)" if rest else ""
+    measure = label(MEASURES, found["measure"])
+    return [
+        Figure(
+            "before-and-after",
+            f"{record.resolved['task']}: {measure} by position, without and with each method{shown}",
+            f"position of the answer among {record.resolved['n_items']} (0 is the first)",
+            measure,
+            tuple(lines),
+            markers=True,
+        )
+    ]
+
+
+def _worst(means: Sequence[Stored]) -> float:
+    return min((each["value"] for each in means if each["value"] is not None), default=float("-inf"))

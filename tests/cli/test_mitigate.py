@@ -1,0 +1,53 @@
+"""`posbias mitigate`: from a model to a verdict, an exit code for pipelines, and one line for what is wrong."""
+
+import json
+
+ARGUMENTS = (
+    "--task",
+    "key_value(pairs=3)",
+    "--positions",
+    "0,2",
+    "--no-generate",
+    "--count",
+    "6",
+    "--calibration",
+    "4",
+)
+QUICK = (*ARGUMENTS, "--methods", "temperature(scale=0.3)", "--documents", "0", "--no-short")
+
+
+def test_a_run_is_saved_printed_and_resumed(posbias, long_llama, tmp_path):
+    out = tmp_path / "run"
+    done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst<=0")
+    assert done.returncode == 0, done.stderr
+    assert "estimate: that, 2 times" in done.stderr
+    assert "temperature(scale=0.3)" in done.stdout
+    assert (out / "report.html").is_file()
+    record = json.loads((out / "record.json").read_text())
+    assert record["verb"] == "mitigate"
+    assert record["scalars"]["judgement"]["measure"] == "logprob"
+    again = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst<=0", "--resume", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["run_id"] == record["run_id"]
+
+
+def test_an_unmet_requirement_sets_the_exit_code_and_keeps_the_run(posbias, long_llama, tmp_path):
+    out = tmp_path / "run"
+    done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst>=0.6")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("posbias: required worst>=0.6, got -")
+    assert json.loads((out / "record.json").read_text())["status"] == "done"
+
+
+def test_bad_input_is_one_line(posbias, long_llama):
+    for arguments, message in (
+        (("--require", "best>=1"), "requirement 'best>=1': allowed are worst, mean, spread"),
+        (("--methods", "nosuch"), "unknown mitigation 'nosuch'"),
+        (("--methods", "temperature(scale=0.3, strength=2)"), "strength must lie in [0, 1]"),
+        (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),
+        (("--methods", "key_bias", "--calibration", "2"), "2 calibration samples given; at least 4"),
+        (("--by", "rank"), "by must be accuracy or logprob"),
+    ):
+        done = posbias("mitigate", long_llama, *QUICK, *arguments)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert message in done.stderr.splitlines()[-1], done.stderr

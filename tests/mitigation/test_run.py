@@ -1,0 +1,165 @@
+"""`mitigate` from a task to the page: planted effects are found, what is finished is never asked again, bad input."""
+
+import json
+
+import numpy as np
+import pytest
+
+from posbias.errors import RunError, UsageError
+from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.responders import LocalOptions, LocalResponder
+from posbias.mitigation.arms import MitigateOptions, split_samples
+from posbias.mitigation.judging import APPLY, HARM, NOTHING, Levels
+from posbias.mitigation.planted import PlantedMethod, PlantedResponder
+from posbias.mitigation.requirements import Requirement
+from posbias.mitigation.run import mitigate
+from posbias.models.loading import load_model
+from posbias.records import load_record
+from posbias.report import write_report
+from posbias.report.page import html_of, report_of
+from posbias.statistics import Interval
+from posbias.tasks.language import LANGUAGE_TASKS
+
+TASK = "key_value(pairs=5)"
+CURVE = (0.8, 0.3, 0.7)
+HELPFUL, HARMFUL, IDLE = (PlantedMethod(curve=curve) for curve in ((0.8, 0.8, 0.8), (0.2, 0.1, 0.2), CURVE))
+
+
+def options(*methods, count=30, **further):
+    evaluation = {name: further.pop(name) for name in ("resume", "positions", "generate") if name in further}
+    return MitigateOptions(
+        methods=list(methods), calibration=4, evaluation=EvaluateOptions(count=count, **evaluation), **further
+    )
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A finished run, and where it lies."""
+    directory = tmp_path_factory.mktemp("run")
+    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"))
+    record, found = mitigate(TASK, PlantedResponder(CURVE), given, directory=directory)
+    assert not found
+    record.save(directory)
+    return record, directory
+
+
+def test_planted_effects_are_judged_as_planted(planted):
+    record, _ = planted
+    judgement = record.scalars["judgement"]
+    assert [each["verdict"] for each in judgement["verdicts"]] == [APPLY, HARM, NOTHING]
+    assert judgement["recommended"] == str(HELPFUL)
+    assert record.scalars["requirement"]["met"]
+    assert record.scalars["requirement"]["arm"] == str(HELPFUL)
+    short = judgement["verdicts"][1]["effects"]["key_value(pairs=2)"]
+    assert short["value"]["high"] < 0, "the harmful method harms two pairs, too"
+    assert record.scalars["effort"][0]["requests"] == 30 * 5
+    np.testing.assert_array_equal(record.arrays["scores/accuracy/0"], record.arrays["scores/accuracy/3"])
+
+
+def test_the_test_begins_after_the_calibration_samples(planted):
+    _, directory = planted
+    lines = (directory / "arms" / "unchanged" / "outputs.jsonl").read_text().splitlines()
+    asked = {json.loads(line)["sample"] for line in lines}
+    assert asked == {f"0-{number}" for number in range(4, 34)}
+    calibration, test = split_samples(LANGUAGE_TASKS.parse(TASK), PlantedResponder(CURVE), options(IDLE))
+    assert [sample.name for sample in calibration] == ["0-0", "0-1", "0-2", "0-3"]
+    assert {sample.name for sample in test} == asked
+
+
+def test_the_page_opens_with_the_recommendation_and_folds_the_rest(planted, tmp_path):
+    record, directory = planted
+    page = write_report([load_record(directory)], tmp_path).read_text()
+    places = [page.index(text) for text in ("Apply planted", "what each method does", "<figure>", "Why each verdict")]
+    assert places == sorted(places)
+    assert "Do not apply planted(curve=[0.2, 0.1, 0.2])" in page
+    assert "Required worst&gt;=0.6 is met" in page
+    assert (tmp_path / "before-and-after.png").is_file()
+    rows = report_of(record).summary[0].cells
+    assert [row[2] for row in rows[1:]] == [APPLY, HARM, NOTHING]
+    assert html_of(report_of(record))
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
+    whole, _ = planted
+
+    class Failing(PlantedResponder):
+        """Gives up within the first arm."""
+
+        def respond(self, requests, **how):
+            if self.requests >= 5 * 16:
+                raise RunError("the server went away")
+            return super().respond(requests, **how)
+
+    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"))
+    with pytest.raises(RunError, match="went away"):
+        mitigate(TASK, Failing(CURVE), given, directory=tmp_path)
+    again = PlantedResponder(CURVE)
+    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"), resume=True)
+    record, found = mitigate(TASK, again, given, directory=tmp_path)
+    assert not found
+    assert again.requests == 5 * (30 - 16) + 2 * 30, "of the unchanged model what was left, and its short form"
+    assert record.scalars["judgement"] == whole.scalars["judgement"]
+    record.save(tmp_path)
+    idle = PlantedResponder(CURVE)
+    record, found = mitigate(TASK, idle, given, directory=tmp_path)
+    assert found
+    assert idle.requests == 0
+
+
+def test_calibration_and_test_must_not_overlap(tmp_path):
+    record = {"ordered_kv_records": [["a", "one"], ["b", "two"]], "key": "a", "value": "one"}
+    other = {"ordered_kv_records": [["c", "six"], ["d", "ten"]], "key": "c", "value": "six"}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, [record, other, other, other, record])))
+    given = MitigateOptions(methods=[PlantedMethod()], calibration=1, evaluation=EvaluateOptions(count=4))
+    with pytest.raises(UsageError, match=r"test sample 0-4 is calibration sample 0-0 again, but the two must not"):
+        mitigate(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
+
+
+def test_bad_input_is_refused_in_one_line():
+    responder = PlantedResponder(CURVE)
+    for methods, message in (
+        (["nosuch"], "unknown mitigation 'nosuch'"),
+        (["temperature"], "temperature is fitted and needs the model itself"),
+        (["temperature(scale=0.2)"], "temperature needs the model itself, not one behind a server"),
+        ([IDLE, IDLE], "is given twice"),
+        ([], "no method to try"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            mitigate(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
+    with pytest.raises(UsageError, match="by must be accuracy or logprob, got 'rank'"):
+        MitigateOptions(by="rank")
+
+
+@pytest.mark.parametrize("text", ["worst>=0.6", " mean >= .5", "spread<=2e-1", "worst<=-0.5"])
+def test_requirements_are_read_and_decided(text):
+    levels = Levels(*(Interval(value, 0.0, 1.0) for value in (0.7, 0.6, 0.2)))
+    assert Requirement.parse(text).met(levels) is (text != "worst<=-0.5")
+    assert Requirement.parse(str(Requirement.parse(text))) == Requirement.parse(text)
+
+
+@pytest.mark.parametrize("text", ["worst>0.6", "best>=0.6", "worst>=", "worst>=high", "", "worst>=0.6 mean>=1"])
+def test_requirements_that_say_nothing_are_refused(text):
+    with pytest.raises(UsageError, match=r"allowed are worst, mean, spread, >= or <=, and a number"):
+        Requirement.parse(text)
+
+
+def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_llama, tmp_path):
+    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    none = "temperature(scale=0.3, strength=0.0)"
+    given = MitigateOptions(
+        methods=[none, "initial_token"],
+        calibration=4,
+        evaluation=EvaluateOptions(count=6, positions=(0, 2), generate=False),
+        documents=6,
+        length=32,
+    )
+    record, _ = mitigate("key_value(pairs=3)", responder, given, directory=tmp_path)
+    assert record.scalars["judgement"]["measure"] == "logprob"
+    np.testing.assert_array_equal(record.arrays["scores/logprob/0"], record.arrays["scores/logprob/1"])
+    np.testing.assert_array_equal(record.arrays["text/0"], record.arrays["text/1"])
+    assert np.abs(record.arrays["text/0"] - np.log(300)).max() < 1, "a model that has learnt nothing"
+    assert record.scalars["fits"]["initial_token"]["calibration_samples"] == 4
+    recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
+    assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
+    assert responder.model.intervention is None
