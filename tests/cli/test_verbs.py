@@ -126,6 +126,7 @@ def test_list_knows_every_sort(posbias):
     sorts = {"masks", "encodings", "schedules", "theories", "kinds", "outputs", "families", "metrics", "claims"}
     assert set(catalogue) == sorts | {
         "interventions",
+        "mitigations",
         "tasks",
         "synthetic-tasks",
         "optimisers",

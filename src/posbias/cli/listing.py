@@ -28,6 +28,7 @@ SORTS = {
     "metrics": "METRICS",
     "claims": "CLAIMS",
     "interventions": "INTERVENTIONS",
+    "mitigations": "MITIGATIONS",
     "optimisers": "OPTIMISERS",
     "stopping-rules": "STOPPING",
     "tasks": "LANGUAGE_TASKS",

@@ -112,7 +112,7 @@ def fit(
         Request(prompt=example.prompt, answer=example.target, passages=example.passages) for example in calibration
     ]
     names, values = list(kind.grid), list(kind.grid.values())
-    candidates = [MITIGATIONS.build(method, **dict(zip(names, each, strict=True))) for each in product(*values)]
+    candidates = [kind(**dict(zip(names, each, strict=True))) for each in product(*values)]
     found = []
     for candidate in track(candidates, "candidates"):
         replies = answering_under(candidate, plain).respond(requests, generate=False, score=True)
