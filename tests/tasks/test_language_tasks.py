@@ -359,7 +359,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("example_order(shots=99, classes=2)", "2 classes have words for 11 shots, got 99"),
         ("token_copy(length=121)", "length must be 2 ... 120 words, got 121"),
         ("token_copy(cue='sung')", "cue must be one of counted, numbered, repeated"),
-        ("ruler()", "unknown task 'ruler'; known: documents, example_order, key_value, needle, token_copy"),
+        ("ruler()", "unknown task 'ruler'; known: documents, example_order, key_value, needle, pairwise"),
     ],
 )
 def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:

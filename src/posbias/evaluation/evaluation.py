@@ -36,6 +36,7 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
+from posbias.evaluation.verdicts import Verdicts, judge_verdicts
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.records import Record, load_record
@@ -62,7 +63,7 @@ class Evaluation:
     tables: Mapping[str, Scores]
     """score[sample, position]: `correct` (1 or 0), `found`, `logprob` (nats, of the whole answer), `answer_tokens`,
     `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
-    `too_long` (1 where skipped); NaN where there is none."""
+    `too_long` (1 where skipped), and what a task notes beside (`LanguageTask.noted`); NaN where there is none."""
     outputs: tuple[Mapping[str, Any], ...]
     """Every generated text with its sample, position and answers."""
     options: EvaluateOptions
@@ -99,6 +100,13 @@ class Evaluation:
             name: position_curve(table, positions=self.positions, gold_tokens=gold, seed=self.options.seed)
             for name, table in self.measures.items()
         }
+
+    @cached_property
+    def verdicts(self) -> Verdicts | None:
+        """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
+        if "first_pick" not in self.tables or len(self.positions) < 2 or not self.options.generate:
+            return None
+        return judge_verdicts(self.tables["correct"], self.tables["first_pick"])
 
 
 def measures_of(tables: Mapping[str, Scores]) -> dict[str, Scores]:
@@ -239,6 +247,8 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "cost": dict(evaluation.cost),
         "seconds": evaluation.seconds,
     }
+    if evaluation.verdicts is not None:
+        record.scalars["verdicts"] = evaluation.verdicts.as_record()
     record.arrays = {
         "positions": np.array(evaluation.positions),
         **{f"scores/{name}": table for name, table in evaluation.tables.items()},

@@ -87,6 +87,8 @@ def export_lm_eval(
         UsageError: no examples, or a conversation of several messages.
         RunError: the files cannot be written.
     """
+    if task.scoring == "verdict":
+        raise UsageError(f"{task.name} is judged by verdicts, which lm-eval tasks do not read; allowed: other tasks")
     if not examples:
         raise UsageError("no examples to export; give at least 1")
     rows = [_row(example) for example in examples]

@@ -174,6 +174,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "gold_token": example.gold_token,
         "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
         "too_long": skipped is not None,
+        **task.noted(text),
     }
     return numbers, {
         "sample": example.sample,

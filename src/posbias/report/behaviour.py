@@ -45,6 +45,11 @@ MEASURES = {
     "logprob": "log-probability of the answer per token (nats)",
     "reciprocal_rank": "1 / rank of the answer's first token",
 }
+VERDICTS = {
+    "accuracy": "right verdicts",
+    "flip_rate": "verdict follows the slot (preference flips with the order)",
+    "first_pick": "first response picked (1/2 without position bias)",
+}
 WHAT = {
     "gold": "answer's item",
     "place": "place, another item",
@@ -86,7 +91,7 @@ def behaviour_report(record: Record) -> Report:
 def tables_of(record: Record) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation where it was measured."""
     curves, series = record.scalars["curves"], _series(record)
-    tables = [_score_table(record)]
+    tables = [*_verdict_tables(record), _score_table(record)]
     tables += [_difference_table(name, curve) for name, curve in curves.items() if curve["comparison"] is not None]
     tables += [
         correlation_table(f"Influence and {label(MEASURES, measure)} over positions", series, measure)
@@ -102,6 +107,9 @@ def statements_of(record: Record) -> list[str]:
         for name, curve in record.scalars["curves"].items()
         for finding in curve["findings"]
     ]
+    judged = record.scalars.get("verdicts")
+    if judged:
+        found = [f"Verdicts: {finding}." for finding in judged["findings"]] + found
     if not found:
         found = ["No example was answered or scored, so there is no curve."]
     for measure in tied_measures(_series(record)):
@@ -119,6 +127,9 @@ def _reasons(record: Record) -> list[str]:
     if cut:
         tokens = record.resolved["max_tokens"]
         reasons.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves")
+    undecided = record.scalars.get("verdicts", {}).get("undecided")
+    if undecided:
+        reasons.append(f"{undecided} of {total} answers name neither response; they count as wrong")
     unscored = record.resolved["responder"].get("no_scores_because")
     if unscored and record.arguments.get("score", True):
         reasons.append(f"the right answers were not scored: {unscored}")
@@ -142,6 +153,16 @@ def _score_table(record: Record) -> Table:
         cells.append([str(place), token, str(first["counts"][column]), *means])
     last = record.scalars["n_items"] - 1
     return Table(f"{record.resolved['task']}: by position of the answer (0 ... {last})", header, cells)
+
+
+def _verdict_tables(record: Record) -> list[Table]:
+    """Rates of a judge that was asked in both orders."""
+    judged = record.scalars.get("verdicts")
+    if not judged:
+        return []
+    cells = [[name, interval_text(judged[rate])] for rate, name in VERDICTS.items()]
+    title = f"{judged['n_pairs']} pairs in both orders, {judged['n_both']} with two verdicts"
+    return [Table(title, ["rate", "value"], cells)]
 
 
 def _difference_table(name: str, curve: Stored) -> Table:

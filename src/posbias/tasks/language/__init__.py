@@ -13,6 +13,7 @@ from posbias.tasks.language.base import (
 )
 from posbias.tasks.language.lost_in_the_middle import Documents, KeyValue
 from posbias.tasks.language.needle import Needle
+from posbias.tasks.language.pairwise import Pairwise
 from posbias.tasks.language.word_lists import ExampleOrder, TokenCopy
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "KeyValue",
     "LanguageTask",
     "Needle",
+    "Pairwise",
     "Span",
     "TokenCopy",
     "encode",

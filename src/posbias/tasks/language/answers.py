@@ -8,6 +8,10 @@ from posbias.errors import UsageError
 from posbias.registry import Registry
 
 SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
+LETTERS = ("A", "B")
+"""What a judge calls two responses."""
+_BRACKETED = re.compile(r"\[\[([AB])\]\]")
+_LEADING = re.compile(r"\W*(?:(?i:the|better|best|response|answer|output|verdict|is)\b\W*)*([AB])\b")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -48,6 +52,25 @@ def substring_match(prediction: str, answers: Sequence[str]) -> float:
     Source: Liu et al. 2024, section 3.1, key-value retrieval.
     """
     return float(any(answer.lower() in prediction.lower() for answer in _checked(answers)))
+
+
+def verdict_of(text: str) -> str | None:
+    """The response that a judge names, "A" or "B"; None where it names neither.
+
+    The last letter in double brackets, `[[A]]`, as judges that reason are told to close; else the letter that the text
+    begins with, after nothing but signs and words such as "response" ("**Response B** is ...").
+    """
+    bracketed = _BRACKETED.findall(text)
+    if bracketed:
+        return str(bracketed[-1])
+    leading = _LEADING.match(text)
+    return None if leading is None else leading[1]
+
+
+@SCORERS.register("verdict")
+def verdict_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 where the verdict (`verdict_of`) is the accepted letter; else 0, also where there is none."""
+    return float(verdict_of(prediction) in _checked(answers))
 
 
 def share_found(prediction: str, values: Sequence[str]) -> float:

@@ -155,6 +155,10 @@ class LanguageTask(ABC):
     def draft(self, drawn: Any, position: int) -> Draft:
         """The prompt of a drawn sample with the moved item at a position."""
 
+    def noted(self, text: str | None) -> dict[str, float | None]:
+        """What is kept of a generated text (None: there is none) beside its score, each a table of its own by name."""
+        return {}
+
     def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
         """The given positions (each once, in 0 ... n_items - 1) in ascending order, or all of them."""
         ITEMS.check(f"{self.name}: a prompt", self.n_items)

@@ -1,0 +1,195 @@
+"""Methods around a model: nothing changes at strength 0, passages change places, votes and mixtures are exact."""
+
+import math
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation.test_responders_local import tiny
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
+from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Request, Responder, Response
+from posbias.evaluation.samples import requests_of, samples_of
+from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
+from posbias.mitigation.prompts import last_attention, mean_score
+from posbias.tasks.language import LANGUAGE_TASKS
+from tiny_families import shaken_model
+
+TASK = LANGUAGE_TASKS.parse("key_value(pairs=5)")
+
+
+class Biased(Responder):
+    """Uses one slot alone: repeats what stands there, and scores the answer by whether it does."""
+
+    def __init__(self, slot: int = 0) -> None:
+        self.slot, self.asked = slot, []  # type: ignore[var-annotated]
+
+    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
+        self.asked += requests
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: Request) -> Reply:
+        text = request.text[slice(*request.passages[self.slot])]
+        right = request.answer is not None and request.answer.strip() in text
+        return Reply(Response(text, "stop"), AnswerScore((math.log(0.8 if right else 0.1), -1.0), (1, 1)))
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "biased", "model": {"source": "biased"}}
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of a model that uses the last slot alone."""
+    directory = tmp_path_factory.mktemp("run")
+    evaluation_record(evaluate(TASK, Biased(4), options=EvaluateOptions(count=12)), {}).save(directory)
+    return str(directory)
+
+
+def spelled(name: str, curve: str) -> str:
+    return f"ordered(run={curve!r})" if name == "ordered" else name
+
+
+def requested(count: int = 1) -> list[Request]:
+    options = EvaluateOptions(count=count)
+    return requests_of(list(samples_of(TASK, None, options)), TASK, options)
+
+
+def passages_of(request: Request) -> list[str]:
+    return [request.text[begin:end] for begin, end in request.passages]
+
+
+def of(group: str, requests: list[Request]) -> list[Request]:
+    return [request for request in requests if request.group == group]
+
+
+AROUND = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], PromptMitigation)]
+WITHOUT_ATTENTION = [name for name in AROUND if not MITIGATIONS[name].needs_attention]
+
+
+@pytest.mark.parametrize("name", WITHOUT_ATTENTION)
+def test_strength_is_the_share_of_groups_that_are_changed(name: str, curve: str) -> None:
+    requests = requested(40)
+    changed = {}
+    for strength in (0.0, 0.5, 1.0):
+        method, inner = resolve_method(spelled(name, curve), None, strength=strength), Biased()
+        replies = answering_under(method, inner).respond(requests)
+        assert len(replies) == len(requests)
+        groups = {request.group for request in requests}
+        changed[strength] = {group for group in groups if of(group, inner.asked) != of(group, requests)}
+        assert MITIGATIONS.parse(str(method)) == method
+        if strength == 0:
+            assert inner.asked == requests
+    assert not changed[0.0]
+    assert 8 <= len(changed[0.5]) <= 32
+    assert changed[0.5] < changed[1.0]
+
+
+def test_relevant_passages_go_where_the_curve_is_high(curve: str) -> None:
+    inner = Biased(4)
+    task = evaluate(TASK, answering_under(resolve_method(f"ordered(run={curve!r})", None), inner)).tables["correct"]
+    first, second, *_ = requested()
+    assert passages_of(inner.asked[0])[4] == passages_of(first)[0], "the first retrieved one into the slot that is used"
+    assert set(passages_of(inner.asked[0])) == set(passages_of(first))
+    np.testing.assert_array_equal(task, np.tile([1.0, 0, 0, 0, 0], (50, 1)))
+    scored = answering_under(resolve_method(f"ordered(run={curve!r}, scores=(0.1, 0.9, 0.1, 0.1, 0.1))", None), inner)
+    scored.respond([second])
+    assert passages_of(inner.asked[-1])[4] == passages_of(second)[1]
+    with pytest.raises(UsageError, match="1 scores for 5 passages"):
+        answering_under(resolve_method(f"ordered(run={curve!r}, scores=(1.0,))", None), inner).respond([first])
+
+
+def test_a_repeated_prompt_keeps_the_passages_of_its_last_copy() -> None:
+    inner = Biased()
+    (request, *_) = requested()
+    answering_under(resolve_method("repeat_prompt(times=3)", None), inner).respond([request])
+    (asked,) = inner.asked
+    assert asked.text == "\n\n".join(3 * [request.text])
+    assert passages_of(asked) == passages_of(request)
+    assert asked.passages[0][0] > 2 * len(request.text)
+
+
+def test_the_vote_does_not_depend_on_the_order_given() -> None:
+    inner = Biased()
+    around = answering_under(resolve_method("self_consistency(draws=7)", None), inner)
+    found = around.respond(requested(), score=True)
+    assert len(inner.asked) == 5 * 7
+    assert len({request.text for request in inner.asked[:7]}) > 1
+    assert inner.asked[:7] == inner.asked[-7:], "the same shuffles whatever the order given"
+    assert len({reply.response.text for reply in found if reply.response}) == 1
+    votes = [passages_of(request)[0] for request in inner.asked[:7]]
+    assert found[0].response is not None
+    assert votes.count(found[0].response.text) == max(votes.count(text) for text in votes)
+    right = sum(requested()[0].answer.strip() in text for text in votes)  # type: ignore[union-attr]
+    assert found[0].score is not None
+    expected = math.log((0.8 * right + 0.1 * (7 - right)) / 7) - 1
+    assert found[0].score.logprob == pytest.approx(expected, abs=1e-12)
+    assert found[0].score.first_rank is None
+
+
+def test_mean_scores_are_those_of_the_mixture() -> None:
+    scores = [AnswerScore((math.log(p), math.log(q)), (1, 1)) for p, q in ((0.5, 0.2), (0.1, 0.9))]
+    first = (0.5 + 0.1) / 2
+    whole = (0.5 * 0.2 + 0.1 * 0.9) / 2
+    np.testing.assert_allclose(mean_score(scores).logprobs, [math.log(first), math.log(whole / first)], rtol=1e-12)
+
+
+def local_request(model: Any) -> Request:
+    text = "t1 t3 t4 t5 t6 t7 t8 t9 t2"
+    spans = tuple((text.index(part), text.index(part) + len(part)) for part in ("t3 t4", "t5", "t6 t7 t8", "t9"))
+    return Request(text, max_tokens=1, passages=spans, group="g")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-window", "gemma3_text"])
+def test_the_last_tokens_attention_is_the_models_own(family: str) -> None:
+    model = shaken_model(family, implementation="eager")
+    token_ids = list(range(3, 15))
+    with torch.no_grad():
+        layers = model.network(model.token_tensor([token_ids]), output_attentions=True, use_cache=False).attentions
+    expected = torch.stack([layer[0, :, -1].double().mean(0) for layer in layers]).mean(0)
+    np.testing.assert_allclose(last_attention(model, token_ids), expected.numpy(), atol=1e-6)
+
+
+def test_sorting_puts_the_most_attended_passage_last() -> None:
+    model = tiny("llama")
+    request = local_request(model)
+    (once,) = resolve_method("attention_sorting", None).rewritten(request, LocalResponder(model))  # type: ignore[union-attr]
+    attention = last_attention(model, model.tokenizer(request.text)["input_ids"])
+    spans = [(1, 3), (3, 4), (4, 7), (7, 8)]
+    means = [attention[begin:end].mean() for begin, end in spans]
+    assert passages_of(once) == [passages_of(request)[index] for index in np.argsort(means)]
+    (twice,) = resolve_method("attention_sorting(rounds=2)", None).rewritten(request, LocalResponder(model))  # type: ignore[union-attr]
+    (again,) = resolve_method("attention_sorting", None).rewritten(once, LocalResponder(model))  # type: ignore[union-attr]
+    assert twice == again
+    assert any(passages_of(once) == list(order) for order in permutations(passages_of(request)))
+    assert answering_under(resolve_method("attention_sorting", None), LocalResponder(model)).respond([request])
+    with pytest.raises(UsageError, match="which only a local model shows"):
+        answering_under(resolve_method("attention_sorting", None), Biased())
+
+
+@pytest.mark.parametrize("name", [name for name in WITHOUT_ATTENTION if MITIGATIONS[name].needs_passages])
+def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str, curve: str) -> None:
+    around = answering_under(resolve_method(spelled(name, curve), None), Biased())
+    with pytest.raises(UsageError, match=f"{name} needs prompts that list passages"):
+        around.respond([Request("a b")])
+    with pytest.raises(UsageError, match=f"{name} rearranges passages, but here the right answer depends"):
+        around.respond([Request("a b", passages=((0, 1), (2, 3)), fixed_order=True)])
+
+
+@pytest.mark.parametrize(
+    ("spelling", "complaint"),
+    [
+        ("repeat_prompt(times=1)", "repeat_prompt: times must be a whole number >= 2, got 1"),
+        ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2, got 1"),
+        ("self_consistency(seed=-1)", "seed must be a whole number >= 0"),
+        ("attention_sorting(rounds=0)", "rounds must be a whole number >= 1"),
+        ("ordered(run='')", "run must be the directory of an evaluation"),
+        ("repeat_prompt(strength=2.0)", "strength must lie in"),
+    ],
+)
+def test_wrong_parameters_are_refused(spelling: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint) as caught:
+        MITIGATIONS.parse(spelling)
+    assert "\n" not in str(caught.value)
