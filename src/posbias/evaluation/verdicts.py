@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from posbias.evaluation.curve import Scores
+from posbias.evaluation.curve import Scores, is_binary
 from posbias.statistics import Interval, mean_of, wilson
 
 UNBIASED = 0.5
 """First-pick rate of a judge that does not look at the slot."""
-UNKNOWN = Interval(np.nan, -np.inf, np.inf)
 
 
 @dataclass(frozen=True)
@@ -74,4 +73,7 @@ def judge_verdicts(correct: Scores, first_pick: Scores) -> Verdicts:
 
 
 def _mean(shares: np.ndarray) -> Interval:
-    return mean_of(shares).interval(least=0.0, most=1.0) if len(shares) else UNKNOWN
+    """Of the shares of pairs, each 0, 1/2 or 1."""
+    if is_binary(shares):
+        return wilson(shares)
+    return mean_of(shares).interval(least=0.0, most=1.0)
