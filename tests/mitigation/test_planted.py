@@ -11,9 +11,8 @@ U = (0.8, 0.4, 0.6)
 RUNS = 500
 
 
-@pytest.mark.parametrize("curve", [U, (0.5, 0.5, 0.5)], ids=["a U", "flat"])
-def test_without_effect_neither_verdict_comes_in_more_than_5_percent_of_runs(curve):
-    rates = verdict_rates(Planted(curve, (curve,)), count=24, runs=RUNS)
+def test_without_effect_neither_verdict_comes_in_more_than_5_percent_of_runs():
+    rates = verdict_rates(Planted(U, (U,)), count=24, runs=RUNS)
     assert rates.get(APPLY, 0) <= 0.05
     assert rates.get(HARM, 0) <= 0.05
     assert rates[NOTHING] > 0.95
@@ -29,10 +28,10 @@ def test_without_effect_neither_verdict_comes_often_whatever_curve_and_scores(cu
 
 
 def test_a_method_that_only_moves_the_trouble_is_not_applied():
-    rates = verdict_rates(Planted(U, ((0.4, 0.8, 0.6),)), count=24, runs=100)
+    rates = verdict_rates(Planted(U, ((0.4, 0.8, 0.6),)), count=24, runs=60)
     assert rates.get(APPLY, 0) <= 0.1
     flat_to_peaked = Planted((0.5, 0.5, 0.5), ((0.75, 0.25, 0.5),))
-    assert verdict_rates(flat_to_peaked, count=40, runs=100).get(APPLY, 0) <= 0.05, "the mean is as it was"
+    assert verdict_rates(flat_to_peaked, count=40, runs=60).get(APPLY, 0) <= 0.05, "the mean is as it was"
 
 
 @pytest.mark.parametrize("endpoint", [MEAN, WORST])
@@ -46,9 +45,9 @@ def test_an_effect_of_the_size_that_is_stated_is_found_in_80_percent_of_runs(end
     def found(gain):
         return judged(with_gain(gain), count=40, generator=generator, noise=0.3).verdicts[0]
 
-    stated = np.mean([found(0.0).changes[endpoint].detectable for _ in range(30)])
-    rate = np.mean([found(stated).gains[endpoint] < 0.05 for _ in range(150)])
-    assert rate >= 0.8 - 2 * np.sqrt(0.8 * 0.2 / 150)
+    stated = np.mean([found(0.0).changes[endpoint].detectable for _ in range(20)])
+    rate = np.mean([found(stated).gains[endpoint] < 0.05 for _ in range(60)])
+    assert rate >= 0.8 - 2 * np.sqrt(0.8 * 0.2 / 60)
 
 
 def test_planted_answers_have_the_planted_chances():

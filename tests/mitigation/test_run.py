@@ -25,7 +25,7 @@ CURVE = (0.8, 0.3, 0.7)
 HELPFUL, HARMFUL, IDLE = (PlantedMethod(curve=curve) for curve in ((0.8, 0.8, 0.8), (0.2, 0.1, 0.2), CURVE))
 
 
-def options(*methods, count=30, **further):
+def options(*methods, count=24, **further):
     evaluation = {name: further.pop(name) for name in ("resume", "positions", "generate") if name in further}
     return MitigateOptions(
         methods=list(methods), calibration=4, evaluation=EvaluateOptions(count=count, **evaluation), **further
@@ -52,7 +52,7 @@ def test_planted_effects_are_judged_as_planted(planted):
     assert record.scalars["requirement"]["arm"] == str(HELPFUL)
     short = judgement["verdicts"][1]["effects"]["key_value(pairs=2)"]
     assert short["value"]["high"] < 0, "the harmful method harms two pairs, too"
-    assert record.scalars["effort"][0]["requests"] == 30 * 5
+    assert record.scalars["effort"][0]["requests"] == 24 * 5
     np.testing.assert_array_equal(record.arrays["scores/accuracy/0"], record.arrays["scores/accuracy/3"])
 
 
@@ -60,7 +60,7 @@ def test_the_test_begins_after_the_calibration_samples(planted):
     _, directory = planted
     lines = (directory / "arms" / "unchanged" / "outputs.jsonl").read_text().splitlines()
     asked = {json.loads(line)["sample"] for line in lines}
-    assert asked == {f"0-{number}" for number in range(4, 34)}
+    assert asked == {f"0-{number}" for number in range(4, 28)}
     calibration, test = split_samples(LANGUAGE_TASKS.parse(TASK), PlantedResponder(CURVE), options(IDLE))
     assert [sample.name for sample in calibration] == ["0-0", "0-1", "0-2", "0-3"]
     assert {sample.name for sample in test} == asked
@@ -96,7 +96,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"), resume=True)
     record, found = mitigate(TASK, again, given, directory=tmp_path)
     assert not found
-    assert again.requests == 5 * (30 - 16) + 2 * 30, "of the unchanged model what was left, and its short form"
+    assert again.requests == 5 * (24 - 16) + 2 * 24, "of the unchanged model what was left, and its short form"
     assert record.scalars["judgement"] == whole.scalars["judgement"]
     record.save(tmp_path)
     idle = PlantedResponder(CURVE)

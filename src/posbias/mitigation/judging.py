@@ -317,9 +317,7 @@ def _changes(before: Scores, after: Scores, *, alpha: float) -> dict[str, Change
     widest = max(spread_of(np.column_stack([new, before[:, worst]]), np.array([1.0, -1.0])) for new in after.T)
     # Found only if every position lies above the old worst one: what each may miss is divided among them.
     smallest = _detectable(widest, count, alpha / n_positions, power=1 - (1 - POWER) / n_positions)
-    value, low, high, p = (
-        np.array([[getter(each) for each in row] for row in pairs], dtype=np.float64) for getter in _PARTS
-    )
+    value, low, high, p = np.moveaxis(np.array([[_numbers(each) for each in row] for row in pairs]), 2, 0)
     found[WORST] = replace(_saddle(value, low, high, p, n_positions), detectable=smallest)
     found[SPREAD] = _spread_change(before, after)
     best = int(np.argmax(before.mean(axis=0)))
@@ -328,13 +326,9 @@ def _changes(before: Scores, after: Scores, *, alpha: float) -> dict[str, Change
     return found
 
 
-_PARTS = (
-    lambda each: each.value.value,
-    lambda each: each.value.low,
-    lambda each: each.value.high,
-    lambda each: each.p,
-)
-"""What of a `Contrast` is put into tables."""
+def _numbers(tested: Contrast) -> tuple[float, float, float, float]:
+    """Estimate, ends and p-value."""
+    return tested.value.value, tested.value.low, tested.value.high, tested.p
 
 
 def _detectable(spread: float, count: int, alpha: float, power: float = POWER) -> float | None:

@@ -154,7 +154,7 @@ def _windows(responder: Responder, options: MitigateOptions, *, fits: bool) -> P
     model = responder.model
     length = options.length if model.max_positions is None else min(options.length, model.max_positions)
     count, seed = options.documents + (FIT_WINDOWS if fits else 0), options.evaluation.seed
-    return load_prompts("default", model, n_positions=length, count=count, seed=seed)  # type: ignore[arg-type]
+    return load_prompts("default", model, n_positions=length, count=count, seed=seed)
 
 
 def _answered(
@@ -279,8 +279,8 @@ def _record(
         for name, records in short.items():
             old, new = records[0], records[number]
             if old is not None and new is not None and measure in _measures(old) and measure in _measures(new):
-                pair = (_measures(each)[measure].mean(axis=1) for each in (old, new))
-                side.append(SideEffect(name, *pair, unit=label_of(measure)))
+                before, after = (_measures(each)[measure].mean(axis=1) for each in (old, new))
+                side.append(SideEffect(name, before, after, unit=label_of(measure)))
         return tuple(side)
 
     blank = np.full_like(measures[0][measure], np.nan)
