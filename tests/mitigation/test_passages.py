@@ -5,8 +5,12 @@ import pytest
 import torch
 
 import dense_decoder
+import posbias as pb
 from posbias.errors import UsageError
-from posbias.mitigation import mitigated
+from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.responders.base import Request
+from posbias.mitigation import MITIGATIONS, answering_under, mitigated
+from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model
 
 SPANS = [(2, 5), (6, 9), (9, 11)]
@@ -144,6 +148,18 @@ def test_generation_with_a_cache_is_one_pass(model, method):
         rest = model.network(ids[:, 8:], past_key_values=cut.past_key_values).logits[0, -1]
     torch.testing.assert_close(torch.cat(generated.logits), whole.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rest, whole[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["parallel_windows", "attention_calibration(temperature=0.001)"])
+def test_a_responder_answers_under_them_with_a_cache(long_llama, method):
+    model = pb.load_model(str(long_llama), dtype="float64")
+    examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=1, seed=5))[:2]
+    requests = [Request(prompt=one.prompt, answer=one.target, passages=one.passages, max_tokens=4) for one in examples]
+    responder = answering_under(MITIGATIONS.parse(method), LocalResponder(model))
+    replies = responder.respond(requests, generate=True, score=True)
+    assert responder.inner._runner.cached, "a cache that is cut back and continued proves right"
+    plain = LocalResponder(model).respond(requests, generate=True, score=True)
+    assert all(one.score.logprob != other.score.logprob for one, other in zip(replies, plain, strict=True))
 
 
 @torch.no_grad()
