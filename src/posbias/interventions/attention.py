@@ -43,7 +43,8 @@ class AttentionCall:
     """Rotated."""
     key: Float[Tensor, "batch key_head key feature"]
     """Rotated, with everything that is cached."""
-    value: Float[Tensor, "batch key_head key feature"]
+    value: Float[Tensor, "batch value_head key feature"]
+    """As many heads as the keys have, unless an intervention has more of them cached."""
     mask: Tensor | None
     """As transformers made it, additive or boolean; None where causality alone hides keys."""
     options: dict[str, Any]
@@ -78,8 +79,8 @@ class AttentionCall:
         numbers. No matrix of queries by keys is formed, so that every kernel stays as quick as it is, without a mask
         too; a single query has a short mask. In half precision a number is split into two that have its digits.
         """
-        batch, _, n_queries, width = self.query.shape
-        if n_queries == 1:
+        batch = len(self.query)
+        if self.query.shape[2] == 1:
             return self._run_single(added if share is None else added * share[:, None])
         precise = added if self.query.dtype == torch.float64 else added.float()
         first = precise.to(self.key.dtype)
@@ -94,12 +95,39 @@ class AttentionCall:
         names = one_hot.repeat_interleave(len(parts), 1).repeat(self.key.shape[1], 1)[None, :, None]
         if share is not None:
             names = names * share.to(names)[:, None, :, None]
-        filling = -(width + names.shape[-1]) % ALIGNMENT
-        query = torch.cat([self.query, names.expand(batch, -1, n_queries, -1)], -1)
-        query, key = _filled(query, filling), _filled(torch.cat([self.key, numbers], -1), filling)
-        value = _filled(self.value, query.shape[-1] - self.value.shape[-1])
-        output, weights = self.run(query=query, key=key, value=value)
-        return output[..., : self.value.shape[-1]], weights
+        return self._run_extended(names, numbers)
+
+    def run_grouped(self, added: Float[Tensor, "_ _ query group"], members: Float[Tensor, "_ key group"]) -> Attended:
+        """The same with a number added to the logits of every group of keys: what a query thinks of that group.
+
+        A key in several groups (`members` is 1 there, 0 elsewhere) gets the sum. Carried by one further feature per
+        group, two in half precision: no matrix of queries by keys is formed.
+        """
+        if self.query.shape[2] == 1:
+            logits = added[:, :, 0] @ members.to(added).mT
+            return self._run_single(logits.expand(-1, self.query.shape[1], -1))
+        largest = torch.finfo(self.query.dtype).max / 2
+        wanted = (added / self.scaling).clamp(-largest, largest)
+        parts = [wanted.to(self.query.dtype)]
+        if self.query.dtype not in (torch.float32, torch.float64):
+            parts.append((wanted - parts[0].to(wanted)).to(self.query.dtype))
+        numbers = torch.cat([members.to(self.key)] * len(parts), -1)
+        return self._run_extended(torch.cat(parts, -1), numbers[:, None])
+
+    def run_on(self, value: Float[Tensor, "batch key_head key values"], **changed: Any) -> Attended:
+        """What the kernel makes of values of any width: it is given all three equally wide."""
+        query, key = changed.get("query", self.query), changed.get("key", self.key)
+        width = max(query.shape[-1], value.shape[-1])
+        width += -width % ALIGNMENT if width > self.query.shape[-1] else 0
+        query, key, wide = (_filled(given, width - given.shape[-1]) for given in (query, key, value))
+        output, weights = self.run(query=query, key=key, value=wide)
+        return output[..., : value.shape[-1]], weights
+
+    def _run_extended(self, names: Float[Tensor, "_ _ _ extra"], numbers: Float[Tensor, "_ _ key extra"]) -> Attended:
+        """The same with further features of queries and keys."""
+        query = torch.cat([self.query, names.expand(*self.query.shape[:3], -1)], -1)
+        key = torch.cat([self.key, numbers.expand(*self.key.shape[:3], -1)], -1)
+        return self.run_on(self.value, query=query, key=key)
 
     def _run_single(self, added: Float[Tensor, "_ head key"]) -> Attended:
         """`run_biased` of one query, which sees every key that its mask, if any, does not hide."""

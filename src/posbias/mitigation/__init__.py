@@ -1,6 +1,6 @@
 """Mitigation of position bias in finished models, judged by position, with "do not apply" as a possible verdict."""
 
-from posbias.mitigation import key_bias, prompts
+from posbias.mitigation import channel, key_bias, passages, prompts
 from posbias.mitigation.applying import answering_under, mitigated, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Mitigation, PromptMitigation
 
@@ -9,8 +9,10 @@ __all__ = [
     "Mitigation",
     "PromptMitigation",
     "answering_under",
+    "channel",
     "key_bias",
     "mitigated",
+    "passages",
     "prompts",
     "resolve_method",
 ]

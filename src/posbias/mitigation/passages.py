@@ -1,0 +1,274 @@
+"""Methods that know where the passages of a prompt stand: windows blind to each other, attention calibrated by passage.
+
+Both add numbers to the logits of whole passages, which are carried by further features of queries and keys, so that
+caches, windows, grouped heads and every kernel go on as they are.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations, islice
+from math import comb, log1p
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posbias.checks import check_number, check_whole
+from posbias.errors import UsageError
+from posbias.interventions.attention import CACHES, Attended, AttentionCall, attending
+from posbias.interventions.base import hooked
+from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
+from posbias.models.hugging_face import HuggingFaceModel
+
+HIDDEN = -1e4
+"""Added to the logit of a key that is to be hidden: its weight is 0 in every precision."""
+UNSEEN = 1e-30
+"""Attention on a passage below which it counts as not seen, as one that a window hides."""
+LEAST_FACTOR = 1e-35
+"""Of a passage's attention; the smallest, whose logarithm is finite, and which is 0 beside any other weight."""
+
+
+@MITIGATIONS.register("parallel_windows")
+@dataclass(frozen=True)
+class ParallelWindows(Mitigation):
+    """Passages are blind to each other; what stands behind the last sees all of them. Positions stay as they are.
+
+    What stands between two passages, as a number or a line break, belongs to the one behind it, so that nothing passes
+    from one to the next. Below strength 1, ln(1 - s) is added to the logits between passages. Sources: parallel context
+    windows, arXiv 2212.10947, which gives all windows the same positions, and set masks; here positions stay.
+    """
+
+    needs_passages = True
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Hide passages from each other, or add ln(1 - s)."""
+        spans = check_spans(self.name, passages)
+        windows = [(spans[0][0] if index == 0 else spans[index - 1][1], end) for index, (_, end) in enumerate(spans)]
+        added = HIDDEN if self.strength == 1 else log1p(-self.strength)
+        sets = _subsets(len(spans), single=self.strength < 1)
+
+        def attend(call: AttentionCall) -> Attended:
+            queries = _members(windows, call.query_positions, like=call.query)
+            if len(spans) == 1 or not queries.any():
+                return call.run()
+            own = sets.to(queries)
+            foreign = queries @ (1 - own)  # of queries outside all windows, nothing
+            keys = _members(windows, call.key_positions, like=call.query) @ own
+            return call.run_grouped(added * foreign[:, None], keys)
+
+        with attending(model, self, attend):
+            yield
+
+
+@MITIGATIONS.register("attention_calibration")
+@dataclass(frozen=True)
+class AttentionCalibration(Mitigation):
+    """Every query behind the passages spreads what it gives to all of them by their relevance, not by their places.
+
+    rel(k) = attention to document k minus attention to a dummy at its place, per token, mean over all layers and heads
+    of the unchanged model; in the layers from `first_layer` on, tokens of document k get alpha_k / A_k times what they
+    had, alpha = softmax(rel / t), A_k a head's own attention to k per token, times what keeps the sum over all
+    documents. With a strength s, each weight is (1 - s) times the old one plus s times this.
+
+    rel is every query's own, so that nothing depends on tokens behind it. The dummies replace one document at a time,
+    in K further passes per prompt, which go on beside the prompt's from where they first differ; `together` (ours)
+    replaces all at once, in one. One prompt at a time, without padding.
+
+    Source: found-in-the-middle, arXiv 2406.16008, equations 4 to 6 and appendix B (no code is released; the paper has
+    no estimate with fewer passes, and does not say what its dummy reads).
+    """
+
+    needs_passages = True
+
+    temperature: float = 5e-5
+    """Of the softmax over documents, in attention per token, > 0."""
+    first_layer: int | None = None
+    """The first layer that is changed, 0 nearest the input; None: the upper half is."""
+    dummy: str | Sequence[int] = "This document is empty.\n"
+    """What a dummy reads, repeated to the document's length: a text, or token ids for a model without a tokenizer."""
+    together: bool = False
+    """Whether all documents are dummies in one pass, not each in its own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("attention_calibration: temperature", self.temperature, above=0.0)
+        if self.first_layer is not None:
+            check_whole("attention_calibration: first_layer", self.first_layer, least=0)
+        if not isinstance(self.dummy, str):
+            object.__setattr__(self, "dummy", tuple(self.dummy))
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Rescale attention on passages in the upper layers, query by query."""
+        spans = check_spans(self.name, passages)
+        depth = model.family.depth(model.config)
+        first = depth // 2 if self.first_layer is None else self.first_layer
+        if first >= depth:
+            raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")
+        beside = _Beside(model, spans, _dummy_tokens(model, self.dummy), together=self.together)
+
+        def attend(call: AttentionCall) -> Attended:
+            if beside.running:
+                return beside.watch(call)
+            relevance = beside.relevance
+            if call.layer < first or relevance is None or len(spans) == 1:
+                return call.run()
+            members = _members(spans, call.key_positions, like=call.query)
+            mass = call.run_on(_as_values(members, call))[0].transpose(1, 2).to(relevance)
+            seen = mass >= UNSEEN
+            shares = (relevance / self.temperature).log_softmax(-1) + _lengths(spans, relevance).log()
+            shares = shares.masked_fill(~seen, torch.finfo(shares.dtype).min).softmax(-1)
+            wanted = mass.sum(-1, keepdim=True) * shares
+            factor = 1 + self.strength * (wanted / mass.clamp(min=UNSEEN) - 1)
+            behind = (call.query_positions >= spans[-1][1])[:, None, :, None]
+            added = torch.where(behind & seen, factor, 1.0).clamp(min=LEAST_FACTOR).log()
+            return call.run_grouped(added, members)
+
+        following = model.network.register_forward_pre_hook(beside.follow, with_kwargs=True)
+        with hooked([following]), attending(model, self, attend):
+            yield
+
+
+class _Beside:
+    """Passes of the unchanged network beside a prompt's own: the prompt as it is, and with dummies for documents.
+
+    They keep caches of their own, which are cut back where the prompt's own goes on from an earlier token.
+    """
+
+    def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"], *, together: bool) -> None:
+        self.model, self.spans, self.behind = model, spans, spans[-1][1]
+        tokens = torch.cat([dummy[torch.arange(end - begin, device=dummy.device) % len(dummy)] for begin, end in spans])
+        self.places = torch.cat([torch.arange(begin, end, device=dummy.device) for begin, end in spans])
+        self.tokens, self.together = tokens, together
+        self.running = False
+        self.relevance: Tensor | None = None
+        """Of the tokens that the network is now given, [1 1 query document]; None where no query is behind."""
+        self._read: Tensor | None = None
+        self._kept: list[list[tuple[Tensor, Tensor]]] = []
+        self._attention: Tensor | None = None
+
+    def follow(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook on the whole network: run the same tokens beside it."""
+        if self.running:
+            return
+        ids: Any = named.get("input_ids", given[0] if given else None)
+        entering = named.get("inputs_embeds")
+        new: Tensor = self.model.embed(ids) if entering is None else entering
+        cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
+        past = 0 if cache is None else int(cache.get_seq_length())
+        shown = named.get("attention_mask")
+        if len(new) != 1 or (isinstance(shown, Tensor) and shown.ndim == 2 and not bool(shown.all())):
+            raise UsageError(f"attention_calibration: one prompt at a time without padding is allowed, got {len(new)}")
+        held = 0 if self._read is None else self._read.shape[1]
+        if past > held:
+            raise UsageError(
+                f"attention_calibration: {past} tokens were cached without it; allowed are caches of its own"
+            )
+        self._read = new if past == 0 or self._read is None else torch.cat([self._read[:, :past], new], 1)
+        self._kept = [[(k[:, :, :past], v[:, :, :past]) for k, v in layers] for layers in self._kept] if past else []
+        self.relevance = None
+        if self._read.shape[1] > self.behind:
+            self.running = True
+            try:
+                self.relevance = self._run(self._read)[None, None, -new.shape[1] :]
+            finally:
+                self.running = False
+
+    def watch(self, call: AttentionCall) -> Attended:
+        """Of one layer of a pass beside: its output, and attention to every document per token, summed over layers."""
+        members, width = _members(self.spans, call.key_positions, like=call.query), call.value.shape[-1]
+        output, weights = call.run_on(torch.cat([call.value, _as_values(members, call)], -1))
+        mass = output[0, ..., width:].to(members)
+        attention = mass.mean(1) / _lengths(self.spans, mass)
+        self._attention = attention if self._attention is None else self._attention + attention.to(self._attention)
+        return output[..., :width], weights
+
+    def _run(self, whole: Float[Tensor, "one token feature"]) -> Float[Tensor, "token document"]:
+        """rel of every token so far that is behind the documents; of others, 0."""
+        starts = [self.spans[0][0]] if self.together else [begin for begin, _ in self.spans]
+        dummies = whole.clone()
+        dummies[:, self.places] = self.model.embed(self.tokens[None]).to(whole)
+        own = self._go_on(0, whole, 0)
+        baseline = torch.zeros_like(own)
+        for index, start in enumerate(starts):
+            changed = torch.zeros(whole.shape[1], dtype=torch.bool, device=whole.device)
+            for begin, end in self.spans if self.together else [self.spans[index]]:
+                changed[begin:end] = True
+            seen = self._go_on(1 + index, torch.where(changed[:, None], dummies, whole), start)
+            columns = slice(None) if self.together else slice(index, index + 1)
+            baseline[:, columns] = seen[:, columns]
+        return own - baseline
+
+    def _go_on(
+        self, index: int, entering: Float[Tensor, "one token feature"], start: int
+    ) -> Float[Tensor, "token document"]:
+        """Run a pass from where its cache ends; a new one from its first difference to the prompt's own."""
+        from transformers import DynamicCache
+
+        if index == len(self._kept):
+            self._kept.append([(k[:, :, :start], v[:, :, :start]) for k, v in self._kept[0]] if start else [])
+        layers, total = self._kept[index], entering.shape[1]
+        first = layers[0][0].shape[2] if layers else 0
+        cache = DynamicCache(layers) if first else DynamicCache()
+        self._attention = None
+        self.model.outputs(entering[:, first:], [total - first - 1], cache=cache)
+        attention: Any = self._attention
+        self._kept[index] = [(layer.keys, layer.values) for layer in cache.layers]
+        return torch.nn.functional.pad(attention / len(cache.layers), (0, 0, first, 0))
+
+
+def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
+    """Passages in order, none empty; a token that two of them share is the first one's."""
+    spans: list[tuple[int, int]] = []
+    for begin, end in passages:
+        last = spans[-1][1] if spans else 0
+        check_whole(f"{name}: the begin of a passage", begin, least=0, numpy=True)
+        check_whole(f"{name}: the end of a passage", end, least=begin + 1, numpy=True)
+        if end <= last or (spans and begin < spans[-1][0]):
+            raise UsageError(f"{name}: passages must be in order, got {(begin, end)} behind {spans[-1]}")
+        spans.append((max(int(begin), last), int(end)))
+    return tuple(spans)
+
+
+def _members(spans: Spans, positions: Int[Tensor, "_ token"], *, like: Tensor) -> Float[Tensor, "_ token span"]:
+    """1 where a token lies in a span, 0 elsewhere; in float32 at least."""
+    begins, ends = torch.tensor(spans, device=positions.device).unbind(1)
+    inside = (positions[..., None] >= begins) & (positions[..., None] < ends)
+    return inside.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _lengths(spans: Spans, like: Tensor) -> Float[Tensor, "span"]:
+    """Tokens of every span."""
+    return torch.tensor([end - begin for begin, end in spans]).to(like)
+
+
+def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Tensor:
+    """As values, so that an attention's output is its weight on each group."""
+    return members.to(call.value)[:, None].expand(*call.value.shape[:3], -1)
+
+
+def _subsets(count: int, *, single: bool) -> Float[Tensor, "set element"]:
+    """So many sets, none within another, as rows of 0 and 1 over as few elements as it takes.
+
+    A set has no element outside itself and at least one outside any other; `single`: exactly one, which takes as many
+    elements as sets.
+    """
+    n_elements = count if single else next(n for n in range(1, count + 2) if comb(n, n // 2) >= count)
+    size = 1 if single else n_elements // 2
+    chosen = list(islice(combinations(range(n_elements), size), count))
+    return torch.tensor([[float(element in own) for element in range(n_elements)] for own in chosen])
+
+
+def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:
+    """A dummy's text in tokens."""
+    if isinstance(dummy, str) and model.tokenizer is None:
+        raise UsageError("attention_calibration: the model has no tokenizer; allowed is a dummy in token ids")
+    ids = model.tokenizer(dummy, add_special_tokens=False)["input_ids"] if isinstance(dummy, str) else list(dummy)
+    if not ids:
+        raise UsageError(f"attention_calibration: dummy must have tokens, got {dummy!r}")
+    for token in ids:
+        check_whole("attention_calibration: a dummy's token", token, least=0, below=model.vocabulary_size)
+    return model.token_tensor([ids])[0]

@@ -1,0 +1,171 @@
+"""The positional channel against dense attention written out, with caches; its search; and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+
+import dense_decoder
+import posbias as pb
+from posbias.errors import RunError, UsageError
+from posbias.mitigation import mitigated
+from posbias.mitigation.channel import PositionalChannel
+from posbias.mitigation.channel_search import ChannelOptions, fit_channel, positional_channels
+from posbias.tasks.language import KeyValue
+from tiny_families import CONFIGS, VOCABULARY, shaken_model
+
+TOKENS = 14
+SPANS = [(2, 6), (6, 10)]
+METHOD = "positional_channel(channel=5, factor=-1.0, first_layer=1, last_layer=2)"
+QUESTION = METHOD.replace(")", ", from_question=True)")
+TURNED = {"rtol": 1e-4, "atol": 1e-5}
+"""Tolerance where the network takes cosines and sines in float32, the reference in float64."""
+FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return shaken_model(request.param)
+
+
+def token_ids(model, seed=3):
+    return model.token_tensor([np.random.default_rng(seed).integers(3, VOCABULARY, TOKENS).tolist()])
+
+
+@torch.no_grad()
+def logits(model, **options):
+    return model.network(token_ids(model), **options).logits[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("asked", [[13], [9, 10, 11, 12, 13], [4, 8]])
+def test_predicting_queries_and_the_keys_they_see_have_the_channel_scaled(name, asked):
+    model = shaken_model(name)
+
+    def weights(layer, attention, read):
+        own = dense_decoder.logits_of(model.network, attention, read)
+        if layer:
+            scaled = read.clone()
+            scaled[:, 5] *= 0.2  # 1 + .4 (-1 - 1)
+            own[:, asked] = dense_decoder.logits_of(model.network, attention, scaled)[:, asked]
+        return (own + dense_decoder.causal(TOKENS)).softmax(-1)
+
+    expected, _ = dense_decoder.run(model.network, model.embed(token_ids(model))[0], weights)
+    with mitigated(model, METHOD, strength=0.4):
+        found = logits(model, logits_to_keep=torch.tensor(asked))
+    torch.testing.assert_close(found, expected[asked], **TURNED)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_generation_with_a_cache_is_one_pass(model, implementation):
+    model.network.set_attn_implementation(implementation)
+    both = torch.cat([token_ids(model), token_ids(model, 5)])
+    with mitigated(model, METHOD):
+        generated = model.network.generate(
+            both,
+            attention_mask=torch.ones_like(both),
+            max_new_tokens=6,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        asked = torch.arange(TOKENS - 1, TOKENS + 5)
+        whole = model.network(generated.sequences, logits_to_keep=asked).logits
+    torch.testing.assert_close(torch.stack(generated.logits, 1), whole.float(), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_from_the_question_on_it_is_a_matter_of_position(model):
+    ids = token_ids(model)
+    before = logits(model)
+    with mitigated(model, QUESTION, passages=SPANS):
+        whole = logits(model)
+        cut = model.network(ids[:, :8], use_cache=True)
+        rest = model.network(ids[:, 8:], past_key_values=cut.past_key_values).logits[0]
+    torch.testing.assert_close(rest, whole[8:], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(whole[:10], before[:10], rtol=1e-6, atol=1e-6)
+    assert (whole - before)[10:].abs().amax(-1).min() > 0
+
+
+def test_a_small_strength_changes_little_and_nothing_stays(model):
+    before = logits(model)
+    found = []
+    for strength in (0.0, 1e-4, 1.0):
+        with mitigated(model, METHOD, strength=strength):
+            found.append(logits(model))
+    assert torch.equal(found[0], before)
+    assert 0 < float((found[1] - before).abs().max()) < 0.01 * float((found[2] - before).abs().max())
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("llama", METHOD.replace("5", "32"), "channel must lie in 0 ... 31, got 32"),
+        ("llama", METHOD.replace("last_layer=2", "last_layer=3"), "layers must lie in 0 ... 2"),
+        ("llama", QUESTION, "needs the passages"),
+        ("phi3", METHOD, "phi3 makes queries, keys and values in one map"),
+        ("olmo2", METHOD, "olmo2 normalises queries and keys over all heads"),
+        ("cohere-norms", METHOD, "cohere normalises queries and keys over all heads, or each head in a way of its own"),
+        ("bloom", METHOD, "bloom models do not let attention be replaced"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_by_name(name, method, message):
+    with pytest.raises(UsageError, match=message), mitigated(shaken_model(name), method):
+        pass
+
+
+def test_every_family_is_served_or_refused():
+    for name in sorted({name.partition("-")[0] for name in CONFIGS}):
+        model = shaken_model(name, dtype=torch.float32)
+        try:
+            with mitigated(model, METHOD):
+                found = logits(model, logits_to_keep=1)
+        except UsageError:
+            continue
+        assert not torch.equal(found, logits(model, logits_to_keep=1)), name
+
+
+def test_middle_layers_are_those_of_the_released_configurations():
+    assert PositionalChannel(0).layers(32) == range(10, 26)
+    assert PositionalChannel(0).layers(1) == range(1)
+
+
+def planted(depth=8, positions=200, channels=12):
+    """Channel 7 rises with position, 3 falls and is rougher, 9 turns; others are noise."""
+    generator = np.random.default_rng(0)
+    means = generator.normal(size=(depth, positions, channels))
+    place = np.linspace(0, 1, positions)
+    means[..., 7] = 5 * place + 0.001 * means[..., 7]
+    means[..., 3] = -5 * place**2 + 0.1 * means[..., 3]
+    means[..., 9] = np.sin(6 * place)
+    return means
+
+
+def test_smooth_monotone_channels_are_found_in_order():
+    means = planted()
+    assert [channel for channel in positional_channels(means, 12) if channel in (3, 7, 9)] == [7, 3]
+    means[3:, :, 7] = means[3:, :, 0]  # monotone in one of the counted layers only
+    assert positional_channels(means, 12)[0] == 3
+    assert positional_channels(np.zeros((8, 200, 4)), 4) == []
+
+
+def test_the_candidate_under_which_answers_are_most_probable_is_taken(long_llama, monkeypatch):
+    model = pb.load_model(str(long_llama), dtype="float64")
+    examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
+    text = list(pb.load_prompts("default", model, n_positions=48, count=2, seed=0).token_ids)
+    options = ChannelOptions(factors=(0.0, -1.0), channels=2, first_layer=0, last_layer=1)
+    with pytest.raises(RunError, match="no channel is monotone in position in more than 0 layers"):
+        fit_channel(model, examples, text, options=options)  # two layers: none between the first two and the last
+    monkeypatch.setattr("posbias.mitigation.channel_search.positional_channels", lambda means, most: [5, 9])
+    method, how = fit_channel(model, examples, text, options=options)
+    assert len(how["candidates"]) == 4
+    assert how["candidates"][str(method)] == max(how["candidates"].values())
+    assert len({*how["candidates"].values(), how["unchanged"]}) == 5
+    with pytest.raises(UsageError, match="3 calibration samples given; at least 4 are needed"):
+        fit_channel(model, examples[:6], text)
+    with pytest.raises(UsageError, match="windows of one length of 40 or more tokens"):
+        fit_channel(model, examples, [text[0], text[1][:44]])

@@ -1,0 +1,211 @@
+"""Methods by passages against dense attention written out, with caches, and what they refuse."""
+
+import numpy as np
+import pytest
+import torch
+
+import dense_decoder
+import posbias as pb
+from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.responders.base import Request
+from posbias.mitigation import MITIGATIONS, answering_under, mitigated
+from posbias.tasks.language import KeyValue
+from tiny_families import VOCABULARY, shaken_model
+
+SPANS = [(2, 5), (6, 9), (9, 11)]
+WINDOWS = [(2, 5), (5, 9), (9, 11)]
+"""A passage with what stands before it."""
+TOKENS = 14
+DUMMY = [7, 4]
+CALIBRATION = f"attention_calibration(temperature=0.01, dummy={DUMMY}"
+METHODS = ["parallel_windows", f"{CALIBRATION})", f"{CALIBRATION}, together=True)"]
+TURNED = {"rtol": 1e-4, "atol": 1e-5}
+"""Tolerance where the network takes cosines and sines in float32, the reference in float64."""
+FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return shaken_model(request.param)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def dense(request):
+    """A model without windows, which the dense reference reads."""
+    return shaken_model(request.param)
+
+
+def token_ids(model, count=TOKENS):
+    return model.token_tensor([np.random.default_rng(3).integers(3, VOCABULARY, count).tolist()])
+
+
+def entering(model):
+    return model.embed(token_ids(model))[0]
+
+
+@torch.no_grad()
+def logits(model):
+    return model.network(token_ids(model)).logits[0]
+
+
+def between(spans=WINDOWS):
+    """1 where query and key lie in different windows."""
+    window = torch.zeros(TOKENS)
+    for index, (begin, end) in enumerate(spans):
+        window[begin:end] = 1 + index
+    return (window[:, None] != window) & (window[:, None] > 0) & (window > 0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strength", [1.0, 0.7])
+def test_windows_are_blind_to_each_other(dense, strength):
+    added = torch.where(between(), np.log1p(-strength) if strength < 1 else -torch.inf, 0.0)
+
+    def weights(layer, attention, read):
+        own = dense_decoder.logits_of(dense.network, attention, read)
+        return (own + dense_decoder.causal(TOKENS) + added).softmax(-1)
+
+    expected, _ = dense_decoder.run(dense.network, entering(dense), weights)
+    with mitigated(dense, "parallel_windows", strength=strength, passages=SPANS):
+        torch.testing.assert_close(logits(dense), expected, **TURNED)
+
+
+def relevance(model, *, together):
+    """Attention to each document less that to a dummy at its place, per token, mean over layers and heads."""
+
+    def per_token(states):
+        _, attention = dense_decoder.run(model.network, states)
+        mean = attention.mean((0, 1))
+        return torch.stack([mean[:, begin:end].mean(1) for begin, end in SPANS], 1)
+
+    whole = entering(model)
+    dummy = model.embed(model.token_tensor([DUMMY]))[0]
+    baseline = []
+    for replaced in [SPANS] * 3 if together else [[span] for span in SPANS]:
+        states = whole.clone()
+        for begin, end in replaced:
+            states[begin:end] = torch.stack([dummy[(place - begin) % 2] for place in range(begin, end)])
+        baseline.append(per_token(states))
+    return per_token(whole) - torch.stack([found[:, k] for k, found in enumerate(baseline)], 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("together", "strength"), [(False, 1.0), (True, 0.4)])
+def test_attention_follows_relevance_in_the_upper_layers(dense, together, strength):
+    alpha = (relevance(dense, together=together) / 0.01).softmax(-1)
+    behind = SPANS[-1][1]
+
+    def weights(layer, attention, read):
+        own = (dense_decoder.logits_of(dense.network, attention, read) + dense_decoder.causal(TOKENS)).softmax(-1)
+        if layer < 1:
+            return own
+        calibrated = own.clone()
+        for k, (begin, end) in enumerate(SPANS):
+            original = own[:, behind:, begin:end].mean(-1, keepdim=True)
+            calibrated[:, behind:, begin:end] *= alpha[None, behind:, k, None] / original
+        inside = torch.cat([torch.arange(begin, end) for begin, end in SPANS])
+        before, after = (given[:, behind:][..., inside].sum(-1, keepdim=True) for given in (own, calibrated))
+        calibrated[:, behind:, inside] *= before / after
+        assert calibrated.sum(-1).allclose(torch.ones((), dtype=torch.float64))
+        return (1 - strength) * own + strength * calibrated
+
+    expected, _ = dense_decoder.run(dense.network, entering(dense), weights)
+    method = f"{CALIBRATION}, together={together})"
+    with mitigated(dense, method, strength=strength, passages=SPANS):
+        torch.testing.assert_close(logits(dense), expected, **TURNED)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_small_strength_changes_little_and_nothing_stays(model, method):
+    before = logits(model)
+    found = []
+    for strength in (0.0, 1e-4, 1.0):
+        with mitigated(model, method, strength=strength, passages=SPANS):
+            found.append(logits(model))
+    assert torch.equal(found[0], before)
+    assert 0 < float((found[1] - before).abs().max()) < 0.01 * float((found[2] - before).abs().max())
+    assert torch.equal(logits(model), before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+def test_generation_with_a_cache_is_one_pass(model, method):
+    ids = token_ids(model)
+    with mitigated(model, method, passages=SPANS):
+        generated = model.network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=6,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        whole = model.network(generated.sequences).logits[0, TOKENS - 1 : -1]
+        cut = model.network(ids[:, :8], use_cache=True)  # between passages
+        rest = model.network(ids[:, 8:], past_key_values=cut.past_key_values).logits[0, -1]
+    torch.testing.assert_close(torch.cat(generated.logits), whole.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rest, whole[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["parallel_windows", "attention_calibration(temperature=0.001)"])
+def test_a_responder_answers_under_them_with_a_cache(long_llama, method):
+    model = pb.load_model(str(long_llama), dtype="float64")
+    examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=1, seed=5))[:2]
+    requests = [Request(prompt=one.prompt, answer=one.target, passages=one.passages, max_tokens=4) for one in examples]
+    responder = answering_under(MITIGATIONS.parse(method), LocalResponder(model))
+    replies = responder.respond(requests, generate=True, score=True)
+    assert responder.inner._runner.cached, "a cache that is cut back and continued proves right"
+    plain = LocalResponder(model).respond(requests, generate=True, score=True)
+    assert all(one.score.logprob != other.score.logprob for one, other in zip(replies, plain, strict=True))
+
+
+@torch.no_grad()
+def test_half_precision_hides_as_well():
+    model = shaken_model("llama", dtype=torch.bfloat16)
+    with mitigated(model, "parallel_windows", passages=SPANS):
+        first = logits(model)[9:11]
+        changed = token_ids(model)
+        changed[0, 5:9] = 3
+        assert torch.equal(model.network(changed).logits[0, 9:11], first)
+
+
+def test_many_windows_need_few_features_and_passages_of_one_token():
+    model = shaken_model("llama")
+    spans = [(1 + place, 2 + place) for place in range(TOKENS - 2)]
+    with mitigated(model, "parallel_windows", passages=spans):
+        states = model.embed(token_ids(model)).requires_grad_()
+        output = model.outputs(states, [6]).logits
+        (gradient,) = torch.autograd.grad(output.square().sum(), states)
+    assert (gradient[0].abs().sum(-1) > 0).nonzero().flatten().tolist() == [0, 6]
+
+
+@pytest.mark.parametrize(
+    ("method", "spans", "message"),
+    [
+        ("parallel_windows", [], "parallel_windows needs the passages"),
+        (f"{CALIBRATION})", [], "attention_calibration needs the passages"),
+        ("parallel_windows", [(6, 9), (2, 5)], r"must be in order, got \(2, 5\) behind \(6, 9\)"),
+        ("parallel_windows", [(6, 6)], "the end of a passage must be a whole number >= 7"),
+        ("attention_calibration", SPANS, "no tokenizer; allowed is a dummy in token ids"),
+        (f"{CALIBRATION}, first_layer=3)", SPANS, "first_layer must be below the 3 layers"),
+        ("attention_calibration(temperature=0.0)", SPANS, "temperature must be a finite number > 0"),
+        ("attention_calibration(dummy=[99])", SPANS, r"token must be a whole number in \[0, 50\)"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_by_name(method, spans, message):
+    with pytest.raises(UsageError, match=message), mitigated(shaken_model("llama"), method, passages=spans):
+        pass
+
+
+def test_calibration_takes_one_prompt_at_a_time_from_its_first_token():
+    model = shaken_model("llama")
+    ids = token_ids(model)
+    cache = model.network(ids[:, :4], use_cache=True).past_key_values
+    with mitigated(model, f"{CALIBRATION})", passages=SPANS):
+        with pytest.raises(UsageError, match="one prompt at a time"):
+            model.network(ids.repeat(2, 1))
+        with pytest.raises(UsageError, match="4 tokens were cached without it"):
+            model.network(ids[:, 4:], past_key_values=cache)
