@@ -1,6 +1,6 @@
 """Mitigation of position bias in finished models, judged by position, with "do not apply" as a possible verdict."""
 
-from posbias.mitigation import key_bias
+from posbias.mitigation import key_bias, positions
 from posbias.mitigation.applying import answering_under, mitigated, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Mitigation, PromptMitigation
 
@@ -11,5 +11,6 @@ __all__ = [
     "answering_under",
     "key_bias",
     "mitigated",
+    "positions",
     "resolve_method",
 ]

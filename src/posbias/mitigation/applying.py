@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 
@@ -61,7 +61,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def install(self) -> Self:
+    def install(self) -> "mitigated":
         """Leave the model under the method for good, or until `remove`."""
         self.__enter__()
         return self
@@ -107,7 +107,8 @@ class _Mitigated(Responder):
     def __init__(self, method: Mitigation, inner: Responder) -> None:
         if not isinstance(inner, LocalResponder):
             raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
-        options = replace(inner.options, reuse=inner.options.reuse and not method.needs_passages)
+        shared = method.shares_cache and not method.needs_passages
+        options = replace(inner.options, reuse=inner.options.reuse and shared)
         self.method, self.inner = method, LocalResponder(inner.model, options)
         self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
 

@@ -30,6 +30,9 @@ class Mitigation(Intervention):
     needs_passages: ClassVar[bool] = False
     """Whether it has to know where the passages of a prompt begin and end; then it serves one prompt at a time."""
 
+    shares_cache: ClassVar[bool] = True
+    """Whether the keys and values of a prompt's beginning serve every prompt that begins so, one row for each."""
+
     strength: float = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 
