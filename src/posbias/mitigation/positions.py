@@ -342,7 +342,7 @@ def _with_far(call: AttentionCall, moved: Float[Tensor, "batch head query featur
         mask = torch.zeros(shown.shape, dtype=call.query.dtype, device=shown.device).masked_fill(~shown, lowest)
     if last == 0:
         return call.run(mask=mask.expand(len(call.query), -1, -1, -1))
-    grouped = moved.unflatten(1, (-1, call.group))
+    grouped = moved.reshape(len(moved), -1, call.group, *moved.shape[2:])
     added = (grouped @ call.key[:, :, None, :last].transpose(-1, -2)).flatten(1, 2)
     added = added.masked_fill(~far[..., :last], 0.0)
     whole = mask.expand(len(added), added.shape[1], -1, -1).clone()
