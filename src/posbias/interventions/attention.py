@@ -26,6 +26,8 @@ SITE = "posbias_site"
 """Attribute of a changed attention module."""
 CACHES = ("past_key_values", "layer_past")
 """Under which names attention modules are given their cache."""
+GROUPS = "num_key_value_groups"
+"""Attribute of an attention module: how many heads share a key head."""
 ALIGNMENT = 8
 """Features of a head are filled up to a multiple of this, which kernels are quick at."""
 
@@ -70,7 +72,14 @@ class AttentionCall:
         """What the kernel makes of it, with some fields changed."""
         call = replace(self, **changed)
         options = {**call.options, "scaling": self.scaling}
-        return call.kernel(call.module, call.query, call.key, call.value, call.mask, **options)
+        own = vars(call.module).get(GROUPS)
+        try:
+            if own is not None:
+                setattr(call.module, GROUPS, call.group)  # kernels repeat key heads so many times
+            return call.kernel(call.module, call.query, call.key, call.value, call.mask, **options)
+        finally:
+            if own is not None:
+                setattr(call.module, GROUPS, own)
 
     def run_biased(self, added: Float[Tensor, "_ head key"], share: Float[Tensor, "_ query"] | None = None) -> Attended:
         """The same with a number added to the logit of every key, for each head, times a share of every query.
@@ -266,11 +275,20 @@ def turned(
     values: Float[Tensor, "batch head position feature"], angles: Float[Tensor, "_ head position pair"]
 ) -> Float[Tensor, "batch head position feature"]:
     """Queries or keys turned further by angles in radians, half against half; features beyond the pairs stay."""
-    pairs = angles.shape[-1]
+    return turned_by(values, angles.cos(), angles.sin())
+
+
+def turned_by(
+    values: Float[Tensor, "batch head position feature"],
+    cosine: Float[Tensor, "*shown pair"],
+    sine: Float[Tensor, "*shown pair"],
+) -> Float[Tensor, "batch head position feature"]:
+    """The same, from the cosines and sines of the angles."""
+    pairs = cosine.shape[-1]
     precise = torch.promote_types(values.dtype, torch.float32)
     whole = values.to(precise)
     first, second, rest = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
-    cosine, sine = angles.cos().to(precise), angles.sin().to(precise)
+    cosine, sine = cosine.to(precise), sine.to(precise)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1).to(values.dtype)
 
 

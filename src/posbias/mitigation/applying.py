@@ -108,7 +108,8 @@ class _Mitigated(Responder):
     def __init__(self, method: Mitigation, inner: Responder) -> None:
         if not isinstance(inner, LocalResponder):
             raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
-        options = replace(inner.options, reuse=inner.options.reuse and not method.needs_passages)
+        shared = method.shares_cache and not method.needs_passages
+        options = replace(inner.options, reuse=inner.options.reuse and shared)
         self.method, self.inner = method, LocalResponder(inner.model, options)
         self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
 

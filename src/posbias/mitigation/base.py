@@ -32,6 +32,9 @@ class Mitigation(Intervention):
     grid: ClassVar[Mapping[str, Sequence[float]]] = {}
     """Candidates for its parameters, from which `fit` chooses on calibration samples."""
 
+    shares_cache: ClassVar[bool] = True
+    """Whether the keys and values of a prompt's beginning serve every prompt that begins so, one row for each."""
+
     strength: float = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 

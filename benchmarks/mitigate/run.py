@@ -1,0 +1,76 @@
+"""Cost of methods against position bias, per token, beside the plain demo model.
+
+`python benchmarks/mitigate/run.py`: one thread; a prompt of 648 tokens and 30 more, one by one with a cache. Methods
+and the plain model take turns, and medians are taken.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import time
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from posbias.mitigation import mitigated
+from posbias.models.loading import load_model
+
+METHODS = (
+    "plain",
+    "key_bias(biases='gamma_key(alpha=1.5)')",
+    "initial_token(gamma=0.5)",
+    "temperature(scale=0.15)",
+    "ms_poe()",
+    "ms_poe(variant='as_released')",
+    "shifted_distances(shift=216)",
+    "rotary_bases(bases=[1.0, 2.0])",
+)
+ROW = "{:<42} {:>9} {:>9} {:>9} {:>7}"
+
+
+def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tuple[float, float]:
+    """Of the prompt, and of the tokens after it."""
+    way = mitigated(model, method, passages=[(0, tokens.shape[1])]) if method != "plain" else contextlib.nullcontext()
+    with way, torch.no_grad():
+        start = time.perf_counter()
+        output = model.network(input_ids=tokens, use_cache=True, logits_to_keep=1)
+        read = time.perf_counter()
+        for _ in range(n_decoded):
+            cache = output.past_key_values
+            output = model.network(input_ids=tokens[:, :1], past_key_values=cache, use_cache=True)
+        return read - start, time.perf_counter() - read
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--tokens", type=int, default=648)
+    parser.add_argument("--decoded", type=int, default=30)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    model: Any = load_model(given.model)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(10, model.vocabulary_size, (1, given.tokens), generator=generator)
+    taken: dict[str, list[tuple[float, float]]] = {method: [] for method in METHODS}
+    for turn in range(given.turns + 1):
+        for method in METHODS:
+            found = seconds(model, method, tokens, given.decoded)
+            if turn:
+                taken[method].append(found)
+    medians = {
+        method: (statistics.median(one for one, _ in pairs), statistics.median(two for _, two in pairs))
+        for method, pairs in taken.items()
+    }
+    plain = medians["plain"]
+    print(ROW.format("seconds x plain", "prompt", "decoding", "both", "s"))
+    for method, (prompt, decoding) in medians.items():
+        ratios = prompt / plain[0], decoding / plain[1], (prompt + decoding) / sum(plain)
+        print(ROW.format(method, *(f"{ratio:.2f}" for ratio in ratios), f"{prompt + decoding:.2f}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""Methods that move rotary positions in a finished model: rescaled per head, shifted, or under several bases.
+
+Queries and keys arrive rotated, keys with everything that is cached; both are turned further by the difference between
+the wanted angle and the one they have. With a strength s, positions p become p + s (p' - p).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posbias.checks import check_choice, check_number, check_whole
+from posbias.errors import UsageError
+from posbias.interventions.attention import (
+    Attended,
+    AttentionCall,
+    attending,
+    rotary_frequencies,
+    turned_by,
+)
+from posbias.interventions.base import hooked
+from posbias.interventions.encodings import LENGTH_DEPENDENT
+from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
+from posbias.models.hugging_face import HuggingFaceModel
+
+VARIANTS = ("as_described", "as_released")
+AWARE = 3.0
+"""A key counts towards a head's position-awareness if its weight is more than so many times the mean."""
+BLOCK = 128
+"""Queries whose shifted logits are formed at once."""
+BATCHED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
+"""What a network is given with one row for each prompt."""
+Frequencies = Float[Tensor, "pair"] | None
+
+
+@MITIGATIONS.register("ms_poe")
+@dataclass(frozen=True)
+class MsPoe(Mitigation):
+    """Head h sees positions p / r_h, with r from `low` (most position-aware head) to `high`, from one layer on.
+
+    Position-awareness of a head: the share of keys whose attention weight is more than 3 times the mean, for the query
+    at the last token of the last passage; `passages=[(0, n)]` ranks at the last of a prompt's n tokens, as the paper
+    does. A pass that ends before that token ranks at its own last. Source: Ms-PoE, arXiv
+    2403.04797; `as_released` follows utils/modify_arch/llama.py of VITA-Group/Ms-PoE where this differs: it ranks by
+    attention without rotary positions; gives head h the ratio of the h-th entry of the argsort, where its rank is
+    meant; never reaches `high` (steps of 1 / heads); and turns a shared key head by the ratio of the first head of
+    its group, so that other heads of the group see no mere distances. The paper's text was not at hand: what it says
+    is taken from summaries.
+    """
+
+    needs_passages: ClassVar[bool] = True
+
+    low: float = 1.2
+    """> 0; 1 leaves a head as it is."""
+    high: float = 1.8
+    """>= low."""
+    first_layer: int = 2
+    """From 0."""
+    variant: str = "as_described"
+    """`as_described` or `as_released`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("ms_poe: low", self.low, above=0.0)
+        check_number("ms_poe: high", self.high, least=self.low)
+        check_whole("ms_poe: first_layer", self.first_layer, least=0)
+        check_choice("ms_poe: variant", self.variant, VARIANTS)
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Turn queries and keys, the latter repeated for all heads that share them."""
+        frequencies = turning(model, self)
+        heads = model.family.heads(model.config)
+        if self.first_layer >= len(frequencies):
+            raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
+        steps = heads if self.variant == "as_released" else max(heads - 1, 1)
+        ratios = self.low + (self.high - self.low) * torch.arange(heads, dtype=torch.float64) / steps
+        tables = _tables(frequencies, lambda own: self.strength * (1 / ratios.to(own) - 1)[:, None] * own)
+        back = _tables(frequencies, lambda own: -own[None])
+        ranked: dict[int, Tensor] = {}
+        ranking_at = passages[-1][1] - 1
+
+        def attend(call: AttentionCall) -> Attended:
+            table = tables[call.layer]
+            if table is None or call.layer < self.first_layer:
+                return call.run()
+            if int(call.query_positions[:, 0].min()) <= ranking_at or call.layer not in ranked:
+                ranked[call.layer] = self._indices(call, ranking_at, back[call.layer])
+            indices = ranked[call.layer]
+            query = table.turn(call.query, call.query_positions, indices)
+            if self.variant == "as_released":
+                key = table.turn(call.key, call.key_positions, indices[:, :: call.group])
+                return call.run(query=query, key=key)
+            if call.group == 1:
+                return call.run(query=query, key=table.turn(call.key, call.key_positions, indices))
+            key = table.turn(call.key.repeat_interleave(call.group, 1), call.key_positions, indices)
+            return call.run(query=query, key=key, value=call.value.repeat_interleave(call.group, 1))
+
+        with attending(model, self, attend):
+            yield
+
+    def _indices(self, call: AttentionCall, ranking_at: int, back: "_Table | None") -> Int[Tensor, "batch head"]:
+        """Which ratio every head gets, by the query at a position, or the last before it."""
+        row = (call.query_positions <= ranking_at).sum(-1).clamp(min=1) - 1
+        row = row.expand(len(call.query))
+        batch = torch.arange(len(row), device=row.device)
+        query, key = call.query[batch, :, row][:, :, None], call.key  # [batch head 1 feature]
+        at = call.query_positions.expand(len(row), -1)[batch, row][:, None]
+        if self.variant == "as_released" and back is not None:
+            none = torch.zeros(1, 1, dtype=torch.long, device=row.device)
+            query, key = back.turn(query, at, none), back.turn(key, call.key_positions, none)
+        grouped = query.reshape(len(row), key.shape[1], call.group, -1).float()
+        logits = (grouped @ key.float().transpose(-1, -2)).flatten(1, 2) * call.scaling
+        shown = _shown(call, slice(None)).expand(len(row), 1, -1, -1)[batch, :, row]
+        weights = logits.masked_fill(~shown, -torch.inf).softmax(-1)
+        counted = (weights > AWARE / shown.sum(-1, keepdim=True)).sum(-1)
+        order = counted.argsort(stable=True, dim=-1, descending=True)
+        return order if self.variant == "as_released" else order.argsort(-1)
+
+
+@MITIGATIONS.register("shifted_distances")
+@dataclass(frozen=True)
+class ShiftedDistances(Mitigation):
+    """A rotary distance d >= shift becomes d - shift + window: far keys seem nearer, at distances that training saw.
+
+    Source: STRING (HKUNLP/STRING, `replace_with_string`), with its shift of a third of the trained length and its local
+    window of 128.
+    """
+
+    shift: int | None = None
+    """In tokens, >= 1; None: a third of the positions that the model is made for."""
+    window: int = 128
+    """In tokens, in [0, shift]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shift is not None:
+            check_whole("shifted_distances: shift", self.shift, least=1)
+        check_whole("shifted_distances: window", self.window, least=0)
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Turn a copy of the queries back; the difference it makes to far keys' logits goes into the mask, by block."""
+        frequencies = turning(model, self)
+        implementation = getattr(model.config, "_attn_implementation", None)
+        if implementation not in ("eager", "sdpa"):
+            raise UsageError(f"{self}: attention {implementation!r} takes no mask; allowed are eager and sdpa")
+        shift = self.shift
+        if shift is None:
+            shift = int(getattr(model.config, "max_position_embeddings", None) or 0) // 3
+        if self.window > shift:
+            raise UsageError(f"shifted_distances: window must lie in [0, {shift}] (shift), got {self.window}")
+        angles = [None if own is None else self.strength * (self.window - shift) * own for own in frequencies]
+        turns = [None if angle is None else (angle.cos(), angle.sin()) for angle in angles]
+
+        def attend(call: AttentionCall) -> Attended:
+            turn = turns[call.layer]
+            reach = int(call.query_positions.max()) - int(call.key_positions.min())
+            if turn is None or reach < shift:
+                return call.run()
+            moved = (turned_by(call.query, *turn) - call.query) * call.scaling
+            if call.query.shape[2] <= BLOCK:
+                return _with_far(call, moved, shift)
+            blocks = []
+            for first in range(0, call.query.shape[2], BLOCK):
+                rows = slice(first, first + BLOCK)
+                blocks.append(_with_far(_block(call, rows), moved[:, :, rows], shift))
+            weights = [own for _, own in blocks if own is not None]
+            return torch.cat([output for output, _ in blocks], 1), torch.cat(weights, 2) if weights else None
+
+        with attending(model, self, attend):
+            yield
+
+
+@MITIGATIONS.register("rotary_bases")
+@dataclass(frozen=True)
+class RotaryBases(Mitigation):
+    """The model is run under several rotary bases at once, and their next-token probabilities are pooled.
+
+    p = sum of w_b p_b, where w_b is proportional to the largest probability of p_b. Costs one pass for each base, and
+    as much cache. Only logits are pooled: other outputs have a row for each prompt and base. Source: Attention Buckets,
+    arXiv 2312.04455, which weighs by confidence; its formula was not at hand.
+    """
+
+    shares_cache: ClassVar[bool] = False
+
+    bases: Sequence[float] = (1.0, 1.3, 1.6, 1.9, 2.2, 2.5, 2.8)
+    """As multiples of the model's own base, > 0; the default is that of the source's question answering (10,000 ...
+    28,000 for models of base 10,000)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.bases, str | int | float) or not len(self.bases):
+            raise UsageError(f"rotary_bases: bases must be at least one number, got {self.bases!r}")
+        for base in self.bases:
+            check_number("rotary_bases: bases", base, above=0.0)
+        object.__setattr__(self, "bases", tuple(map(float, self.bases)))
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Give the network every row once for each base, and pool what comes out."""
+        n_bases = len(self.bases)
+
+        def rates(own: Tensor) -> Tensor:
+            share = torch.arange(len(own), dtype=own.dtype, device=own.device) / len(own)
+            factors = torch.tensor(self.bases, dtype=own.dtype, device=own.device)[:, None] ** -share
+            return self.strength * (factors - 1) * own
+
+        tables = _tables(turning(model, self), rates)
+
+        def attend(call: AttentionCall) -> Attended:
+            table = tables[call.layer]
+            if table is None:
+                return call.run()
+            base = (torch.arange(len(call.query), device=call.query.device) % n_bases)[:, None]
+            query = table.turn(call.query, call.query_positions, base)
+            return call.run(query=query, key=table.turn(call.key, call.key_positions, base))
+
+        def multiply(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            if len(given) > 1 or (given and not isinstance(given[0], Tensor)):
+                raise UsageError("rotary_bases: give the network its inputs by name")
+            first = given[0] if given else named.get("input_ids")
+            rows = len(named["inputs_embeds"] if first is None else first)
+            names = [name for name in BATCHED if isinstance(named.get(name), Tensor) and len(named[name]) == rows]
+            many = {name: named[name].repeat_interleave(n_bases, 0) for name in names}
+            return tuple(one.repeat_interleave(n_bases, 0) for one in given), {**named, **many}
+
+        def pool(_: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+            output.logits = pooled(output.logits.unflatten(0, (-1, n_bases)), 1)
+            return output
+
+        before = model.network.register_forward_pre_hook(multiply, with_kwargs=True)
+        with hooked([before, model.network.register_forward_hook(pool)]), attending(model, self, attend):
+            yield
+
+
+def pooled(logits: Tensor, dim: int) -> Tensor:
+    """Logits of the mean of distributions along a dimension, each weighted by its largest probability.
+
+    They are shifted by the mean of the distributions' normalisers: equal distributions give back their logits.
+    """
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    normaliser = precise.logsumexp(-1, keepdim=True)
+    single = precise - normaliser
+    weight = single.amax(-1, keepdim=True).log_softmax(dim)
+    return ((single + weight).logsumexp(dim) + normaliser.mean(dim)).to(logits.dtype)
+
+
+def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
+    """Radians per position of every layer's feature pairs.
+
+    Raises:
+        UsageError: a family whose queries and keys cannot be turned further, by name.
+    """
+    family = model.family
+    if family.turns_neighbours:
+        raise UsageError(
+            f"{method.name}: {family.name} models turn neighbouring features; only half against half is allowed, as in "
+            "llama, qwen2, qwen3, gemma3 and mistral"
+        )
+    if not family.rotary:
+        raise UsageError(f"{method.name}: {family.name} models have no rotary positions")
+    for module in model.network.modules():
+        kinds = getattr(module, "rope_type", "default")
+        kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+        if kinds & set(LENGTH_DEPENDENT):
+            raise UsageError(
+                f"{method.name}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
+                "length; default, linear and llama3 are allowed"
+            )
+    frequencies = rotary_frequencies(model)
+    if all(own is None for own in frequencies):
+        raise UsageError(f"{method.name}: this {family.name} model turns nothing by position")
+    return frequencies
+
+
+class _Table:
+    """Cosines and sines of the angles position x rate, for several sets of rates; grown as positions are asked for."""
+
+    def __init__(self, rates: Float[Tensor, "set pair"]) -> None:
+        self.rates, self.known = rates, 0
+
+    def turn(
+        self,
+        values: Float[Tensor, "batch head position feature"],
+        positions: Int[Tensor, "_ position"],
+        chosen: Int[Tensor, "_ _"],
+    ) -> Float[Tensor, "batch head position feature"]:
+        """Values turned, every head of every row by its chosen set."""
+        most = int(positions.max()) + 1
+        if most > self.known:
+            self.known = max(most + most // 4, 64)
+            angles = torch.arange(self.known, device=self.rates.device)[:, None] * self.rates[:, None]
+            precise = torch.promote_types(values.dtype, torch.float32)
+            self.cosine, self.sine = angles.cos().to(precise), angles.sin().to(precise)
+        index = chosen[:, :, None], positions[:, None]
+        return turned_by(values, self.cosine[index], self.sine[index])
+
+
+def _tables(frequencies: Sequence[Frequencies], rates: Callable[[Tensor], Tensor]) -> list[_Table | None]:
+    """Of every layer; those of equal frequencies share one."""
+    known: dict[tuple[float, ...], _Table] = {}
+    return [None if own is None else known.setdefault(tuple(own.tolist()), _Table(rates(own))) for own in frequencies]
+
+
+def _shown(call: AttentionCall, rows: slice) -> Tensor:
+    """Which keys some queries see, [batch 1 query key], either leading size 1 where it is the same for all."""
+    if call.mask is None:
+        return call.key_positions[:, None, None] <= call.query_positions[:, None, rows, None]
+    mask = call.mask[:, :, rows]
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def _block(call: AttentionCall, rows: slice) -> AttentionCall:
+    """Some of the queries, with the keys that they may see where causality alone hides the others."""
+    query_positions = call.query_positions[:, rows]
+    block = replace(call, query=call.query[:, :, rows], query_positions=query_positions)
+    if call.mask is not None:
+        return replace(block, mask=call.mask[:, :, rows])
+    n_keys = int((call.key_positions <= query_positions.max()).any(0).sum())
+    return replace(
+        block,
+        key=call.key[:, :, :n_keys],
+        value=call.value[:, :, :n_keys],
+        key_positions=call.key_positions[:, :n_keys],
+    )
+
+
+def _with_far(call: AttentionCall, moved: Float[Tensor, "batch head query feature"], shift: int) -> Attended:
+    """Attention with what moved queries add to the logits of keys at least `shift` away."""
+    shown = _shown(call, slice(None))
+    distance = call.query_positions[:, None, :, None] - call.key_positions[:, None, None]
+    far = (distance >= shift) & shown
+    last = int((far.any(0)[0].any(0) * torch.arange(1, far.shape[-1] + 1, device=far.device)).max())
+    lowest = torch.finfo(call.query.dtype).min
+    mask = call.mask
+    if mask is None or mask.dtype == torch.bool:
+        mask = torch.zeros(shown.shape, dtype=call.query.dtype, device=shown.device).masked_fill(~shown, lowest)
+    if last == 0:
+        return call.run(mask=mask.expand(len(call.query), -1, -1, -1))
+    grouped = moved.reshape(len(moved), -1, call.group, *moved.shape[2:])
+    added = (grouped @ call.key[:, :, None, :last].transpose(-1, -2)).flatten(1, 2)
+    added = added.masked_fill(~far[..., :last], 0.0)
+    whole = mask.expand(len(added), added.shape[1], -1, -1).clone()
+    whole[..., :last] += added
+    return call.run(mask=whole.clamp(min=lowest))

@@ -1,0 +1,198 @@
+"""Moved rotary positions beside a plain recomputation with the wanted distances, and in generation."""
+
+import importlib
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+
+from posbias.errors import UsageError
+from posbias.mitigation import mitigated
+from tiny_families import VOCABULARY, shaken_model
+
+POSITIONS = 14
+PASSAGES = [(2, 11)]
+METHODS = [
+    "ms_poe(low=1.2, high=3.0, first_layer=1)",
+    "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')",
+    "shifted_distances(shift=4, window=2)",
+    "rotary_bases(bases=[0.5, 1.0, 3.0])",
+]
+model_of = cache(partial(shaken_model, implementation="sdpa"))
+
+
+def token_ids(seed=3, rows=1):
+    drawn = np.random.default_rng(seed).integers(3, VOCABULARY, (rows, POSITIONS))
+    return torch.tensor(drawn)
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model.network(input_ids=tokens, use_cache=False).logits
+
+
+def under(model, method, strength=1.0):
+    return mitigated(model, method, strength, passages=PASSAGES)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"])
+def test_generation_with_a_cache_and_padding_is_generation_without(name, method):
+    model, both = model_of(name), token_ids(rows=2)
+    before = logits_of(model, both)
+    wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True}
+    wanted["return_dict_in_generate"] = True
+    padded = torch.cat([torch.zeros_like(both[:, :3]), both], 1)
+    shown = (torch.arange(POSITIONS + 3) >= 3).long().expand(2, -1)
+    with under(model, method), torch.no_grad():
+        cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
+        filled = model.network.generate(padded, attention_mask=shown, **wanted)
+        one = model.network.generate(both[1:], attention_mask=torch.ones_like(both[1:]), **wanted)
+        whole = logits_of(model, cached.sequences[:, :-1])[:, POSITIONS - 1 :]
+    stepped = torch.stack(cached.logits, 1)
+    torch.testing.assert_close(stepped.double(), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.stack(filled.logits, 1), stepped, rtol=1e-3, atol=1e-3)
+    assert torch.equal(filled.sequences[:, 3:], cached.sequences)
+    assert torch.equal(one.sequences[0], cached.sequences[1])
+    assert not torch.allclose(stepped[:, 0].double(), before[:, -1], atol=1e-2)
+    assert torch.equal(logits_of(model, both), before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_small_strength_changes_little_and_none_nothing(method):
+    model, tokens = model_of("gemma3_text"), token_ids()
+    before = logits_of(model, tokens)
+    with under(model, method, 0.0):
+        assert torch.equal(logits_of(model, tokens), before)
+    with under(model, method, 1e-4):
+        little = (logits_of(model, tokens) - before).abs().max()
+    with under(model, method):
+        much = (logits_of(model, tokens) - before).abs().max()
+    assert 0 < little < 1e-2 * much
+
+
+def theta(config, layer, base=1.0):
+    parameters = config.rope_parameters
+    if config.model_type == "gemma3_text":
+        parameters = parameters[config.layer_types[layer]]
+    width = config.head_dim or config.hidden_size // config.num_attention_heads
+    own = parameters["rope_theta"] * base
+    return own ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+def half_complex(values):
+    return torch.complex(*values.double().chunk(2, -1))
+
+
+def products(query, key, distances, frequencies):
+    """q.k of unrotated vectors at any distance, [head query key]."""
+    turns = torch.polar(torch.ones(()).double(), distances[..., None] * frequencies)
+    return torch.einsum("hip,hjp,hijp->hij", half_complex(query), half_complex(key).conj(), turns).real
+
+
+def distances_of(method, query, key, hidden, frequencies, scaling, layer):
+    """Wanted distances, [head query key], of one prompt."""
+    heads, n = query.shape[:2]
+    at = torch.arange(n, dtype=torch.float64)
+    plain = (at[:, None] - at).expand(heads, n, n)
+    if method.startswith("shifted"):
+        return torch.where(plain >= 4, plain - 4 + 2, plain)
+    if method.startswith("rotary") or layer < 1:
+        return plain
+    released, row = "released" in method, PASSAGES[-1][1] - 1
+    scores = products(query, key, 0 * plain if released else plain, frequencies) * scaling + hidden
+    weights = scores.softmax(-1)[:, row]
+    visible = int((hidden[row] == 0).sum())
+    counts = [int((head > 3 / visible).sum()) for head in weights]
+    order = sorted(range(heads), key=lambda head: -counts[head])
+    if not released:
+        ratios = torch.tensor([1.2 + 1.8 * order.index(head) / (heads - 1) for head in range(heads)])
+        return plain / ratios[:, None, None].double()
+    ratios = torch.tensor([1.2 + 1.8 * order[head] / heads for head in range(heads)]).double()
+    of_key = torch.stack([ratios[head - head % 2] for head in range(heads)])
+    return at[:, None] / ratios[:, None, None] - at / of_key[:, None, None]
+
+
+def recomputed(monkeypatch, name, method, tokens, base=1.0):
+    """Logits of the eager network whose attention is written out here, from queries and keys before rotation."""
+    model = shaken_model(name, implementation="eager")
+    home = importlib.import_module(type(model.network).__module__)
+
+    def attend(module, query, key, value, mask, scaling=None, **_):
+        key, value = key.repeat_interleave(2, 1)[0], value.repeat_interleave(2, 1)[0]
+        frequencies = theta(model.config, module.layer_idx, base)
+        hidden = mask[0, 0].double()
+        distances = distances_of(method, query[0], key, hidden, frequencies, scaling, module.layer_idx)
+        weights = (products(query[0], key, distances, frequencies) * scaling + hidden).softmax(-1)
+        return (weights @ value)[None].transpose(1, 2), weights[None]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home, "apply_rotary_pos_emb", lambda query, key, *_, **__: (query, key))
+        patch.setattr(home, "eager_attention_forward", attend)
+        return logits_of(model, tokens)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_logits_are_those_of_the_wanted_distances(name, method, monkeypatch):
+    tokens = token_ids()
+    if method.startswith("rotary"):
+        each = torch.stack([recomputed(monkeypatch, name, method, tokens, base) for base in (0.5, 1.0, 3.0)])
+        probabilities = each.softmax(-1)
+        weights = probabilities.amax(-1, keepdim=True)
+        expected = (probabilities * weights / weights.sum(0)).sum(0).log()
+    else:
+        expected = recomputed(monkeypatch, name, method, tokens).log_softmax(-1)
+    model = model_of(name)
+    with under(model, method):
+        found = logits_of(model, tokens).log_softmax(-1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    assert not torch.allclose(logits_of(model, tokens).log_softmax(-1), expected, atol=1e-2)
+
+
+def test_blocks_of_queries_are_all_queries_at_once(monkeypatch):
+    model, tokens = model_of("gemma3_text"), token_ids(rows=2)
+    with under(model, METHODS[2]):
+        whole = logits_of(model, tokens)
+        monkeypatch.setattr("posbias.mitigation.positions.BLOCK", 4)
+        torch.testing.assert_close(logits_of(model, tokens), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cohere", "cohere models turn neighbouring features"),
+        ("glm", "glm models turn neighbouring features"),
+        ("gpt2", "gpt2 models have no rotary positions"),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_other_layouts_are_refused_by_name(name, message, method):
+    with pytest.raises(UsageError, match=message), under(model_of(name), method):
+        pass
+
+
+def test_frequencies_that_follow_the_length_are_refused():
+    model = shaken_model("llama")
+    model.network.model.rotary_emb.rope_type = "dynamic"
+    with pytest.raises(UsageError, match="rope type dynamic"), under(model, METHODS[2]):
+        pass
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "ms_poe(low=0.0)",
+        "ms_poe(low=2.0)",
+        "ms_poe(first_layer=9)",
+        "ms_poe(variant='x')",
+        "shifted_distances(shift=0)",
+        "shifted_distances(shift=4, window=5)",
+        "rotary_bases(bases=[])",
+        "rotary_bases(bases=[-1.0])",
+    ],
+)
+def test_wrong_values_are_refused(method):
+    with pytest.raises(UsageError, match=r"low|high|first_layer|variant|shift|window|bases"):
+        under(model_of("llama"), method).__enter__()
