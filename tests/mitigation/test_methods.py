@@ -10,11 +10,14 @@ from posbias.mitigation import MITIGATIONS, Mitigation, mitigated, resolve_metho
 from tiny_families import VOCABULARY, shaken_model
 
 POSITIONS = 14
-SPANS = [(2, 6), (6, 10)]
+SPANS = [(2, 5), (6, 9), (9, 11)]
 SPELLED = {
     "key_bias": "key_bias(biases='gamma_key(alpha=3.0)')",
     "initial_token": "initial_token(gamma=3.0)",
     "temperature": "temperature(scale=0.6)",
+    "attention_calibration": "attention_calibration(dummy=[7, 4])",
+    "positional_channel": "positional_channel(channel=5)",
+    "shifted_distances": "shifted_distances(shift=4, window=2)",
 }
 """Of methods whose parameters have no defaults that would change a short prompt."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
