@@ -13,7 +13,7 @@ from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
 from posbias.interventions.base import check_model
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, PromptMitigation, Spans, inside_methods
-from posbias.mitigation.recipe import read_recipe
+from posbias.mitigation.recipe import RECIPE_SUFFIX, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.tasks.language.base import locate
 
@@ -75,7 +75,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
 
 def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, strength: float | None = None) -> Method:
     """A method from an object, its spelling, or the path of a recipe made for the model."""
-    if isinstance(method, str) and method.endswith(".json"):
+    if isinstance(method, str) and method.endswith(RECIPE_SUFFIX):
         method = read_recipe(method, model)
     resolved = MITIGATIONS.parse(method) if isinstance(method, str) else method
     if not isinstance(resolved, Mitigation | PromptMitigation):

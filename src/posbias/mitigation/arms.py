@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from posbias.mitigation.applying import answering_under, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.fitting import FitOptions, fit
 from posbias.mitigation.key_bias import KeyBiasMethod
+from posbias.mitigation.recipe import RECIPE_SUFFIX
 from posbias.mitigation.requirements import Requirement
 from posbias.models.model import Model
 from posbias.parts import PartStore
@@ -161,7 +163,8 @@ def arms_of(
             method = resolve_method(entry, model)
             if not local and (isinstance(method, Mitigation) or method.needs_attention):
                 raise UsageError(f"{method.name} needs the model itself, not one behind a server")
-            arm = Arm(entry if isinstance(entry, str) else str(method), responder, method)
+            name = Path(entry).name if isinstance(entry, str) and entry.endswith(RECIPE_SUFFIX) else str(entry)
+            arm = Arm(name, responder, method)
             if local:  # a server is asked for nothing that is not kept
                 arm.answering.respond([request], generate=options.test.generate, score=options.test.score)
             arms.append(arm)

@@ -14,6 +14,8 @@ from posbias.models.weights import weights_sha256
 
 VERSION = 1
 """Of the format."""
+RECIPE_SUFFIX = ".json"
+"""By which a recipe's path is told from a method's spelling."""
 MOST_BYTES = 64 << 20
 """Largest recipe: a few numbers per head and layer, or one per position."""
 SNIPPET = """\

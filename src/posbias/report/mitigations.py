@@ -6,6 +6,8 @@ Everything comes from the record (layout: posbias/mitigation/run.py).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posbias.mitigation.base import MITIGATIONS, Mitigation
+from posbias.mitigation.recipe import SNIPPET
 from posbias.records import Record
 from posbias.report.behaviour import MEASURES
 from posbias.report.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
@@ -49,6 +51,7 @@ def mitigation_report(record: Record) -> Report:
         folded={
             "Why each verdict": [_reason_table(found)],
             "Every number": [_change_table(found), _effect_table(found), _level_table(found), _effort_table(record)],
+            **_snippet(record),
         },
         left_out=record.scalars["left_out"],
         record=record,
@@ -103,6 +106,18 @@ def _level(found: Stored, name: str) -> str:
 def _seconds(record: Record, number: int) -> str:
     effort = record.scalars["effort"][number]
     return number_text(effort["seconds"] / effort["requests"] if effort["requests"] else None)
+
+
+def _snippet(record: Record) -> dict[str, list[Table]]:
+    """How the recommended method is put on a model of transformers, where it acts inside one."""
+    name = record.scalars["judgement"]["recommended"]
+    spelled = record.resolved["methods"].get(name)
+    if spelled is None or not issubclass(MITIGATIONS[spelled.partition("(")[0]], Mitigation):
+        return {}
+    fitted = name in record.scalars.get("fits", {})
+    method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else name
+    lines = SNIPPET.format(recipe=method).splitlines()
+    return {"Use it with transformers": [Table(f"{name} on a model of transformers", ["Python"], [[x] for x in lines])]}
 
 
 def _reason_table(found: Stored) -> Table:
