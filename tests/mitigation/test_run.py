@@ -1,6 +1,7 @@
 """`mitigate` from a task to the page: planted effects are found, what is finished is never asked again, bad input."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,3 +163,12 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
     assert responder.model.intervention is None
+
+
+def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):
+    record = replace(planted[0])
+    (name,) = {record.scalars["judgement"]["recommended"]}
+    assert "Use it with transformers" not in report_of(record).folded, "a planted method is on no model"
+    record.resolved = {**record.resolved, "methods": {name: "temperature(scale=0.2)"}}
+    (table,) = report_of(record).folded["Use it with transformers"]
+    assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)

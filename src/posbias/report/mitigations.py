@@ -111,8 +111,8 @@ def _seconds(record: Record, number: int) -> str:
 def _snippet(record: Record) -> dict[str, list[Table]]:
     """How the recommended method is put on a model of transformers, where it acts inside one."""
     name = record.scalars["judgement"]["recommended"]
-    spelled = record.resolved["methods"].get(name)
-    if spelled is None or not issubclass(MITIGATIONS[spelled.partition("(")[0]], Mitigation):
+    kind = record.resolved["methods"].get(name, "").partition("(")[0]
+    if kind not in MITIGATIONS or not issubclass(MITIGATIONS[kind], Mitigation):
         return {}
     fitted = name in record.scalars.get("fits", {})
     method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else name
