@@ -165,6 +165,19 @@ def design(
 
     Source: ours (docs/design).
     """
+    names = _checked_names(over, theory)
+    check_seed(seed)
+    check_whole("starts", starts, least=1)
+    lengths = _lengths(n_positions)
+    aim = resolve_target(target)
+    if theory == "mean_field":
+        return _by_mean_field(model, aim, names, lengths, starts=starts, seed=seed)
+    base = _base(architecture, model, depth=depth, heads=heads, mixing=mixing)
+    return _by_rollout(base, aim, names, lengths, starts=starts, seed=seed)
+
+
+def _checked_names(over: str | Sequence[str], theory: str) -> tuple[str, ...]:
+    """What may change, at least one; refused is what a theory does not have."""
     if theory not in THEORIES:
         raise UsageError(f"theory must be one of {', '.join(THEORIES)}, got {theory!r}")
     names = (over,) if isinstance(over, str) else tuple(over)
@@ -174,14 +187,7 @@ def design(
         raise UsageError(f"over {RESIDUAL_SCALE}: a branch added s times is mixing s / (1 + s); ask for over='mixing'")
     if NORM_PLACEMENT in names and theory != "mean_field":
         raise UsageError(f"over {NORM_PLACEMENT}: a rollout has no norms; allowed with a model and theory='mean_field'")
-    check_seed(seed)
-    check_whole("starts", starts, least=1)
-    lengths = _lengths(n_positions)
-    aim = resolve_target(target)
-    if theory == "mean_field":
-        return _by_mean_field(model, aim, names, lengths, starts=starts, seed=seed)
-    base = _base(architecture, model, depth=depth, heads=heads, mixing=mixing)
-    return _by_rollout(base, aim, names, lengths, starts=starts, seed=seed)
+    return names
 
 
 def _by_rollout(

@@ -12,7 +12,7 @@ The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays:
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.samples import (
     TEXTS,
     EvaluateOptions,
+    Pieces,
     Sample,
     as_bytes,
     read_json,
@@ -171,14 +172,8 @@ def evaluate(
             taken, seconds = {}, 0.0  # what the samples of a chunk took together is the first one's
     pieces = [finished[sample.piece] for sample in samples]
     efforts = [read_json(piece, EFFORT) for piece in pieces]
-    total: Counter[str] = Counter()
-    for effort in efforts:
-        total.update(effort["counts"])
-    described |= {**efforts[-1]["learnt"], **total}
-    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
-    if not options.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
-        why = described.get("no_scores_because") or "none came back"
-        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
+    described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
+    _check_scored(pieces, options, described)
     return Evaluation(
         task=task,
         positions=options.positions_of(task),
@@ -193,6 +188,22 @@ def evaluate(
         fingerprint=_fingerprint(settings, samples, options),
         seconds=sum(effort["seconds"] for effort in efforts),
     )
+
+
+def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What counts of several chunks add up to."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described: Mapping[str, Any]) -> None:
+    """Where nothing is generated, a score must have come back."""
+    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
+    if not options.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
+        why = described.get("no_scores_because") or "none came back"
+        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
 
 
 def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:

@@ -254,6 +254,26 @@ def _measures(record: Record) -> dict[str, Scores]:
     return measures_of(below(record.arrays, "scores/"))
 
 
+def _side_effects(
+    number: int,
+    measure: str,
+    texts: Sequence[Float64[np.ndarray, "documents"] | None],
+    short: Mapping[str, Sequence[Record | None]],
+    options: MitigateOptions,
+) -> tuple[SideEffect, ...]:
+    """Ordinary text and short forms of the task, unchanged and in one arm."""
+    side = []
+    before, after = texts[0], texts[number]
+    if before is not None and after is not None:
+        side.append(SideEffect(ORDINARY_TEXT, before, after, 1, options.tolerance, "nats per token"))
+    for name, records in short.items():
+        old, new = records[0], records[number]
+        if old is not None and new is not None and measure in _measures(old) and measure in _measures(new):
+            before, after = (_measures(each)[measure].mean(axis=1) for each in (old, new))
+            side.append(SideEffect(name, before, after, unit=label_of(measure)))
+    return tuple(side)
+
+
 def _record(
     task: LanguageTask,
     options: MitigateOptions,
@@ -271,21 +291,9 @@ def _record(
         measure, warnings = choose_measure({options.by: measures[0][options.by]})
     positions = tuple(int(position) for position in found[0].arrays["positions"])
 
-    def effects(number: int) -> tuple[SideEffect, ...]:
-        side = []
-        before, after = texts[0], texts[number]
-        if before is not None and after is not None:
-            side.append(SideEffect(ORDINARY_TEXT, before, after, 1, options.tolerance, "nats per token"))
-        for name, records in short.items():
-            old, new = records[0], records[number]
-            if old is not None and new is not None and measure in _measures(old) and measure in _measures(new):
-                before, after = (_measures(each)[measure].mean(axis=1) for each in (old, new))
-                side.append(SideEffect(name, before, after, unit=label_of(measure)))
-        return tuple(side)
-
     blank = np.full_like(measures[0][measure], np.nan)
     tried = [
-        Tried(arm.name, measures[number].get(measure, blank), effects(number))
+        Tried(arm.name, measures[number].get(measure, blank), _side_effects(number, measure, texts, short, options))
         for number, arm in enumerate(arms)
         if number
     ]
