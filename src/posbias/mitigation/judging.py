@@ -467,12 +467,14 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str) -> tuple[str | No
     best = max(gaining, key=lambda each: (each.after.worst.value, each.after.mean.value))  # type: ignore[union-attr]
     assert best.before is not None
     assert best.after is not None
-    worst, mean = best.changes[WORST], best.changes[MEAN]
+    said = []
+    for endpoint, name in ((MEAN, "mean"), (WORST, "worst")):
+        before, after = (getattr(levels, name).value for levels in (best.before, best.after))
+        open_one = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
+        said.append(f"{before:.2f} to {after:.2f} ({best.changes[endpoint].value.text('+.2f')}{open_one})")
     text = (
-        f"Apply {best.name}: on {best.n_samples} samples that nothing was fitted on, {label_of(measure)} at the worst "
-        f"position goes from {best.before.worst.value:.2f} to {best.after.worst.value:.2f} "
-        f"(change {worst.value.text('+.2f')}), the mean over positions from {best.before.mean.value:.2f} to "
-        f"{best.after.mean.value:.2f} ({mean.value.text('+.2f')}); no harm is established."
+        f"Apply {best.name}: on {best.n_samples} samples that nothing was fitted on, {label_of(measure)} goes from "
+        f"{said[0]} on average over positions, and from {said[1]} at the worst position; no harm is established."
     )
     others = [each.name for each in gaining if each is not best]
     if others:
