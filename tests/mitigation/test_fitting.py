@@ -1,6 +1,7 @@
 """Fits on calibration samples: the loss falls, sharing is kept, recipes come back and belong to one model."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ import torch
 
 import posbias as pb
 from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.responders.base import Request
 from posbias.interventions.keys import biased
-from posbias.mitigation import mitigated
+from posbias.mitigation import fitting, mitigated
+from posbias.mitigation.applying import answering_under
 from posbias.mitigation.fitting import FitOptions, fit
 from posbias.mitigation.recipe import read_recipe, write_recipe
 from posbias.tasks.language import KeyValue
@@ -59,6 +63,22 @@ def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
         np.mean(fit("key_bias", model, calibration, text=text, options=one).how["text_loss"][-6:]) for one in options
     )
     assert tight < loose / 10
+
+
+def test_what_stands_before_the_question_is_run_once_and_nothing_else_changes(model, calibration, text, monkeypatch):
+    options = FitOptions(steps=20, rate=0.3, knots=(0, 1, 90), from_question=True)
+    kept = fit("key_bias", model, calibration, text=text, options=options)
+    monkeypatch.setattr(fitting, "KEPT_BYTES", 0)
+    again = fit("key_bias", model, calibration, text=text, options=options)
+    assert kept.how == again.how
+    request = Request(prompt=calibration[0].prompt, answer=calibration[0].target, passages=calibration[0].passages)
+    reply = answering_under(kept.method, LocalResponder(model)).respond([request], generate=False, score=True)[0]
+    one = fit("key_bias", model, calibration, options=replace(options, steps=8, penalty=0.0, rate=1e-9))
+    plain = LocalResponder(model).respond([request], generate=False, score=True)[0]
+    order = fitting._rounds(len(calibration), 8, np.random.default_rng(0))
+    expected = -plain.score.logprob / plain.score.n_tokens
+    assert one.how["answer_loss"][int(np.argmin(order))] == pytest.approx(expected, rel=1e-5)
+    assert reply.score.logprob > plain.score.logprob
 
 
 @pytest.mark.parametrize(("shared", "numbers"), [("heads", 2 * 2), ("layers", 4 * 2), ("both", 2)])

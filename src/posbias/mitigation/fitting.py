@@ -27,7 +27,7 @@ from posbias.interventions.keys import biased
 from posbias.mitigation.applying import answering_under
 from posbias.mitigation.base import MITIGATIONS, Mitigation, inside_methods
 from posbias.mitigation.key_bias import KeyBiasMethod
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
 from posbias.tasks.language import Example
 from posbias.tasks.language.base import locate
@@ -36,6 +36,9 @@ LEAST_SAMPLES = 4
 """Calibration samples below which a fit is refused: it would learn them by heart."""
 SHARING = ("none", "heads", "layers", "both")
 """What has numbers in common: nothing; the heads of a layer; the layers, head by head; all heads of all layers."""
+
+KEPT_BYTES = 2 << 30
+"""Of keys and values before the question, where a bias acts from the question on: they are the same at every step."""
 
 Windows = Sequence[Int64[np.ndarray, "token"]]
 
@@ -55,7 +58,7 @@ class FitOptions:
     shared: str = "none"
     """One of `SHARING`."""
     from_question: bool = False
-    """Whether the bias acts from the question on only."""
+    """Whether the bias acts from the question on only; in ordinary text, from the middle of a window on."""
     seed: int = 0
     """Of the order of prompts and windows."""
 
@@ -162,6 +165,7 @@ def fit_key_bias(
     encoded = _encoded(network, calibration)
     begins = _question_begins(network, calibration) if options.from_question else [0] * len(encoded)
     values = _Values(network, options)
+    answers = _Answers(network, encoded, begins)
     generator = np.random.default_rng(options.seed)
     order = _rounds(len(encoded), options.steps, generator)
     windows = _rounds(max(1, len(text)), options.steps, generator)
@@ -173,11 +177,13 @@ def fit_key_bias(
         optimiser.zero_grad()
         index = int(order[step])
         with biased(network, "fit", values.logits, first_query=begins[index]):
-            answer = _answer_loss(network, encoded[index])
+            answer = answers.loss(index)
             answer.backward()  # type: ignore[no-untyped-call]
         losses[step, 0] = float(answer.detach())
         if options.penalty > 0:
-            kept = options.penalty * _divergence(network, text[int(windows[step])], values)
+            window = text[int(windows[step])]
+            begin = len(window) // 2 if options.from_question else 0
+            kept = options.penalty * _divergence(network, window, values, begin=begin)
             kept.backward()  # type: ignore[no-untyped-call]
             losses[step, 1] = float(kept.detach()) / options.penalty
         if not np.isfinite(losses[step]).all():
@@ -252,21 +258,42 @@ def _rounds(n_items: int, steps: int, generator: np.random.Generator) -> Int64[n
     return np.concatenate(rounds)[:steps].astype(np.int64)
 
 
-def _answer_loss(model: HuggingFaceModel, encoded: EncodedRequest) -> Tensor:
-    """Negative log-likelihood of the answer, per token."""
-    whole = np.concatenate([encoded.prompt, encoded.answer])
-    positions = list(range(len(encoded.prompt) - 1, len(whole) - 1))
-    embeddings = model.embed(model.token_tensor([whole[:-1].tolist()]))
-    logits = model.outputs(embeddings, positions).logits[0].float()
-    return torch.nn.functional.cross_entropy(logits, torch.as_tensor(encoded.answer, device=logits.device))
+class _Answers:
+    """Calibration prompts with their answers; what stands before a bias begins to act is run once and kept."""
+
+    def __init__(self, model: HuggingFaceModel, encoded: Sequence[EncodedRequest], begins: Sequence[int]) -> None:
+        self._model, self._encoded, self._begins = model, encoded, begins
+        self._prefixes: dict[int, Prefix] = {}
+
+    def loss(self, index: int) -> Tensor:
+        """Negative log-likelihood of an answer, per token."""
+        prompt, answer, begin = self._encoded[index].prompt, self._encoded[index].answer, self._begins[index]
+        whole = np.concatenate([prompt, answer])[:-1]
+        embeddings = self._model.embed(self._model.token_tensor([whole.tolist()]))
+        rows = list(range(len(prompt) - 1 - begin, len(whole) - begin))
+        if begin:
+            outputs = self._prefix(index, embeddings[:, :begin]).outputs(begin, embeddings[:, begin:], rows)
+        else:
+            outputs = self._model.outputs(embeddings, rows)
+        logits = outputs.logits[0].float()
+        return torch.nn.functional.cross_entropy(logits, torch.as_tensor(answer, device=logits.device))
+
+    def _prefix(self, index: int, embeddings: Tensor) -> Prefix:
+        """The first ones stay, as many as `KEPT_BYTES` hold; the others are run again."""
+        if index in self._prefixes:
+            return self._prefixes[index]
+        prefix = Prefix(self._model, embeddings)
+        if sum(kept.n_bytes for kept in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
+            self._prefixes[index] = prefix
+        return prefix
 
 
-def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: _Values) -> Tensor:
-    """KL(unchanged || changed) of the next token, per token."""
+def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: _Values, *, begin: int) -> Tensor:
+    """KL(unchanged || changed) of the next token, per token from `begin` on."""
     embeddings = model.embed(model.token_tensor([window.tolist()]))
-    positions = list(range(len(window)))
+    positions = list(range(begin, len(window)))
     with torch.no_grad():
         unchanged = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
-    with biased(model, "fit", values.logits):
+    with biased(model, "fit", values.logits, first_query=begin):
         changed = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
     return torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)

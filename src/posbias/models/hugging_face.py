@@ -266,7 +266,11 @@ class Prefix:
             self.whole = model.outputs(embeddings, [embeddings.shape[1] - 1], cache=self._cache)
         """The prompt's own last output."""
 
-    @torch.no_grad()
+    @property
+    def n_bytes(self) -> int:
+        """What keys and values take."""
+        return sum(kept.nbytes for layer in self._cache.layers for kept in (layer.keys, layer.values))
+
     def outputs(self, start: int, embeddings: Float[Tensor, "batch rest feature"], positions: Sequence[int]) -> Outputs:
         """Outputs of prompts that begin with the prompt's first `start` positions and go on with `embeddings`.
 
@@ -298,7 +302,8 @@ def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature
     try:
         prefix = Prefix(model, embeddings)
         first = Prefix(model, embeddings[:, :half])
-        continued = first.outputs(half, embeddings[:, half:], [n_positions - half - 1])
+        with torch.no_grad():
+            continued = first.outputs(half, embeddings[:, half:], [n_positions - half - 1])
     except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
         return None
     with torch.no_grad():
