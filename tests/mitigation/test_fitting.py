@@ -89,6 +89,18 @@ def test_what_is_shared_has_one_bias(model, calibration, text, shared, numbers):
         pass
 
 
+def test_a_bias_of_the_context_makes_the_answers_more_probable(model, calibration, text):
+    found = fit("context_bias", model, calibration, text=text, options=FitOptions(steps=24, rate=0.3, penalty=0.1))
+    assert found.how["numbers"] == 2 * 4
+    rounds = np.array(found.how["answer_loss"]).reshape(-1, 8).mean(axis=1)
+    assert rounds[-1] < rounds[0]
+    with (
+        pytest.raises(UsageError, match="the model has 2 layers of 4 heads"),
+        mitigated(model, "context_bias(values=[[1.0]])", passages=[(0, 4)]),
+    ):
+        pass
+
+
 def test_a_gradient_flows_through_the_bias_of_every_key():
     model = shaken_model("qwen3")
     tokens = torch.arange(3, 11)[None]

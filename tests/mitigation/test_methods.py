@@ -13,6 +13,7 @@ POSITIONS = 14
 SPANS = [(2, 5), (6, 9), (9, 11)]
 SPELLED = {
     "key_bias": "key_bias(biases='gamma_key(alpha=3.0)')",
+    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3})",
     "initial_token": "initial_token(gamma=3.0)",
     "temperature": "temperature(scale=0.6)",
     "attention_calibration": "attention_calibration(dummy=[7, 4])",
@@ -132,6 +133,7 @@ def test_influence_is_measured_under_a_method():
         ("temperature(scale=-1.0)", "scale must lie in"),
         ("key_bias(biases='alibi')", "biases must be"),
         ("key_bias(biases='gamma_key(alpha=2.0)', from_question=True)", "needs the passages"),
+        ("context_bias(values=[])", "values must be numbers"),
     ],
 )
 def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):

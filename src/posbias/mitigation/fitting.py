@@ -5,8 +5,8 @@ a right answer, per token, plus `penalty` times the Kullback-Leibler divergence,
 token from the unchanged model's on a window of ordinary text. Adam, rate falling linearly to 0. No weight is touched.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -26,7 +26,7 @@ from posbias.interventions.base import check_model
 from posbias.interventions.keys import biased
 from posbias.mitigation.applying import answering_under
 from posbias.mitigation.base import MITIGATIONS, Mitigation, inside_methods
-from posbias.mitigation.key_bias import KeyBiasMethod
+from posbias.mitigation.key_bias import ContextBias, KeyBiasMethod, before
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
 from posbias.tasks.language import Example
@@ -54,7 +54,7 @@ class FitOptions:
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, >= 0."""
     knots: tuple[int, ...] = (0, 1, 8, 64, 512)
-    """Keys whose biases are fitted, each with the one at the last knot 0; between them splines."""
+    """Keys whose biases are fitted, each with the one at the last knot 0; between them splines. Not of a context bias."""
     shared: str = "none"
     """One of `SHARING`."""
     from_question: bool = False
@@ -68,7 +68,8 @@ class FitOptions:
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)
         check_seed(self.seed)
-        LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
+        if self.knots:
+            LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ def fit(
     """A method with the parameters that suit a model, from calibration samples alone.
 
     Args:
-        method: "key_bias" (`fit_key_bias`), or a method with a grid of parameters: the candidate is taken under which
-            the right answers are most probable, per token, averaged over samples and positions.
+        method: "key_bias" or "context_bias" (`fit_bias`), or a method with a grid of parameters: the candidate is taken
+            under which the right answers are most probable, per token, averaged over samples and positions.
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, for a key bias.
@@ -102,8 +103,8 @@ def fit(
     Raises:
         UsageError: a method without parameters to fit, or too few samples.
     """
-    if method == KeyBiasMethod.name:
-        return fit_key_bias(model, calibration, text, options=options)
+    if method in (KeyBiasMethod.name, ContextBias.name):
+        return fit_bias(method, model, calibration, text, options=options)
     kind = MITIGATIONS[method]
     if not (issubclass(kind, Mitigation) and kind.grid):
         fitted = [name for name in inside_methods() if MITIGATIONS[name].grid]
@@ -138,16 +139,19 @@ def _check_samples(calibration: Sequence[Example]) -> int:
     return samples
 
 
-def fit_key_bias(
+def fit_bias(
+    method: str,
     model: Any,
     calibration: Sequence[Example],
     text: Windows,
     *,
     options: FitOptions | None = None,
 ) -> Fitted:
-    """A key bias under which a model gives the right answers wherever they stand.
+    """A bias by key under which a model gives the right answers wherever they stand.
 
     Args:
+        method: "key_bias", splines over positions, or "context_bias", one number per head and layer for all keys before
+            the question.
         model: What `load_model` returns, of a family whose attention goes through transformers' interface.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, at least one where the penalty is above 0.
@@ -158,6 +162,8 @@ def fit_key_bias(
         RunError: the loss is not a finite number.
     """
     options = options or FitOptions()
+    if method == ContextBias.name:
+        options = replace(options, knots=(), from_question=True)
     network = check_model(model)
     n_samples = _check_samples(calibration)
     if options.penalty > 0 and not len(text):
@@ -176,7 +182,7 @@ def fit_key_bias(
             group["lr"] = options.rate * (1 - step / options.steps)
         optimiser.zero_grad()
         index = int(order[step])
-        with biased(network, "fit", values.logits, first_query=begins[index]):
+        with biased(network, "fit", values.asked_from(begins[index]), first_query=begins[index]):
             answer = answers.loss(index)
             answer.backward()  # type: ignore[no-untyped-call]
         losses[step, 0] = float(answer.detach())
@@ -199,37 +205,51 @@ def fit_key_bias(
         "answer_loss": np.round(losses[:, 0], 6).tolist(),
         "text_loss": np.round(losses[:, 1], 6).tolist(),
     }
-    return Fitted(KeyBiasMethod(values.spelled(), from_question=options.from_question), how)
+    return Fitted(values.method(), how)
 
 
 class _Values:
-    """The numbers that are fitted: biases at all knots but the last, where they are 0."""
+    """The numbers that are fitted: biases at all knots but the last, where they are 0; or of the context."""
 
     def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
-        self.heads, self.knots = model.family.heads(model.config), options.knots
+        self.heads, self.depth, self.options = (
+            model.family.heads(model.config),
+            model.family.depth(model.config),
+            options,
+        )
         shape = (
-            1 if options.shared in ("layers", "both") else model.family.depth(model.config),
+            1 if options.shared in ("layers", "both") else self.depth,
             1 if options.shared in ("heads", "both") else self.heads,
-            len(options.knots) - 1,
+            max(1, len(options.knots) - 1),
         )
         self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
         self._bases: dict[int, Tensor] = {}
 
-    def logits(self, layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
-        """The biases of a layer."""
-        if n_positions not in self._bases:
-            self._bases[n_positions] = torch.tensor(log_spline_basis(self.knots, n_positions)[:, :-1])
-        table = self.free[layer if len(self.free) > 1 else 0] @ self._bases[n_positions].T
-        return table.expand(self.heads, -1)
+    def asked_from(self, begins: int) -> Callable[[int, int], Float[Tensor, "heads n"]]:
+        """The biases of a layer's keys, where the question begins at that token."""
 
-    def spelled(self) -> str | list[str]:
-        """As encodings, to six digits; one where the layers share."""
-        values = np.pad(self.free.detach().numpy(), ((0, 0), (0, 0), (0, 1)))
-        rounded = [[[float(f"{value:.6g}") for value in head] for head in layer] for layer in values]
+        def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
+            basis = self._basis(n_positions) if self.options.knots else before(begins, n_positions)[:, None]
+            return (self.free[layer if len(self.free) > 1 else 0] @ basis.T).expand(self.heads, -1)
+
+        return logits
+
+    def _basis(self, n_positions: int) -> Float[Tensor, "n knots"]:
+        if n_positions not in self._bases:
+            self._bases[n_positions] = torch.tensor(log_spline_basis(self.options.knots, n_positions)[:, :-1])
+        return self._bases[n_positions]
+
+    def method(self) -> Mitigation:
+        """With these numbers, to six digits; one encoding where the layers share."""
+        rounded = [[[float(f"{value:.6g}") for value in head] for head in layer] for layer in self.free.tolist()]
+        if not self.options.knots:
+            layers = [[head[0] for head in layer] * (self.heads // len(layer)) for layer in rounded]
+            return ContextBias(layers * (self.depth // len(layers)))
+        given = [[[*head, 0.0] for head in layer] for layer in rounded]
         encodings = [
-            str(LogSpline(values=layer[0] if len(layer) == 1 else layer, knots=self.knots)) for layer in rounded
+            str(LogSpline(values=layer[0] if len(layer) == 1 else layer, knots=self.options.knots)) for layer in given
         ]
-        return encodings[0] if len(encodings) == 1 else encodings
+        return KeyBiasMethod(encodings[0] if len(given) == 1 else encodings, from_question=self.options.from_question)
 
 
 def _encoded(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
@@ -294,6 +314,6 @@ def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], val
     positions = list(range(begin, len(window)))
     with torch.no_grad():
         unchanged = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
-    with biased(model, "fit", values.logits, first_query=begin):
+    with biased(model, "fit", values.asked_from(begin), first_query=begin):
         changed = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
     return torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)

@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from jaxtyping import Float
 
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
@@ -57,6 +59,49 @@ class KeyBiasMethod(Mitigation):
         if self.strength == 1 and not self.from_question:
             return KeyBiased(self.biases).description(model, own=own)
         return super().description(model, own=own)
+
+
+@MITIGATIONS.register("context_bias")
+@dataclass(frozen=True)
+class ContextBias(Mitigation):
+    """From the question on, the logits of all keys before it get one number per head: heed the passages more, or less.
+
+    The same at every place in the context, and so at every length. As fitted by `fit`.
+    """
+
+    needs_passages: ClassVar[bool] = True
+
+    values: Sequence[Sequence[float]]
+    """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            object.__setattr__(self, "values", tuple(tuple(map(float, layer)) for layer in self.values))
+            finite = bool(self.values) and np.isfinite(np.concatenate([np.array(layer) for layer in self.values])).all()
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
+            raise UsageError(f"context_bias: values must be numbers, [layer][head], got {str(self.values)[:60]}")
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Add s b to the logits of the keys before the question, in every attention module."""
+        heads, depth = model.family.heads(model.config), model.family.depth(model.config)
+        if [len(layer) for layer in self.values] != [heads] * depth:
+            raise UsageError(f"context_bias: the model has {depth} layers of {heads} heads; give a value for each")
+        table, begins = self.strength * torch.tensor(self.values, dtype=torch.float64), passages[-1][1]
+
+        def logits(layer: int, n_positions: int) -> torch.Tensor:
+            return table[layer][:, None] * before(begins, n_positions)
+
+        with biased(model, self, logits, first_query=begins):
+            yield
+
+
+def before(begins: int, n_positions: int) -> Float[torch.Tensor, "n"]:
+    """1 for keys before the question, 0 for those from it on."""
+    return (torch.arange(n_positions) < begins).double()
 
 
 @MITIGATIONS.register("initial_token")
