@@ -54,7 +54,7 @@ class FitOptions:
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, >= 0."""
     knots: tuple[int, ...] = (0, 1, 8, 64, 512)
-    """Keys whose biases are fitted, each with the one at the last knot 0; between them splines. Not of a context bias."""
+    """Keys whose biases are fitted, that at the last knot being 0; between them splines; not for a context bias."""
     shared: str = "none"
     """One of `SHARING`."""
     from_question: bool = False
