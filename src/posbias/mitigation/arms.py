@@ -58,10 +58,13 @@ class MitigateOptions:
     """Whether the task's short forms are requested, where it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
     """Of a key bias."""
+    influence: int = 0
+    """Test samples on which influence is measured before and after every method inside the model, >= 0; 0: none."""
     require: Requirement | None = None
     """Of the recommended model, or of the unchanged one where no method is."""
 
     def __post_init__(self) -> None:
+        check_whole("mitigate: influence", self.influence, least=0)
         check_whole("mitigate: calibration", self.calibration, least=0)
         check_whole("mitigate: documents", self.documents, least=0)
         check_whole("mitigate: length", self.length, least=2)
@@ -73,6 +76,11 @@ class MitigateOptions:
     def test(self) -> EvaluateOptions:
         """The test samples: those after the calibration samples."""
         return replace(self.evaluation, skip=self.evaluation.skip + self.calibration)
+
+    @property
+    def weighed(self) -> EvaluateOptions:
+        """The test samples on which influence is measured; there must be some."""
+        return replace(self.test, count=min(self.influence, self.evaluation.count))
 
 
 @dataclass(frozen=True, eq=False)
