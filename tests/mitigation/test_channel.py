@@ -6,7 +6,7 @@ import torch
 
 import dense_decoder
 import posbias as pb
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.mitigation import mitigated
 from posbias.mitigation.channel import PositionalChannel
 from posbias.mitigation.channel_search import ChannelOptions, fit_channel, positional_channels
@@ -157,14 +157,16 @@ def test_the_candidate_under_which_answers_are_most_probable_is_taken(long_llama
     model = pb.load_model(str(long_llama), dtype="float64")
     examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
     text = list(pb.load_prompts("default", model, n_positions=48, count=2, seed=0).token_ids)
-    options = ChannelOptions(factors=(0.0, -1.0), channels=2, first_layer=0, last_layer=1)
-    with pytest.raises(RunError, match="no channel is monotone in position in more than 0 layers"):
+    options = ChannelOptions(factors=(0.0, -1.0), channels=2, finalists=3, first_layer=0, last_layer=1)
+    with pytest.raises(UsageError, match="no channel is monotone in position in more than 0 layers"):
         fit_channel(model, examples, text, options=options)  # two layers: none between the first two and the last
     monkeypatch.setattr("posbias.mitigation.channel_search.positional_channels", lambda means, most: [5, 9])
     method, how = fit_channel(model, examples, text, options=options)
-    assert len(how["candidates"]) == 4
+    first = how["one_prompt_each"]
+    assert list(how["candidates"]) == sorted(first, key=first.get, reverse=True)[:3], "of four, three go on"
     assert how["candidates"][str(method)] == max(how["candidates"].values())
-    assert len({*how["candidates"].values(), how["unchanged"]}) == 5
+    assert len({*how["candidates"].values(), how["unchanged"]}) == 4
+    assert isinstance(pb.fit("positional_channel", model, examples, text=text).method, PositionalChannel)
     with pytest.raises(UsageError, match="3 calibration samples given; at least 4 are needed"):
         fit_channel(model, examples[:6], text)
     with pytest.raises(UsageError, match="windows of one length of 40 or more tokens"):

@@ -21,8 +21,7 @@ from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
 from posbias.mitigation.applying import answering_under, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
-from posbias.mitigation.fitting import FitOptions, fit
-from posbias.mitigation.key_bias import KeyBiasMethod
+from posbias.mitigation.fitting import SEARCHED, FitOptions, fit
 from posbias.mitigation.recipe import RECIPE_SUFFIX
 from posbias.mitigation.requirements import Requirement
 from posbias.models.model import Model
@@ -146,7 +145,7 @@ def is_fitted(entry: Any, options: MitigateOptions) -> bool:
     if not isinstance(entry, str) or entry not in MITIGATIONS:
         return False
     kind = MITIGATIONS[entry]
-    return kind is KeyBiasMethod or (bool(getattr(kind, "grid", None)) and options.calibration > 0)
+    return entry in SEARCHED or (bool(getattr(kind, "grid", None)) and options.calibration > 0)
 
 
 def arms_of(
