@@ -1,5 +1,7 @@
 """The positional channel against dense attention written out, with caches; its search; and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ import torch
 import dense_decoder
 import posbias as pb
 from posbias.errors import UsageError
-from posbias.mitigation import mitigated
+from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.mitigation import MITIGATIONS as METHODS
+from posbias.mitigation import answering_under, mitigated
 from posbias.mitigation.channel import PositionalChannel
 from posbias.mitigation.channel_search import ChannelOptions, fit_channel, positional_channels
 from posbias.tasks.language import KeyValue
@@ -17,6 +21,9 @@ TOKENS = 14
 SPANS = [(2, 6), (6, 10)]
 METHOD = "positional_channel(channel=5, factor=-1.0, first_layer=1, last_layer=2)"
 QUESTION = METHOD.replace(")", ", from_question=True)")
+TINY = METHOD.replace("first_layer=1, last_layer=2", "first_layer=0, last_layer=1")
+BIAS = "key_bias(biases='gamma_key(alpha=3.0)', from_question=True)"
+PLAIN = LocalOptions(reuse=False)
 TURNED = {"rtol": 1e-4, "atol": 1e-5}
 """Tolerance where the network takes cosines and sines in float32, the reference in float64."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
@@ -132,6 +139,22 @@ def test_every_family_is_served_or_refused():
 def test_middle_layers_are_those_of_the_released_configurations():
     assert PositionalChannel(0).layers(32) == range(10, 26)
     assert PositionalChannel(0).layers(1) == range(1)
+
+
+@pytest.mark.parametrize("method", [TINY, TINY.replace(")", ", from_question=True)"), BIAS])
+def test_what_prompts_share_before_the_change_is_run_once(long_llama, method):
+    model = pb.load_model(str(long_llama), dtype="float64")
+    examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=2, seed=5))
+    requests = [Request(one.prompt, answer=one.target, max_tokens=3, passages=one.passages) for one in examples]
+    shared, whole, plain = (LocalResponder(model, each) for each in (None, PLAIN, None))
+    shared, whole = (answering_under(METHODS.parse(method), each) for each in (shared, whole))
+    for asked in (requests, [requests[0], replace(requests[0], prompt=f"{requests[0].prompt} and more")]):
+        for own, other in zip(*(each.respond(asked, score=True) for each in (shared, whole)), strict=True):
+            assert own.response == other.response
+            np.testing.assert_allclose(own.score.logprobs, other.score.logprobs, rtol=1e-9)
+        if asked is requests:
+            plain.respond(asked, score=True)
+            assert shared.inner.processed == plain.processed < 0.9 * whole.inner.processed
 
 
 def planted(depth=8, positions=200, channels=12):
