@@ -8,9 +8,10 @@ import torch
 
 import posbias as pb
 from posbias.auditing import BehaviourPlan, audit_behaviour
-from posbias.auditing.behaviour import elsewhere, encoded_prompt, spans_of
+from posbias.auditing.behaviour import elsewhere
 from posbias.errors import UsageError
 from posbias.evaluation.correlation import correct_for_number
+from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt

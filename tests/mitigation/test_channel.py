@@ -1,13 +1,17 @@
 """The positional channel against dense attention written out, with caches; its search; and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import dense_decoder
 import posbias as pb
-from posbias.errors import RunError, UsageError
-from posbias.mitigation import mitigated
+from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.mitigation import MITIGATIONS as METHODS
+from posbias.mitigation import answering_under, mitigated
 from posbias.mitigation.channel import PositionalChannel
 from posbias.mitigation.channel_search import ChannelOptions, fit_channel, positional_channels
 from posbias.tasks.language import KeyValue
@@ -17,6 +21,9 @@ TOKENS = 14
 SPANS = [(2, 6), (6, 10)]
 METHOD = "positional_channel(channel=5, factor=-1.0, first_layer=1, last_layer=2)"
 QUESTION = METHOD.replace(")", ", from_question=True)")
+TINY = METHOD.replace("first_layer=1, last_layer=2", "first_layer=0, last_layer=1")
+BIAS = "key_bias(biases='gamma_key(alpha=3.0)', from_question=True)"
+PLAIN = LocalOptions(reuse=False)
 TURNED = {"rtol": 1e-4, "atol": 1e-5}
 """Tolerance where the network takes cosines and sines in float32, the reference in float64."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
@@ -134,6 +141,22 @@ def test_middle_layers_are_those_of_the_released_configurations():
     assert PositionalChannel(0).layers(1) == range(1)
 
 
+@pytest.mark.parametrize("method", [TINY, TINY.replace(")", ", from_question=True)"), BIAS])
+def test_what_prompts_share_before_the_change_is_run_once(long_llama, method):
+    model = pb.load_model(str(long_llama), dtype="float64")
+    examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=2, seed=5))
+    requests = [Request(one.prompt, answer=one.target, max_tokens=3, passages=one.passages) for one in examples]
+    shared, whole, plain = (LocalResponder(model, each) for each in (None, PLAIN, None))
+    shared, whole = (answering_under(METHODS.parse(method), each) for each in (shared, whole))
+    for asked in (requests, [requests[0], replace(requests[0], prompt=f"{requests[0].prompt} and more")]):
+        for own, other in zip(*(each.respond(asked, score=True) for each in (shared, whole)), strict=True):
+            assert own.response == other.response
+            np.testing.assert_allclose(own.score.logprobs, other.score.logprobs, rtol=1e-9)
+        if asked is requests:
+            plain.respond(asked, score=True)
+            assert shared.inner.processed == plain.processed < 0.9 * whole.inner.processed
+
+
 def planted(depth=8, positions=200, channels=12):
     """Channel 7 rises with position, 3 falls and is rougher, 9 turns; others are noise."""
     generator = np.random.default_rng(0)
@@ -157,14 +180,16 @@ def test_the_candidate_under_which_answers_are_most_probable_is_taken(long_llama
     model = pb.load_model(str(long_llama), dtype="float64")
     examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
     text = list(pb.load_prompts("default", model, n_positions=48, count=2, seed=0).token_ids)
-    options = ChannelOptions(factors=(0.0, -1.0), channels=2, first_layer=0, last_layer=1)
-    with pytest.raises(RunError, match="no channel is monotone in position in more than 0 layers"):
+    options = ChannelOptions(factors=(0.0, -1.0), channels=2, finalists=3, first_layer=0, last_layer=1)
+    with pytest.raises(UsageError, match="no channel is monotone in position in more than 0 layers"):
         fit_channel(model, examples, text, options=options)  # two layers: none between the first two and the last
     monkeypatch.setattr("posbias.mitigation.channel_search.positional_channels", lambda means, most: [5, 9])
     method, how = fit_channel(model, examples, text, options=options)
-    assert len(how["candidates"]) == 4
+    first = how["one_prompt_each"]
+    assert list(how["candidates"]) == sorted(first, key=first.get, reverse=True)[:3], "of four, three go on"
     assert how["candidates"][str(method)] == max(how["candidates"].values())
-    assert len({*how["candidates"].values(), how["unchanged"]}) == 5
+    assert len({*how["candidates"].values(), how["unchanged"]}) == 4
+    assert isinstance(pb.fit("positional_channel", model, examples, text=text).method, PositionalChannel)
     with pytest.raises(UsageError, match="3 calibration samples given; at least 4 are needed"):
         fit_channel(model, examples[:6], text)
     with pytest.raises(UsageError, match="windows of one length of 40 or more tokens"):

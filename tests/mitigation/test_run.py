@@ -163,6 +163,9 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
     assert responder.model.intervention is None
+    given = replace(given, methods=["positional_channel"], length=48)
+    with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at
+        mitigate("key_value(pairs=3)", responder, given)
 
 
 def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):

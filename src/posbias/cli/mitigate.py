@@ -43,6 +43,10 @@ class MethodFlags:
     documents: Annotated[int, typer.Option(help="Windows of ordinary text for perplexity.", min=0)] = 16
     tolerance: Annotated[float, typer.Option(help="Nats per token of it that a method may cost.", min=0.0)] = 0.02
     short: Annotated[bool, typer.Option(help="Put the short forms of the task, too, where it has any.")] = True
+    influence: Annotated[
+        int,
+        typer.Option(help="Test samples on which influence is measured before and after; 6 make a claim.", min=0),
+    ] = 0
 
 
 @options.grouped
@@ -125,5 +129,6 @@ def _settings(
         documents=tried.documents,
         tolerance=tried.tolerance,
         short=tried.short,
+        influence=tried.influence,
         require=None if tried.require is None else Requirement.parse(tried.require),
     )

@@ -5,12 +5,15 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
+from posbias.evaluation.responders.local import encode_requests
+from posbias.evaluation.responders.running import shared_length, visiting_order
 from posbias.interventions.base import check_model
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, PromptMitigation, Spans, inside_methods
 from posbias.mitigation.recipe import RECIPE_SUFFIX, read_recipe
@@ -108,23 +111,29 @@ class _Mitigated(Responder):
     def __init__(self, method: Mitigation, inner: Responder) -> None:
         if not isinstance(inner, LocalResponder):
             raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
-        shared = method.shares_cache and not method.needs_passages
-        options = replace(inner.options, reuse=inner.options.reuse and shared)
+        options = replace(inner.options, reuse=inner.options.reuse and method.shares_cache)
         self.method, self.inner = method, LocalResponder(inner.model, options)
         self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """As `Responder.respond`."""
         model: Any = self.inner.model
-        if not self.method.needs_passages:
+        if self.method.on_prompt((), 1)[0] is self.method and not self.method.needs_passages:
             with mitigated(model, self.method):
                 return self.inner.respond(requests, generate=generate, score=score)
-        replies = []
-        for request in requests:
-            spans, _ = locate(request.prompt, request.passages, self.tokenizer)
-            with mitigated(model, self.method, passages=spans or ()):
-                replies += self.inner.respond([request], generate=generate, score=score)
-        return replies
+        prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
+        replies: dict[int, Reply] = {}
+        before, began = np.zeros(0, dtype=np.int64), 0
+        for index in visiting_order(prompts):
+            located, _ = locate(requests[index].prompt, requests[index].passages, self.tokenizer)
+            method, passages = self.method.on_prompt(located or (), len(prompts[index]))
+            begins = passages[-1][1] if passages else 0
+            if begins != began and shared_length(before, prompts[index]) > min(begins, began):
+                self.inner.forget()  # what they share, the method has changed in one and not in the other
+            before, began = prompts[index], begins
+            with mitigated(model, method, passages=passages):
+                (replies[index],) = self.inner.respond([requests[index]], generate=generate, score=score)
+        return [replies[index] for index in range(len(requests))]
 
     def describe(self) -> dict[str, Any]:
         """The model's own, with the method."""

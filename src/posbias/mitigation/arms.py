@@ -21,8 +21,7 @@ from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
 from posbias.mitigation.applying import answering_under, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
-from posbias.mitigation.fitting import FitOptions, fit
-from posbias.mitigation.key_bias import ContextBias, KeyBiasMethod
+from posbias.mitigation.fitting import SEARCHED, FitOptions, fit
 from posbias.mitigation.recipe import RECIPE_SUFFIX
 from posbias.mitigation.requirements import Requirement
 from posbias.models.model import Model
@@ -58,10 +57,13 @@ class MitigateOptions:
     """Whether the task's short forms are requested, where it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
     """Of a key bias."""
+    influence: int = 0
+    """Test samples on which influence is measured before and after every method inside the model, >= 0; 0: none."""
     require: Requirement | None = None
     """Of the recommended model, or of the unchanged one where no method is."""
 
     def __post_init__(self) -> None:
+        check_whole("mitigate: influence", self.influence, least=0)
         check_whole("mitigate: calibration", self.calibration, least=0)
         check_whole("mitigate: documents", self.documents, least=0)
         check_whole("mitigate: length", self.length, least=2)
@@ -73,6 +75,11 @@ class MitigateOptions:
     def test(self) -> EvaluateOptions:
         """The test samples: those after the calibration samples."""
         return replace(self.evaluation, skip=self.evaluation.skip + self.calibration)
+
+    @property
+    def weighed(self) -> EvaluateOptions:
+        """The test samples on which influence is measured; there must be some."""
+        return replace(self.test, count=min(self.influence, self.evaluation.count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +145,7 @@ def is_fitted(entry: Any, options: MitigateOptions) -> bool:
     if not isinstance(entry, str) or entry not in MITIGATIONS:
         return False
     kind = MITIGATIONS[entry]
-    return kind in (KeyBiasMethod, ContextBias) or (bool(getattr(kind, "grid", None)) and options.calibration > 0)
+    return entry in SEARCHED or (bool(getattr(kind, "grid", None)) and options.calibration > 0)
 
 
 def arms_of(

@@ -33,7 +33,8 @@ class Mitigation(Intervention):
     """Candidates for its parameters, from which `fit` chooses on calibration samples."""
 
     shares_cache: ClassVar[bool] = True
-    """Whether the keys and values of a prompt's beginning serve every prompt that begins so, one row for each."""
+    """Whether the keys and values of a prompt's beginning serve every prompt that begins so, one row for each; where it
+    has to know the passages, up to the end of the last one."""
 
     strength: float = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
@@ -48,6 +49,10 @@ class Mitigation(Intervention):
         Raises:
             UsageError: on entry, the model or the passages do not allow it; the message says why.
         """
+
+    def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:
+        """What answers one prompt of so many tokens, and the passages that it is to know."""
+        return self, passages
 
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """As `apply`, for methods that need no passages."""

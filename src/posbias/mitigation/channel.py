@@ -6,7 +6,7 @@ others; so earlier tokens' changed keys are there when a later query asks, whate
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,8 +32,9 @@ class PositionalChannel(Mitigation):
 
     It acts on the queries that predict: those whose logits a call asks for (the last token of a prompt, then every new
     one; of an answer to be scored, all its tokens; all, where a call asks for all), or, with `from_question`, on all
-    behind the last passage. With a strength s, the factor is 1 + s (factor - 1). A changed layer's keys take twice
-    their room in the cache. Generation without a cache changes only the newest query at each step.
+    behind the last passage. A responder knows where a prompt ends and changes all queries from its last token on. With
+    a strength s, the factor is 1 + s (factor - 1). A changed layer's keys take twice their room in the cache.
+    Generation without a cache changes only the newest query at each step.
 
     Source: arXiv 2406.02536 and its released code, PositionalHidden/PositionalHidden.
     """
@@ -61,6 +62,10 @@ class PositionalChannel(Mitigation):
     def needs_passages(self) -> bool:  # type: ignore[override]
         """To know where the question begins."""
         return self.from_question
+
+    def on_prompt(self, passages: Spans, length: int) -> tuple[Mitigation, Spans]:
+        """With the prompt's last token as the question: what is changed is then a matter of position."""
+        return (self, passages) if self.from_question else (replace(self, from_question=True), [(0, length - 1)])
 
     def layers(self, depth: int) -> range:
         """Those that are changed, of so many."""

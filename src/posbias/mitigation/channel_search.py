@@ -1,7 +1,8 @@
 """Which hidden channel carries position, and by what to multiply it: chosen on ordinary text and calibration samples.
 
 First the means over windows of text, per layer and position, name the channels that are smooth and monotone in
-position; then every one of them, with every factor, is judged by the log-probability of the right answers.
+position; then every one of them, with every factor, is judged by the log-probability of the right answers: on one
+prompt of each calibration sample, and the best few on all prompts.
 Source: arXiv 2406.02536 and its released code (`experiments/search_dimension`), whose skipped beginnings are shares of
 the window here, and which searches with factor 0 alone.
 """
@@ -15,15 +16,12 @@ import torch
 from jaxtyping import Float64, Int64
 
 from posbias.checks import check_number, check_whole
-from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders import LocalOptions, LocalResponder
-from posbias.evaluation.responders.base import Request
+from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-from posbias.mitigation.applying import answering_under
+from posbias.mitigation.base import Mitigation
+from posbias.mitigation.calibration import answer_logprob, best_of, check_samples
 from posbias.mitigation.channel import PositionalChannel
-from posbias.mitigation.fitting import LEAST_SAMPLES
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.progress import track
 from posbias.tasks.language import Example
 
 LEAST_POSITIONS = 40
@@ -42,6 +40,8 @@ class ChannelOptions:
     """What the channel may be multiplied by."""
     channels: int = 10
     """Of the monotone ones, so many of the smoothest are tried, >= 1."""
+    finalists: int = 4
+    """Candidates that are judged on all calibration prompts, >= 1."""
     first_layer: int | None = None
     """As of `PositionalChannel`."""
     last_layer: int | None = None
@@ -49,6 +49,7 @@ class ChannelOptions:
 
     def __post_init__(self) -> None:
         check_whole("fit_channel: channels", self.channels, least=1)
+        check_whole("fit_channel: finalists", self.finalists, least=1)
         if not self.factors:
             raise UsageError("fit_channel: factors must not be empty")
         for factor in self.factors:
@@ -61,7 +62,7 @@ def fit_channel(
     text: Sequence[Int64[np.ndarray, "token"]],
     *,
     options: ChannelOptions | None = None,
-) -> tuple[PositionalChannel, dict[str, Any]]:
+) -> tuple[Mitigation, dict[str, Any]]:
     """The channel and the factor under which right answers are most probable, and how that was found.
 
     Args:
@@ -72,38 +73,48 @@ def fit_channel(
 
     Returns:
         The best candidate, even where the unchanged model does better, and plain values for a recipe or record: the
-        log-probability per token of the answers, in nats, mean over examples, for every candidate and unchanged.
+        log-probability per token of the answers, in nats, mean over examples, for every candidate on one prompt of each
+        sample, and for the best few and unchanged on all.
 
     Raises:
-        UsageError: too few samples, windows of several lengths, or a family that does not allow it.
-        RunError: no channel is monotone in position, or no calibration prompt fits into the model.
+        UsageError: too few samples, windows of several lengths, a family that does not allow it, or no channel that is
+            monotone in position.
+        RunError: no calibration prompt fits into the model.
     """
     options, network = options or ChannelOptions(), check_model(model)
-    n_samples = len({example.sample for example in calibration})
-    if n_samples < LEAST_SAMPLES:
-        raise UsageError(f"fit_channel: {n_samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
+    n_samples = check_samples(calibration)
     means = mean_states(network, text)
     found = positional_channels(means, options.channels)
     if not found:
-        raise RunError(f"fit_channel: no channel is monotone in position in more than {len(means) // 4} layers")
+        raise UsageError(f"fit_channel: no channel is monotone in position in more than {len(means) // 4} layers")
     candidates = [
         PositionalChannel(channel, factor, options.first_layer, options.last_layer, options.from_question)
         for channel in found
         for factor in options.factors
     ]
-    unchanged = _log_probability(network, None, calibration)
-    scores = [_log_probability(network, candidate, calibration) for candidate in track(candidates, "candidates")]
+    _, first = best_of(candidates, network, _one_of_each(calibration))
+    ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
+    best, scores = best_of(ranked[: options.finalists], network, calibration)
     how = {
         **asdict(options),
         "found": found,
-        "unchanged": unchanged,
-        "candidates": {str(candidate): score for candidate, score in zip(candidates, scores, strict=True)},
+        "unchanged": answer_logprob(network, None, calibration),
+        "one_prompt_each": first,
+        "candidates": scores,
         "calibration_samples": n_samples,
         "calibration_prompts": len(calibration),
         "windows": len(text),
         "window_tokens": means.shape[1],
     }
-    return candidates[int(np.argmax(scores))], how
+    return best, how
+
+
+def _one_of_each(calibration: Sequence[Example]) -> list[Example]:
+    """One prompt of each sample, its positions in turn."""
+    samples: dict[str, list[Example]] = {}
+    for example in calibration:
+        samples.setdefault(example.sample, []).append(example)
+    return [own[number % len(own)] for number, own in enumerate(samples.values())]
 
 
 @torch.no_grad()
@@ -153,17 +164,3 @@ def positional_channels(means: Float64[np.ndarray, "layer position channel"], mo
     )
     enough = np.flatnonzero(monotone.sum(axis=0) > depth // 4)
     return [int(channel) for channel in enough[np.argsort(roughness[enough], kind="stable")][:most]]
-
-
-def _log_probability(
-    model: HuggingFaceModel, method: PositionalChannel | None, calibration: Sequence[Example]
-) -> float:
-    """Of the answers, per token, mean over examples."""
-    plain = LocalResponder(model, LocalOptions(reuse=method is None or method.from_question))
-    responder = plain if method is None else answering_under(method, plain)
-    requests = [Request(prompt=one.prompt, answer=one.target, passages=one.passages) for one in calibration]
-    replies = responder.respond(requests, generate=False, score=True)
-    scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
-    if not scores:
-        raise RunError("fit_channel: no calibration prompt fits into the model")
-    return float(np.mean(scores))

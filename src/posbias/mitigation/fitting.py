@@ -19,26 +19,28 @@ from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
 from posbias.checks import check_choice, check_number, check_seed, check_whole, checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
 from posbias.interventions.keys import biased
-from posbias.mitigation.applying import answering_under
 from posbias.mitigation.base import MITIGATIONS, Mitigation, inside_methods
+from posbias.mitigation.calibration import best_of, check_samples
+from posbias.mitigation.channel import PositionalChannel
+from posbias.mitigation.channel_search import fit_channel
 from posbias.mitigation.key_bias import ContextBias, KeyBiasMethod, before
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
 from posbias.tasks.language import Example
 from posbias.tasks.language.base import locate
 
-LEAST_SAMPLES = 4
-"""Calibration samples below which a fit is refused: it would learn them by heart."""
 SHARING = ("none", "heads", "layers", "both")
 """What has numbers in common: nothing; the heads of a layer; the layers, head by head; all heads of all layers."""
 
 KEPT_BYTES = 2 << 30
 """Of keys and values before the question, where a bias acts from the question on: they are the same at every step."""
+
+SEARCHED = (KeyBiasMethod.name, ContextBias.name, PositionalChannel.name)
+"""Methods without a grid whose parameters are fitted or searched; the others have a default for all of them."""
 
 Windows = Sequence[Int64[np.ndarray, "token"]]
 
@@ -93,11 +95,12 @@ def fit(
     """A method with the parameters that suit a model, from calibration samples alone.
 
     Args:
-        method: "key_bias" or "context_bias" (`fit_bias`), or a method with a grid of parameters: the candidate is taken
-            under which the right answers are most probable, per token, averaged over samples and positions.
+        method: "key_bias" or "context_bias" (`fit_bias`), "positional_channel" (`fit_channel`), or a method with a grid
+            of parameters: the candidate is taken under which the right answers are most probable, per token, averaged
+            over samples and positions.
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
-        text: Token ids of windows of ordinary text, for a key bias.
+        text: Token ids of windows of ordinary text, for a key bias or a channel.
         options: Of a key bias.
 
     Raises:
@@ -105,38 +108,18 @@ def fit(
     """
     if method in (KeyBiasMethod.name, ContextBias.name):
         return fit_bias(method, model, calibration, text, options=options)
+    if method == PositionalChannel.name:
+        return Fitted(*fit_channel(model, calibration, text))
     kind = MITIGATIONS[method]
     if not (issubclass(kind, Mitigation) and kind.grid):
         fitted = [name for name in inside_methods() if MITIGATIONS[name].grid]
-        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join([KeyBiasMethod.name, *fitted])}")
-    network = check_model(model)
-    n_samples = _check_samples(calibration)
-    plain = LocalResponder(network)
-    requests = [
-        Request(prompt=example.prompt, answer=example.target, passages=example.passages) for example in calibration
-    ]
+        raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join([*SEARCHED, *fitted])}")
+    network, n_samples = check_model(model), check_samples(calibration)
     names, values = list(kind.grid), list(kind.grid.values())
     candidates = [kind(**dict(zip(names, each, strict=True))) for each in product(*values)]
-    found = []
-    for candidate in track(candidates, "candidates"):
-        replies = answering_under(candidate, plain).respond(requests, generate=False, score=True)
-        scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
-        found.append(float(np.mean(scores)) if scores else -np.inf)
-    best = int(np.argmax(found))
-    how = {
-        "candidates": {str(candidate): score for candidate, score in zip(candidates, found, strict=True)},
-        "calibration_samples": n_samples,
-        "calibration_prompts": len(calibration),
-    }
-    return Fitted(candidates[best], how)
-
-
-def _check_samples(calibration: Sequence[Example]) -> int:
-    """How many samples there are; too few are refused."""
-    samples = len({example.sample for example in calibration})
-    if samples < LEAST_SAMPLES:
-        raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
-    return samples
+    best, found = best_of(candidates, network, calibration)
+    how = {"candidates": found, "calibration_samples": n_samples, "calibration_prompts": len(calibration)}
+    return Fitted(best, how)
 
 
 def fit_bias(
@@ -165,7 +148,7 @@ def fit_bias(
     if method == ContextBias.name:
         options = replace(options, knots=(), from_question=True)
     network = check_model(model)
-    n_samples = _check_samples(calibration)
+    n_samples = check_samples(calibration)
     if options.penalty > 0 and not len(text):
         raise UsageError("fit: windows of ordinary text are needed where the penalty is above 0")
     encoded = _encoded(network, calibration)

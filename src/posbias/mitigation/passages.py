@@ -41,6 +41,7 @@ class ParallelWindows(Mitigation):
     """
 
     needs_passages = True
+    shares_cache = False
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -82,6 +83,7 @@ class AttentionCalibration(Mitigation):
     """
 
     needs_passages = True
+    shares_cache = False
 
     temperature: float = 5e-5
     """Of the softmax over documents, in attention per token, > 0."""

@@ -53,6 +53,7 @@ class MsPoe(Mitigation):
     """
 
     needs_passages: ClassVar[bool] = True
+    shares_cache: ClassVar[bool] = False
 
     low: float = 1.2
     """> 0; 1 leaves a head as it is."""

@@ -8,7 +8,8 @@ on from the samples, texts and fits that are there.
 The record has the verb "mitigate" (`posbias.report.mitigations` draws it). Arrays: `positions`; `scores/MEASURE/ARM`
 [n_samples n_positions]; `text/ARM` [n_documents], nats per token; ARM counts from 0, the unchanged model. Scalars:
 `arms` [name], `judgement` (`Judgement.as_record`), `curves` {measure: [[interval]]} by arm, `effort` [{seconds,
-requests, tokens}] by arm, `fits` {name: how}, `left_out` [text], `requirement`, `cost`.
+requests, tokens}] by arm, `fits` {name: how}, `left_out` [text], `requirement`, `cost`; where influence was measured
+`influence` (`influence_scalars`), beside arrays `influence/NAME` [n_samples n_positions].
 """
 
 import re
@@ -32,6 +33,7 @@ from posbias.evaluation.samples import Sample
 from posbias.mitigation.applying import mitigated
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, arms_of, fitted_arms, given_methods, split_samples
 from posbias.mitigation.base import PromptMitigation
+from posbias.mitigation.influence import influence_scalars, preflight_influence, shares_of
 from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
 from posbias.mitigation.recipe import write_recipe
 from posbias.mitigation.requirements import Requirement
@@ -91,16 +93,27 @@ def mitigate(
     store = PartStore(directory, settings, resume=options.evaluation.resume)
     arms, left_out = arms_of(responder, options, task, test[0])
     cost = _announce(task, test, options, responder, len(arms))
+    if options.influence and arms[0].model is not None:
+        preflight_influence(task, options.weighed, arms[0].model, len(arms))
     text = _windows(responder, options, fits=any(arm.method is None for arm in arms[1:]))
     windows = [] if text is None else list(text.token_ids[options.documents :])
     arms, fits, unfitted = fitted_arms(arms, calibration, options, windows, store)
     found = [_answered(task, arm, options.test, directory, cost=cost) for arm in arms]
     texts = _texts(arms, text, options, store)
     short, not_short = _short_forms(task, arms, options, directory)
+    shares, not_weighed = shares_of(task, options.weighed, arms, store) if options.influence else ({}, [])
     record = _record(task, options, arms, found, texts, short)
     record.arguments = dict(arguments or {"task": str(task), "methods": [arm.name for arm in arms[1:]]})
     record.resolved |= {"command": command, "fingerprint": fingerprint(settings)}
-    record.scalars |= {"fits": fits, "left_out": [*left_out, *unfitted, *not_short], "cost": cost}
+    record.scalars |= {"fits": fits, "left_out": [*left_out, *unfitted, *not_short, *not_weighed], "cost": cost}
+    if shares:
+        rows = slice(options.weighed.count)
+        scores = {
+            arm.name: {name: table[rows] for name, table in _measures(each).items()}
+            for arm, each in zip(arms, found, strict=True)
+        }
+        record.scalars["influence"] = influence_scalars(task, options.weighed, shares, scores)
+        record.arrays |= {f"influence/{name}": table for name, table in shares.items()}
     for arm in arms:
         if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
             write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, fits[arm.name])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posbias.mitigation.base import MITIGATIONS, Mitigation
+from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import SNIPPET
 from posbias.records import Record
 from posbias.report.behaviour import MEASURES
@@ -43,7 +44,7 @@ def mitigation_report(record: Record) -> Report:
     return Report(
         title_of(record),
         kicker="posbias · methods against position bias, judged",
-        statements=[found["recommendation"], *_required(record)],
+        statements=[found["recommendation"], *_required(record), *_influence_sentence(record)],
         caveats=found["warnings"],
         summary=[_verdict_table(record)],
         figures=_figures(record),
@@ -51,6 +52,7 @@ def mitigation_report(record: Record) -> Report:
         folded={
             "Why each verdict": [_reason_table(found)],
             "Every number": [_change_table(found), _effect_table(found), _level_table(found), _effort_table(record)],
+            **_influence_tables(record),
             **_snippet(record),
         },
         left_out=record.scalars["left_out"],
@@ -65,6 +67,60 @@ def _required(record: Record) -> list[str]:
     verb = "is met" if required["met"] else "is not met"
     value, measure = interval_text(required["value"]), label(MEASURES, required["measure"])
     return [f"Required {required['required']} {verb}: {value} ({measure}, {required['arm']})."]
+
+
+def _influence_sentence(record: Record) -> list[str]:
+    """Whether scores follow influence, in the measure that decided where that was tied."""
+    ties = [tie for tie in record.scalars.get("influence", {}).get("ties", ()) if tie["what"] == OVER_POSITIONS]
+    if not ties:
+        return []
+    measure = record.scalars["judgement"]["measure"]
+    tie = next((one for one in ties if one["measure"] == measure), ties[0])
+    found = tie["correlations"][tie["measure"]]
+    (plain,) = found["correlations"]
+    said = "is not established to follow influence"
+    if plain["established"]:
+        said = "follows influence" if plain["value"] > 0 else "falls where influence rises"
+    name = label(MEASURES, tie["measure"])
+    return [
+        f"Where methods move influence to or from the answer's item, {name} {said}: rank correlation of both changes "
+        f"over positions, within methods, {_tie_text(plain)}, {found['n_samples']} samples."
+    ]
+
+
+def _tie_text(plain: Stored) -> str:
+    corrected = plain.get("adjusted_p")
+    return f"{interval_text(plain)}" + ("" if corrected is None else f" (p {corrected:.2g}, corrected)")
+
+
+def _influence_tables(record: Record) -> dict[str, list[Table]]:
+    """Influence on the item that holds the answer, before and after, and what its changes go with."""
+    found = record.scalars.get("influence")
+    if found is None:
+        return {}
+    header = ["", *(f"at {position}" for position in record.scalars["judgement"]["positions"])]
+    rows = {"unchanged": found["before"], "uniform: its share of the tokens": found["uniform"]}
+    levels = [[name, *map(interval_text, means)] for name, means in rows.items()]
+    changes = [
+        [f"{name}, change", *(interval_text(mean, "+.3f") for mean in means)]
+        for name, means in found["changes"].items()
+    ]
+    ties = [
+        [tie["what"], label(MEASURES, tie["measure"]), _tie_text(plain), "yes" if plain["established"] else "no"]
+        for tie in found["ties"]
+        for plain in tie["correlations"][tie["measure"]]["correlations"]
+    ]
+    about = f"Influence on the answer's item ({found['kind']}, share of the prompt's, {found['samples']} samples)"
+    return {
+        "Influence before and after": [
+            Table(f"{about}, by the item's position", header, [*levels, *changes]),
+            Table(
+                "Change of influence beside change of scores",
+                ["", "scores", "rank correlation [95 %]", "established"],
+                ties,
+            ),
+        ]
+    }
 
 
 def _verdict_table(record: Record) -> Table:

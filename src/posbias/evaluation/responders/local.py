@@ -142,6 +142,11 @@ class LocalResponder(Responder):
         responses.update(self._continue(runner, waiting))
         return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
 
+    def forget(self) -> None:
+        """Run the next prompt from its first token."""
+        if self._runner is not None:
+            self._runner.forget()
+
     def prepared(
         self, requests: Sequence[Request], *, generate: bool
     ) -> tuple[list[EncodedRequest], dict[int, Response]]:

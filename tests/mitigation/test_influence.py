@@ -1,0 +1,132 @@
+"""Influence before and after a method: measured under it, tied to scores only where the numbers say so."""
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.responders import LocalOptions, LocalResponder
+from posbias.evaluation.spans import encoded_prompt, spans_of
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions
+from posbias.measurement.prompt import measure_prompt
+from posbias.mitigation import influence as influence_module
+from posbias.mitigation import mitigated
+from posbias.mitigation.arms import MitigateOptions
+from posbias.mitigation.influence import FLAT, OVER_METHODS, OVER_POSITIONS, influence_scalars
+from posbias.mitigation.planted import PlantedMethod, PlantedResponder
+from posbias.mitigation.run import mitigate
+from posbias.report.page import html_of, report_of
+from posbias.tasks.language import LANGUAGE_TASKS
+
+TASK = "key_value(pairs=3)"
+PLACES = (0, 2)
+STRONG = "initial_token(gamma=40.0)"
+METHODS = [
+    "initial_token(gamma=40.0, strength=0.0)",
+    STRONG,
+    "ms_poe(first_layer=0)",
+    "rotary_bases(bases=[1.0, 2.0])",
+    "attention_calibration(temperature=0.1, together=True)",
+    "positional_channel(channel=3)",
+    "repeat_prompt",
+]
+
+
+def options(**further):
+    evaluation = EvaluateOptions(count=2, positions=PLACES, generate=False)
+    return MitigateOptions(
+        methods=METHODS, calibration=0, evaluation=evaluation, documents=0, short=False, influence=2, **further
+    )
+
+
+@pytest.fixture(scope="module")
+def model(long_llama):
+    return pb.load_model(str(long_llama))
+
+
+@pytest.fixture(scope="module")
+def run(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    record, _ = mitigate(TASK, LocalResponder(model, LocalOptions()), options(), directory=directory)
+    return record, directory
+
+
+def test_influence_is_measured_under_every_method_inside_the_model(run):
+    record, _ = run
+    found = record.scalars["influence"]
+    assert list(found["changes"]) == METHODS[:-1]
+    assert found["samples"] == 2
+    assert record.scalars["left_out"][-1].startswith("influence under repeat_prompt was not measured: it changes req")
+    idle, strong = (record.arrays[f"influence/{name}"] for name in METHODS[:2])
+    np.testing.assert_array_equal(idle, record.arrays["influence/unchanged"])
+    assert (strong < record.arrays["influence/unchanged"]).all(), "the first token takes what the item had"
+
+
+def test_shares_are_those_of_the_model_under_the_method(run, model):
+    record, _ = run
+    sample = list(spans_of(LANGUAGE_TASKS.parse(TASK), model.tokenizer, EvaluateOptions(count=2, positions=PLACES)))[1]
+    token_ids, answer = encoded_prompt(sample.examples[2], model.tokenizer)
+    passes = PassOptions(output=f"target(tokens=[{answer}])", precision_prompts=0)
+    with mitigated(model, STRONG) as changed:
+        norms = measure_prompt(changed, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=passes).norms
+    begin, end = sample.spans(2)[1]
+    own = norms["logprob"][begin:end].sum() / norms["logprob"].sum()
+    assert record.arrays[f"influence/{STRONG}"][1, 1] == pytest.approx(own, rel=1e-5)
+    assert record.arrays[f"influence/{FLAT}"][1, 1] == (end - begin) / len(token_ids)
+
+
+def test_what_is_measured_is_not_measured_again(run, model, monkeypatch):
+    record, directory = run
+    monkeypatch.setattr(influence_module, "measure_prompt", None)
+    again = options()
+    object.__setattr__(again.evaluation, "resume", True)
+    found, _ = mitigate(TASK, LocalResponder(model, LocalOptions()), again, directory=directory)
+    assert found.scalars["influence"] == record.scalars["influence"]
+
+
+def test_a_server_shows_no_influence():
+    evaluation = EvaluateOptions(count=6, positions=PLACES)
+    given = MitigateOptions(methods=[PlantedMethod()], calibration=0, evaluation=evaluation, influence=2)
+    record, _ = mitigate(TASK, PlantedResponder((0.5, 0.5)), given)
+    assert "influence" not in record.scalars
+    assert "not one behind a server" in record.scalars["left_out"][-1]
+
+
+def planted_tie(slope):
+    """Influence that two methods move, and log-probabilities that follow it by a slope."""
+    generator = np.random.default_rng(1)
+    shape = 10, 5
+    before = generator.uniform(0.1, 0.2, shape)
+    moved = {"a": [0.1, 0.3, 0.2, 0.0, 0.4], "b": [0.0, -0.2, 0.1, 0.3, -0.1], "c": [0.2, 0.1, 0.5, 0.4, 0.3]}
+    noise = {name: generator.normal(0, 0.02, shape) for name in moved}
+    shares = {"unchanged": before, **{name: before + move for name, move in moved.items()}, FLAT: before}
+    scores = {"unchanged": {"logprob": np.zeros(shape)}}
+    for name, move in moved.items():
+        after = np.zeros(shape)
+        after[:] = slope * np.array(move) + noise[name]
+        scores[name] = {"logprob": after}
+    evaluation = EvaluateOptions(count=10)
+    return influence_scalars(LANGUAGE_TASKS.parse("key_value(pairs=5)"), evaluation, shares, scores)
+
+
+@pytest.mark.parametrize(("slope", "established"), [(1.0, True), (0.0, False)])
+def test_a_tie_is_found_where_there_is_one_and_only_there(run, slope, established):
+    found = planted_tie(slope)
+    ties = {tie["what"]: tie["correlations"]["logprob"] for tie in found["ties"]}
+    assert list(ties) == [OVER_POSITIONS, OVER_METHODS, "a", "b", "c"]
+    (pooled,) = ties[OVER_POSITIONS]["correlations"]
+    assert pooled["established"] is established
+    assert abs(pooled["value"]) > 0.95 or not established
+    record = run[0]
+    kept = record.scalars["influence"]
+    record.scalars["influence"] = found
+    try:
+        report = report_of(record)
+        (sentence,) = [text for text in report.statements if "influence" in text]
+        assert ("is not established to follow influence" in sentence) is not established
+        assert ("follows influence:" in sentence) is established
+        assert [row[0] for row in report.folded["Influence before and after"][1].cells] == list(ties), "nulls, too"
+        assert html_of(report)
+    finally:
+        record.scalars["influence"] = kept
