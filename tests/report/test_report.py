@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from browser import BROWSER, QUIET
 from posbias.architecture import Architecture
 from posbias.auditing import comparison_record
 from posbias.comparison import Mixing, Subject
@@ -33,10 +33,6 @@ from posbias.report.tables import detailed_tables, overview_tables
 from posbias.theory import predict
 
 Build = Callable[..., Any]
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
-QUIET += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 class Page(HTMLParser):

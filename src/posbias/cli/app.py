@@ -16,6 +16,7 @@ from posbias.cli import (
     decompose,
     design,
     evaluate,
+    explore,
     listing,
     measure,
     mitigate,
@@ -49,6 +50,7 @@ app.command(epilog=measure.MEASURE_EXAMPLE)(measure.measure)
 app.command(epilog=measure.ATTENTION_EXAMPLE)(measure.attention)
 app.command(epilog=decompose.EXAMPLE)(decompose.decompose)
 app.command(epilog=design.EXAMPLE)(design.design)
+app.command(epilog=explore.EXAMPLE)(explore.explore)
 app.command(epilog=runs.COMPARE_EXAMPLE)(runs.compare)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)

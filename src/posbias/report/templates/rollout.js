@@ -1,0 +1,345 @@
+// Residual rollout of the last position, and the key bias with a chosen profile (docs/theory, sections 1 and 7).
+//
+// x <- (1 - m) x + m x A from the top layer down, in O(N) per layer and head without an N x N matrix. Every sum has
+// non-negative terms only, so that tiny values keep their relative accuracy. Numbers are those of the Python library.
+
+const TINY = 1e-290; // sums below it count as zero: denormal numbers are slow, and a decaying one never ends
+const SETTLED = 40; // nats after which a geometric sum no longer changes
+const MOST_NATS = 600;
+const MOST_ALPHA = 1e12;
+const MOST_KEPT = 2e7; // entries of tables that are kept between layers (160 MB)
+
+/** ALiBi's published slopes for any number of heads (Press et al. 2022). */
+export function alibiSlopes(heads) {
+  const power = 2 ** Math.floor(Math.log2(heads));
+  const slopes = Array.from({ length: power }, (_, head) => 2 ** ((-8 * (head + 1)) / power));
+  return slopes.concat(Array.from({ length: heads - power }, (_, head) => 2 ** ((-8 * (2 * head + 1)) / (2 * power))));
+}
+
+/** P(K = k), K the number of layers in which a path takes an attention step. */
+export function attentionSteps(mixing) {
+  let steps = [1];
+  for (const m of mixing) {
+    steps = [...steps, 0].map((kept, k) => kept * (1 - m) + (k ? steps[k - 1] * m : 0));
+  }
+  return steps;
+}
+
+/** Exponents of gamma keys that hold the power law j^(first - 1) at every length; first = 1 is flat. */
+export function telescopingAlphas(first, mixing) {
+  if (mixing.filter((m) => m === 1).length > 1) {
+    throw new Error("Mixing is 1 in more than one layer: gamma keys that hold their shape at every length allow one.");
+  }
+  const last = mixing.indexOf(1);
+  let alpha = first;
+  const alphas = mixing.map((m) => {
+    const mine = alpha;
+    if (m < 1) alpha /= 1 - m;
+    return mine;
+  });
+  if (last >= 0) alphas[last] = alpha;
+  const largest = Math.max(...alphas);
+  if (largest > MOST_ALPHA) {
+    throw new Error(`So many layers need gamma keys with alpha ${largest.toPrecision(3)}; at most 1e12 is allowed.`);
+  }
+  return alphas;
+}
+
+/** Heads whose logits fall by `slope` per position, under a mask of a reach back and a mutual prefix. */
+class LinearHeads {
+  constructor({ n, slopes, reach, prefix, sink }) {
+    Object.assign(this, { n, reach: Math.min(reach, n), prefix: Math.min(prefix, n) });
+    this.sink = sink === null ? 0 : Math.exp(sink);
+    this.heads = [...new Set(slopes)].map((slope) => {
+      const settled = slope > 0 ? Math.ceil(SETTLED / slope) + 1 : n;
+      const rows = Math.min(n, Math.max(Math.min(settled, this.reach), this.prefix + 1));
+      const weight = slopes.filter((each) => each === slope).length / slopes.length;
+      return { slope, rate: Math.exp(-slope), weight, settled: Math.min(settled, n), rows };
+    });
+    this.kept = this.heads.reduce((sum, { rows }) => sum + rows + (this.reach < n ? this.reach : 0), 0) < MOST_KEPT;
+    this.scaled = new Float64Array(n);
+  }
+
+  /** weight / normaliser of the first rows, of which the last stands for the rest; powers of the rate in a window. */
+  tables(head) {
+    if (head.tables) return head.tables;
+    const { slope, rate, weight, settled } = head;
+    const sums = new Float64Array(settled); // of rate^d over d = 0 ... k
+    for (let k = 0, sum = 0; k < settled; k++) sums[k] = sum = 1 + rate * sum;
+    const inverse = new Float64Array(head.rows);
+    for (let i = 0; i < head.rows; i++) {
+      const before = sums[Math.min(i, this.reach - 1, settled - 1)];
+      const after = i < this.prefix ? sums[Math.min(this.prefix - 1 - i, settled - 1)] - 1 : 0;
+      inverse[i] = weight / (before + after + this.sink);
+    }
+    const powers = new Float64Array(this.reach < this.n ? this.reach : 0);
+    for (let d = 0; d < powers.length; d++) powers[d] = Math.exp(-slope * d);
+    if (this.kept) head.tables = { inverse, powers };
+    return { inverse, powers };
+  }
+
+  /** out = row A, the mean over heads. */
+  pull(row, out) {
+    const { n, reach, scaled } = this;
+    out.fill(0);
+    for (const head of this.heads) {
+      const { inverse, powers } = this.tables(head);
+      const last = inverse.length - 1;
+      for (let i = 0; i < last; i++) scaled[i] = row[i] * inverse[i];
+      for (let i = last, rest = inverse[last]; i < n; i++) scaled[i] = row[i] * rest;
+      for (let start = reach * Math.floor((n - 1) / reach); start >= 0; start -= reach) {
+        addBlock(scaled, out, { rate: head.rate, powers }, start, Math.min(start + reach, n));
+      }
+      addForward(scaled, out, head.rate, this.prefix);
+    }
+  }
+}
+
+/**
+ * out_j += sum over d < reach of rate^d scaled_(j+d), for one block of j as long as the reach (or the last, shorter).
+ *
+ * What lies in the block by recurrence, in the next by a running sum: nothing that leaves a window is subtracted.
+ */
+function addBlock(scaled, out, { rate, powers }, start, end) {
+  let sum = 0;
+  for (let j = end - 1; j >= start; j--) {
+    sum = rate * sum + scaled[j];
+    if (sum < TINY) sum = 0;
+    out[j] += sum;
+  }
+  sum = 0;
+  const n = scaled.length;
+  for (let j = start + 1, i = end; j < end && end < n; j++, i++) {
+    if (i < n) sum += powers[i - end] * scaled[i];
+    out[j] += powers[end - j] * sum;
+  }
+}
+
+/** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i) scaled_i. */
+function addForward(scaled, out, rate, prefix) {
+  let sum = 0;
+  for (let j = 1; j < prefix; j++) {
+    sum = rate * (sum + scaled[j - 1]);
+    if (sum < TINY) sum = 0;
+    out[j] += sum;
+  }
+}
+
+/** Causal keys of weight w_j by their shares r_j = w_j / (w_0 + ... + w_j) and 1 - r_j. */
+function pullShares(row, out, { share, kept }) {
+  let behind = 0;
+  for (let j = row.length - 1; j >= 0; j--) {
+    const all = behind + row[j];
+    out[j] = share[j] * all;
+    behind = all < TINY ? 0 : kept[j] * all;
+  }
+}
+
+/** Gamma keys: r_j = alpha / (j + alpha). */
+function pullGamma(row, out, alpha) {
+  let behind = 0;
+  for (let j = row.length - 1; j >= 0; j--) {
+    const part = (behind + row[j]) / (j + alpha);
+    out[j] = alpha * part;
+    behind = part < TINY ? 0 : j * part;
+  }
+}
+
+/**
+ * The rollout profile of the last of n positions; with a sink it sums to less than 1.
+ *
+ * mixing: m of every layer. Then one of: slopes, one per head (0: no encoding), with reach and prefix (positions),
+ * every `full`-th layer without window (0: none) and a sink's logit or null; alphas, of gamma keys by layer; keys, the
+ * shares of `keyBias`.
+ */
+export function rollout({ n, mixing, slopes, reach = n, prefix = 0, full = 0, sink = null, alphas, keys }) {
+  const seen = slopes && new LinearHeads({ n, slopes, reach, prefix, sink });
+  const whole = slopes && full && reach < n ? new LinearHeads({ n, slopes, reach: n, prefix, sink }) : seen;
+  const row = new Float64Array(n);
+  const pulled = new Float64Array(n);
+  row[n - 1] = 1;
+  for (let layer = mixing.length - 1; layer >= 0; layer--) {
+    const m = mixing[layer];
+    if (m === 0) continue;
+    if (keys) pullShares(row, pulled, keys);
+    else if (alphas) pullGamma(row, pulled, alphas[layer]);
+    else (full && (layer + 1) % full === 0 ? whole : seen).pull(row, pulled);
+    for (let j = 0; j < n; j++) row[j] = m * pulled[j] + (1 - m) * row[j];
+  }
+  return row;
+}
+
+/** What position j would get with share r; its slope by r; and the terms that the next position starts from. */
+function polynomial(states, r, steps, terms) {
+  let [total, slope, term, rise] = [0, 0, 0, 0];
+  for (let k = 0; k < states.length; k++) {
+    rise = term + r * rise;
+    term = states[k] + r * term;
+    terms[k] = term;
+    total += steps[k + 1] * term;
+    slope += steps[k + 1] * rise;
+  }
+  return [r * total, total + r * slope];
+}
+
+/**
+ * The key bias, one for all layers, with this profile under a causal mask: exact, one root per position from the last.
+ *
+ * Returns bias (nats, the middle of its range at 0), its range, and the keys' shares.
+ */
+export function keyBias(profile, mixing) {
+  const n = profile.length;
+  const steps = attentionSteps(mixing);
+  if (steps[0] === 1) throw new Error("Mixing is 0 in every layer: attention moves nothing, and no key bias helps.");
+  const moved = Float64Array.from(profile);
+  moved[n - 1] -= steps[0];
+  const upTo = new Float64Array(n);
+  for (let j = 0, sum = 0; j < n; j++) upTo[j] = sum += moved[j];
+  const [share, kept] = [new Float64Array(n), new Float64Array(n)];
+  const [states, terms] = [new Float64Array(mixing.length), new Float64Array(mixing.length)];
+  states[0] = 1;
+  for (let j = n - 1; j >= 0; j--) {
+    let r = 1;
+    if (j > 0) {
+      const wanted = (moved[j] / upTo[j]) * polynomial(states, 1, steps, terms)[0];
+      for (let step = 0; step < 200; step++) {
+        const [mass, slope] = polynomial(states, r, steps, terms);
+        const lower = r - (mass - wanted) / slope;
+        if (!(lower < r)) break;
+        r = Math.max(lower, 0);
+      }
+    }
+    polynomial(states, r, steps, terms);
+    share[j] = r;
+    kept[j] = 1 - r;
+    for (let k = 0; k < states.length; k++) states[k] = kept[j] * terms[k];
+  }
+  return { share, kept, ...biasOf(share, kept) };
+}
+
+/** b_j from the shares: W_j = W_(j-1) / (1 - r_j), w_j = r_j W_j. */
+function biasOf(share, kept) {
+  const bias = new Float64Array(share.length);
+  let [total, low, high] = [0, Infinity, -Infinity];
+  for (let j = 0; j < bias.length; j++) {
+    if (j > 0) total -= Math.log(kept[j]);
+    bias[j] = Math.log(share[j]) + total;
+    low = Math.min(low, bias[j]);
+    high = Math.max(high, bias[j]);
+  }
+  if (!(high - low <= MOST_NATS)) {
+    throw new Error(`This target needs key biases that span more than ${MOST_NATS} nats; draw one nearer to even.`);
+  }
+  for (let j = 0; j < bias.length; j++) bias[j] -= (low + high) / 2;
+  return { bias, range: high - low };
+}
+
+/** Where position j of n lies on an axis, 0 to 1: by position, or by the logarithm of the distance from the end. */
+export function along(axis, j, n) {
+  if (n === 1) return 0;
+  return axis === "distance" ? 1 - Math.log(n - j) / Math.log(n) : j / (n - 1);
+}
+
+/**
+ * A whole profile from a drawn curve: ln(influence / even share) at equal steps of an axis.
+ *
+ * last null: the curve is what attention moves, and the residual stream adds P0 = prod (1 - m) to the last position;
+ * else the share of the last position, refused unless above P0.
+ */
+export function targetProfile({ values, axis, last }, n, mixing) {
+  const target = new Float64Array(n);
+  let sum = 0;
+  for (let j = 0; j < n; j++) {
+    const at = along(axis, j, n) * (values.length - 1);
+    const left = Math.min(Math.floor(at), values.length - 2);
+    sum += target[j] = Math.exp(values[left] + (at - left) * (values[left + 1] - values[left]));
+  }
+  const least = mixing.reduce((product, m) => product * (1 - m), 1);
+  if (last !== null && !(last > least && last < 1)) {
+    throw new Error(
+      `The last token cannot have ${percent(last)}: the residual stream alone leaves ${percent(least)} there. ` +
+        "Give it more than that, and less than all; or raise mixing or depth.",
+    );
+  }
+  const others = last === null ? 1 - least : ((1 - last) * sum) / (sum - target[n - 1]);
+  for (let j = 0; j < n; j++) target[j] *= others / sum;
+  target[n - 1] = last === null ? target[n - 1] + least : last;
+  return target;
+}
+
+/** Wasserstein-1 distance of two profiles of one length, positions scaled to [0, 1]. */
+export function wasserstein(one, other) {
+  let [gap, sum] = [0, 0];
+  for (let j = 0; j < one.length - 1; j++) sum += Math.abs((gap += one[j] - other[j]));
+  return sum / Math.max(one.length - 1, 1);
+}
+
+/** Share of a profile between two fractions of the context; cells on the border count by the part inside. */
+export function shareOfSpan(profile, start, stop) {
+  const n = profile.length;
+  let sum = 0;
+  for (let j = Math.floor(start * n); j < Math.min(n, Math.ceil(stop * n)); j++) {
+    sum += profile[j] * Math.max(0, Math.min(j + 1, stop * n) - Math.max(j, start * n));
+  }
+  return sum;
+}
+
+/** A share in percent; the space before the sign does not break. */
+export function percent(share) {
+  const value = 100 * share;
+  const digits = value >= 10 ? value.toFixed(0) : value >= 1 ? value.toFixed(1) : value.toPrecision(1);
+  return `${value > 0 && value < 0.01 ? value.toExponential(0) : value ? digits : 0}\u00a0%`;
+}
+
+/** A profile in a sentence, for anybody; the last token, which a residual stream keeps, counts apart. */
+export function verdict(profile) {
+  const n = profile.length;
+  const own = profile[n - 1];
+  const shares = [shareOfSpan(profile, 0, 0.1), shareOfSpan(profile, 0.1, 0.9), shareOfSpan(profile, 0.9, 1) - own];
+  const [first, middle, last] = shares.map(
+    (share, part) => share / (1 - own) / ([0.1, 0.8, 0.1 - 1 / n][part] * (n / (n - 1))),
+  );
+  const above = (one, other) => one > 1.1 * other;
+  let word = "Even";
+  if (n <= 10) word = "A short context";
+  else if (own > 0.5) word = "Looks at itself";
+  else if (above(first, middle) && above(last, middle)) word = "Loses the middle";
+  else if (above(middle, first) && above(middle, last)) word = "Favours the middle";
+  else if (above(first, last)) word = "Favours the beginning";
+  else if (above(last, first)) word = "Favours the end";
+  const [a, b, c] = shares.map((share) => percent(Math.max(share, 0)));
+  return (
+    `${word}: of the influence on the last output, the first tenth of the context has ${a}, ` +
+    `the eight tenths between ${b}, the last tenth ${c}, and the last token itself ${percent(own)}. ` +
+    "Even would be 10, 80 and 10 %."
+  );
+}
+
+/** All that the page asks for at once: {spec, target, measured} to profile, what the sink took, key bias, distances. */
+export function answer({ spec, target, measured }) {
+  const began = performance.now();
+  const wanted = target && targetProfile(target, spec.n, spec.mixing);
+  const designed = wanted && keyBias(wanted, spec.mixing);
+  const profile = rollout(designed ? { ...spec, keys: designed } : spec);
+  const took = performance.now() - began;
+  const total = spec.sink === null ? 1 : profile.reduce((sum, value) => sum + value, 0);
+  if (total < 1) for (let j = 0; j < spec.n; j++) profile[j] /= total;
+  let missed = 0;
+  for (let j = 0; wanted && j < spec.n; j++) missed = Math.max(missed, Math.abs(profile[j] / wanted[j] - 1));
+  const flat = new Float64Array(spec.n).fill(1 / spec.n);
+  const comparable = measured.map((each) => each.length === spec.n);
+  return {
+    profile,
+    wanted,
+    missed,
+    bias: designed?.bias,
+    range: designed?.range,
+    sunk: 1 - total,
+    verdict: verdict(profile),
+    flat: wasserstein(profile, flat),
+    distances: measured.map(
+      (each, index) => comparable[index] && [wasserstein(profile, each), wasserstein(flat, each)],
+    ),
+    took,
+  };
+}

@@ -1,0 +1,254 @@
+"""The explorer, opened in a real browser: its arithmetic against the library's, and what a user does with the page."""
+
+import base64
+import json
+import shlex
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from browser import BROWSER, QUIET
+from posbias.architecture import Architecture, GammaKey, published_alibi_slopes
+from posbias.cli.explore import presets
+from posbias.comparison import MeasuredKind, Subject, TheoryProfile
+from posbias.comparison.metrics import first_tenth, wasserstein
+from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
+from posbias.designing.targets import Recency, UShape
+from posbias.papers.rollout2602.published_models import bloom_influence, published_models
+from posbias.profiles import Profile
+from posbias.records import Record
+from posbias.report import store_subjects
+from posbias.report.explorer import explorer_page
+from posbias.theory.rollout import rollout_profile
+
+PRECISION = 1e-10
+"""Relative, of every entry above `LEAST`: sums of thousands of terms, uncompensated."""
+LEAST = 1e-280
+"""Smaller sums count as zero in the browser."""
+CHECKS = Path(__file__).with_name("explorer_checks.js")
+ROLLOUT = Path(__file__).parents[2] / "src" / "posbias" / "report" / "templates" / "rollout.js"
+
+RANDOM = np.random.default_rng(0)
+MIXING = RANDOM.uniform(0, 0.6, 7).tolist()
+ALIBI = published_alibi_slopes(6)
+ARCHITECTURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"n": 1, "slopes": [0]}, {}),
+    ({"n": 20_000, "slopes": [0], "mixing": [0.1] * 24}, {}),
+    ({"n": 300, "slopes": [0], "mixing": [1.0] * 5}, {}),
+    ({"n": 20_000, "slopes": ALIBI}, {"encoding": "alibi", "heads": 6}),
+    ({"n": 900, "slopes": [-np.log(0.8)]}, {"encoding": "decay(rate=0.8)"}),
+    ({"n": 700, "slopes": [0], "reach": 33}, {"mask": "sliding_window(width=33)"}),
+    ({"n": 700, "slopes": ALIBI, "reach": 1}, {"mask": "sliding_window(width=1)", "encoding": "alibi", "heads": 6}),
+    ({"n": 5000, "slopes": ALIBI, "reach": 64}, {"mask": "sliding_window(width=64)", "encoding": "alibi", "heads": 6}),
+    ({"n": 20, "slopes": [0], "reach": 64}, {"mask": "sliding_window(width=64)"}),
+    (
+        {"n": 700, "slopes": [0], "reach": 33, "full": 3},
+        {"mask": ["causal" if layer % 3 == 2 else "sliding_window(width=33)" for layer in range(7)]},
+    ),
+    ({"n": 700, "slopes": [0], "prefix": 100}, {"mask": "prefix(length=100)"}),
+    ({"n": 700, "slopes": ALIBI, "prefix": 100}, {"mask": "prefix(length=100)", "encoding": "alibi", "heads": 6}),
+    ({"n": 700, "slopes": ALIBI, "prefix": 700}, {"mask": "full", "encoding": "alibi", "heads": 6}),
+    ({"n": 700, "slopes": [0], "sink": 2.5}, {"sinks": 2.5}),
+    ({"n": 700, "slopes": ALIBI, "reach": 64, "sink": -1.0},
+     {"mask": "sliding_window(width=64)", "encoding": "alibi", "heads": 6, "sinks": -1.0}),
+    ({"n": 700, "slopes": ALIBI, "prefix": 50, "sink": 1.0},
+     {"mask": "prefix(length=50)", "encoding": "alibi", "heads": 6, "sinks": 1.0}),
+    ({"n": 3000, "alphas": [0.2, 1, 3, 40, 1, 0.9, 7]},
+     {"encoding": [GammaKey(alpha) for alpha in (0.2, 1, 3, 40, 1, 0.9, 7)]}),
+]  # fmt: skip
+"""The browser's spelling of an architecture, and the library's."""
+TARGETS = [
+    (UShape(0.1).profile(400, 0.9**24), [0.1] * 24),
+    (Recency(-4.0).profile(97, 0.0), [1.0] * 3),
+    (UShape(20.0).profile(1500, float(np.prod(1 - np.array(MIXING)))), MIXING),
+]
+TELESCOPING = [(1.0, MIXING), (0.4, [0.1, 1.0, 0.3])]
+PAIR = [RANDOM.dirichlet(np.ones(57)) for _ in range(2)]
+
+
+def library(changes: dict[str, Any], n_positions: int, mixing: list[float]) -> np.ndarray:
+    return rollout_profile(Architecture(len(mixing), mixing=mixing, **changes), n_positions=n_positions)
+
+
+def spec(given: dict[str, Any]) -> dict[str, Any]:
+    return {"mixing": MIXING, "sink": None, **given}
+
+
+def same(found: Any, expected: np.ndarray) -> None:
+    found = np.asarray(found)
+    assert found.shape == expected.shape
+    large = expected > LEAST
+    np.testing.assert_allclose(found[large], expected[large], rtol=PRECISION, atol=0)
+    assert np.all(found[~large] <= 2 * LEAST)
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    """Two subjects with a measured kind each, and a theory."""
+    units = RANDOM.dirichlet(np.ones(80), size=(2, 3))
+    kinds = [MeasuredKind(Profile.mean_of(each), each) for each in units]
+    theories = {"rollout": TheoryProfile(Profile(np.full(80, 1 / 80)))}
+    subjects = Subject("trained", {"logit": kinds[0]}, theories), Subject("initialised", {"logit": kinds[1]})
+    return store_subjects(Record("measure", {}, {"model": {"source": "a model"}}), subjects)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
+    """What the browser sends back, started once."""
+    if BROWSER is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
+    run = record.save(tmp_path_factory.mktemp("run"))
+    files = [run / "arrays.safetensors", run / "record.json"]
+    given = {
+        "profiles": [spec(browser) for browser, _ in ARCHITECTURES],
+        "targets": [{"profile": profile.tolist(), "mixing": mixing} for profile, mixing in TARGETS],
+        "heads": [1, 2, 6, 8, 112],
+        "telescoping": TELESCOPING,
+        "pair": [each.tolist() for each in PAIR],
+        "presets": list(presets()),
+        "files": [{"name": path.name, "bytes": base64.b64encode(path.read_bytes()).decode()} for path in files],
+    }
+    pages = {
+        "/": ("text/html", f'<!DOCTYPE html><script type="module">{CHECKS.read_text()}</script><body></body>'),
+        "/rollout.js": ("text/javascript", ROLLOUT.read_text()),
+        "/given": ("application/json", json.dumps(given)),
+        "/explorer.html": ("text/html; charset=utf-8", explorer_page(presets())),
+    }
+    answer: list[bytes] = []
+    done = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sort, text = pages.get(self.path, ("text/plain", ""))
+            self.send_response(200)
+            self.send_header("Content-Type", sort)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_POST(self) -> None:
+            answer.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+            done.set()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    profile = tmp_path_factory.mktemp("browser")
+    command = [BROWSER, *QUIET, f"--user-data-dir={profile}", "--remote-debugging-port=0", "--window-size=1400,900"]
+    browser = subprocess.Popen(
+        [*command, f"http://127.0.0.1:{server.server_port}/"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert done.wait(90), "the browser did not answer"
+    finally:
+        browser.terminate()
+        browser.wait(30)
+        server.shutdown()
+        server.server_close()
+    result = json.loads(answer[0])
+    assert "error" not in result, result["error"]
+    assert result["errors"] == []
+    return result
+
+
+@pytest.mark.parametrize("index", range(len(ARCHITECTURES)))
+def test_profiles_are_those_of_the_library(found: Any, index: int) -> None:
+    browser, changes = ARCHITECTURES[index]
+    given = spec(browser)
+    same(found["profiles"][index], library(changes, given["n"], given["mixing"]))
+
+
+@pytest.mark.parametrize("index", range(len(TARGETS)))
+def test_key_biases_are_those_of_the_library_and_meet_their_target(found: Any, index: int) -> None:
+    profile, mixing = TARGETS[index]
+    expected, held = key_bias_for(profile, np.array(mixing)), found["biases"][index]
+    np.testing.assert_allclose(held["bias"], expected, rtol=PRECISION, atol=PRECISION)
+    assert held["range"] == pytest.approx(np.ptp(expected), rel=PRECISION)
+    same(held["profile"], profile)
+    same(held["profile"], closed_profile(expected, np.array(mixing)))
+
+
+def test_slopes_exponents_and_distances_are_those_of_the_library(found: Any) -> None:
+    assert found["slopes"] == [published_alibi_slopes(heads) for heads in (1, 2, 6, 8, 112)]
+    for (alpha, mixing), alphas in zip(TELESCOPING, found["alphas"], strict=True):
+        np.testing.assert_allclose(alphas, telescoping_alphas(alpha - 1, np.array(mixing)), rtol=PRECISION)
+    assert found["distance"] == pytest.approx(float(wasserstein(*PAIR)), rel=PRECISION)
+    assert found["tenth"] == pytest.approx(float(first_tenth(PAIR[0])), rel=PRECISION)
+
+
+def test_presets_are_the_published_models(found: Any) -> None:
+    for model in published_models():
+        changes = {"encoding": f"alibi(slopes={list(model.slopes_real)})", "heads": model.heads}
+        expected = library(changes, model.n_positions, model.mixing.tolist())
+        same(found["presets"][model.name]["profile"], expected)
+    measured = bloom_influence().influence
+    (distances,) = found["presets"]["bloom-176b"]["distances"]
+    assert distances[0] == pytest.approx(float(wasserstein(expected, measured)), abs=1e-6)
+    assert distances[1] == pytest.approx(float(wasserstein(np.full(256, 1 / 256), measured)), abs=1e-6)
+
+
+def test_the_command_that_is_shown_gives_the_profile_that_is_shown(found: Any, posbias: Any) -> None:
+    for shown in (found["set"], found["presets"]["flat at every length"]):
+        done = posbias(*shlex.split(shown["command"])[1:], "--json")
+        assert done.returncode == 0, done.stderr
+        expected = np.array(json.loads(done.stdout)["arrays"]["profile/influence"])
+        np.testing.assert_allclose(shown["profile"], expected, rtol=PRECISION)
+    assert "sinks=1.5" not in found["hash"]
+    assert "sink=1.5" in found["hash"]
+
+
+def test_a_drawn_target_is_met_or_refused(found: Any) -> None:
+    drawn = found["drawn"]
+    profile, wanted = np.array(drawn["profile"]), np.array(drawn["wanted"])
+    np.testing.assert_allclose(profile, wanted, rtol=PRECISION)
+    assert wanted.sum() == pytest.approx(1, rel=1e-12)
+    assert 100 < wanted[:-1].argmax() < 200, "the stroke is highest in the middle"
+    assert drawn["range"] == pytest.approx(np.ptp(key_bias_for(wanted, np.array(drawn["mixing"]))), rel=1e-9)
+    assert f"{drawn['range']:.1f} nats" in drawn["told"]
+    assert found["refused"]["wrong"] == "wrong"
+    assert "the residual stream alone leaves 12\u00a0% there" in found["refused"]["verdict"]
+
+
+def test_measured_profiles_are_dropped_in(found: Any, record: Record) -> None:
+    assert found["dropped"]["n"] == 80
+    assert "record.json has no numbers: take arrays.safetensors" in found["dropped"]["told"]
+    runs = {run["name"]: run["values"] for run in found["dropped"]["runs"]}
+    assert set(runs) == {"a model, trained, logit", "a model, initialised, logit"}
+    for state in ("trained", "initialised"):
+        assert runs[f"a model, {state}, logit"] == record.arrays[f"{state}/measured/logit/influence"].tolist()
+
+
+def test_nothing_is_cut_and_the_url_holds_what_was_drawn(found: Any) -> None:
+    for width in ("wide", "narrow"):
+        assert found[width]["overflow"] <= 0, width
+        assert min(found[width]["paths"]) > 100, width
+    assert found["wide"]["verdict"].startswith("Favours the beginning: ")
+    drawn = np.array(found["drawn"]["wanted"])
+    np.testing.assert_allclose(found["narrow"]["wanted"], drawn, rtol=0.02)  # two letters for each point
+
+
+def test_a_worker_computes_what_takes_longer(found: Any) -> None:
+    expected = library({"encoding": "alibi(slopes=[0.001])"}, 200_000, [0.2] * 12)
+    same(found["worker"], expected)
+
+
+def test_the_page_is_small_and_holds_measured_runs(posbias: Any, tmp_path: Path, record: Record) -> None:
+    run, page = record.save(tmp_path / "run"), tmp_path / "pages" / "explorer.html"
+    assert len(explorer_page(presets())) < 100_000
+    done = posbias("explore", run, "--out", page, "--json")
+    assert json.loads(done.stdout) == {"page": str(page), "runs": [str(run)]}
+    assert "a model, initialised, logit" in page.read_text()
+    refused = posbias("explore", "--out", tmp_path / "page.txt")
+    assert (refused.returncode, "ends in .html" in refused.stderr) == (2, True)
+    Record("predict", {}, arrays={"profile/influence": np.full(3, 1 / 3)}).save(tmp_path / "predicted")
+    refused = posbias("explore", tmp_path / "predicted", "--out", tmp_path / "other.html")
+    assert (refused.returncode, "no measured profile" in refused.stderr) == (2, True)
+    assert not (tmp_path / "other.html").exists()
