@@ -7,10 +7,12 @@ same records give the same pictures.
 
 import argparse
 import io
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib
@@ -22,10 +24,12 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 import posbias as pb
+from posbias.cli.explore import presets
 from posbias.comparison import Subject
 from posbias.papers.birth2603.claims import continuous_density
 from posbias.papers.rollout2602.published_models import bloom_influence, published_models
 from posbias.report.correlations import figures
+from posbias.report.explorer import explorer_page
 from posbias.report.figures import (
     BLUE,
     FLAT,
@@ -104,7 +108,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", default="runs/demo", help="directory of the audit")
     trained, birth = view_of(pb.load_record(parser.parse_args().run)).subjects
-    pictures: dict[str, Callable[[], list[Panel] | Canvas]] = {
+    pictures: dict[str, Callable[[], list[Panel] | Canvas | bytes]] = {
+        "explorer": explorer,
         "attention_only": attention_only,
         "rollout": partial(rollout, birth),
         "rollout_content": rollout_content,
@@ -130,6 +135,19 @@ def main() -> None:
             content = png(panels())
         (IMAGES / f"{name}.png").write_bytes(content)
         print(f"docs/images/{name}.png  {len(content) / 1024:.0f} KB")
+
+
+def explorer() -> bytes:
+    """The page of `posbias explore` in headless Chromium: two humps drawn, and their key bias."""
+    drawn = 1.2 * np.cos(np.linspace(0, 4 * np.pi, 64) + np.pi)  # in nats, from -7 to 7 in two letters of base 36
+    points = "".join(np.base_repr(round((value + 7) / 14 * 1295), 36).lower().zfill(2) for value in drawn)
+    with TemporaryDirectory() as directory:
+        page, shot = Path(directory) / "explorer.html", Path(directory) / "explorer.png"
+        page.write_text(explorer_page(presets()), encoding="utf-8")
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += [f"--user-data-dir={directory}/profile", "--window-size=1200,900", f"--screenshot={shot}"]
+        subprocess.run([*command, f"{page.as_uri()}#encoding=drawn&points={points}"], check=True, capture_output=True)
+        return shot.read_bytes()
 
 
 def attention_only() -> list[Panel]:
@@ -510,17 +528,18 @@ def closing_loop() -> Canvas:
     return canvas
 
 
-def png(picture: Sequence[Panel] | Canvas) -> bytes:
-    """A picture, or panels side by side, in the report's style, legible at half its width."""
-    if isinstance(picture, Canvas):
+def png(picture: Sequence[Panel] | Canvas | bytes) -> bytes:
+    """A picture, or panels side by side in the report's style, legible at half its width; a PNG with fewer colours."""
+    if isinstance(picture, bytes | Canvas):
         canvas = picture
     else:
         canvas = Canvas(figsize=(11.0, 5.2), dpi=150, layout="constrained")
         FigureCanvasAgg(canvas)
         for axes, panel in zip(canvas.subplots(1, len(picture), squeeze=False)[0], picture, strict=True):
             draw(axes, panel)
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", metadata={"Software": None})
+    buffer = io.BytesIO(canvas if isinstance(canvas, bytes) else b"")
+    if isinstance(canvas, Canvas):
+        canvas.savefig(buffer, format="png", metadata={"Software": None})
     reduced = io.BytesIO()
     few = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     few.save(reduced, format="png", optimize=True)

@@ -4,7 +4,9 @@ import base64
 import json
 import shlex
 import subprocess
+import tempfile
 import threading
+import webbrowser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -240,12 +242,20 @@ def test_a_worker_computes_what_takes_longer(found: Any) -> None:
     same(found["worker"], expected)
 
 
-def test_the_page_is_small_and_holds_measured_runs(posbias: Any, tmp_path: Path, record: Record) -> None:
+def test_the_page_is_small_holds_measured_runs_and_opens(
+    posbias: Any, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, page = record.save(tmp_path / "run"), tmp_path / "pages" / "explorer.html"
     assert len(explorer_page(presets())) < 100_000
     done = posbias("explore", run, "--out", page, "--json")
     assert json.loads(done.stdout) == {"page": str(page), "runs": [str(run)]}
     assert "a model, initialised, logit" in page.read_text()
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    printed = posbias("explore").stdout
+    assert [Path(printed.removeprefix("page: ").strip()).as_uri()] == opened
+    assert Path(printed.removeprefix("page: ").strip()).read_text() == explorer_page(presets())
     refused = posbias("explore", "--out", tmp_path / "page.txt")
     assert (refused.returncode, "ends in .html" in refused.stderr) == (2, True)
     Record("predict", {}, arrays={"profile/influence": np.full(3, 1 / 3)}).save(tmp_path / "predicted")

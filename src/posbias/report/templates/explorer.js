@@ -200,9 +200,8 @@ function show(found, wanted) {
   $("took").textContent = `Computed in ${found.took < 10 ? found.took.toFixed(1) : found.took.toFixed(0)} ms.`;
   $("designed").hidden = !found.bias;
   if (found.bias) {
-    $("range").textContent =
-      `Key bias: ${found.range.toFixed(1)} nats from the smallest to the largest; the target is met to ` +
-      `${found.missed === 0 ? "the last digit" : `${found.missed.toExponential(0)} of each share`}`;
+    const exactly = found.missed === 0 ? "to the last digit" : `to ${found.missed.toExponential(0)} everywhere`;
+    $("range").textContent = `Key bias: ${found.range.toFixed(1)} nats from smallest to largest; target met ${exactly}`;
   }
   $("command").textContent = commandOf(wanted);
   draw();

@@ -93,7 +93,7 @@ function draw() {
   if (!shown || !$("chart").clientWidth) return;
   const curves = shown.runs.map((run, index) => ({ values: run.values, sort: `m${index % 4}`, name: run.name }));
   curves.push({ values: shown.profile, sort: "profile", name: "this architecture" });
-  const wanted = shown.wanted && { values: shown.wanted, sort: "target", name: "drawn" };
+  const wanted = shown.wanted && { values: shown.wanted, sort: "target", name: "drawn target" };
   if (wanted) curves.push(wanted);
   const range = stroke?.range ?? decades(curves);
   const box = frame($("chart"));
