@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SITE := $(VENV)/.docs
 
-.PHONY: help venv audit test test-slow lint types clean
+.PHONY: help venv audit test test-slow lint types docs clean
 
 help:
 	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once)"
 	@echo "make test       every check: tests, ruff, strict types, import layers"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make docs       the site, with its tutorials run: build/site/index.html"
 	@echo "make venv       install into .venv, nothing else"
 	@echo "make clean      remove .venv, runs and caches"
 
@@ -38,6 +40,16 @@ types: venv
 
 test-slow: venv
 	$(BIN)/pytest -m slow
+
+$(SITE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+# Every warning is an error. Tutorials that did not change since they last ran are taken from build/notebooks.
+docs: $(SITE)
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --jobs 2 --conf-dir docs -d build/doctrees . build/site
+	@echo '<meta http-equiv="refresh" content="0; url=README.html">' > build/site/index.html
+	@echo "site: build/site/index.html"
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

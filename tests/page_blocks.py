@@ -3,7 +3,8 @@
 `python` blocks of a page share their names. `bash` blocks are run line by line where every line calls posbias, else by
 bash. In `console` and `pycon` blocks what follows a command is its output, numbers aside. A block of another language
 with a second word (```` ```yaml study.yaml ````) is saved under that name. An HTML comment above a fence, which no
-reader sees, marks what is `slow`, or `not run: WHY`.
+reader sees, marks what is `slow`, or `not run: WHY`. Fences in braces (```` ```{code-cell} ````) are the
+site's, and run by `make docs`.
 """
 
 import io
@@ -73,6 +74,8 @@ def blocks_of(page: Path) -> list[Block]:
     found = []
     for match in _FENCE.finditer(text):
         language, _, file = match["info"].partition(" ")
+        if language.startswith("{"):
+            continue
         line = text.count("\n", 0, match.start("text")) + 1
         found.append(Block(page, line, language, file or None, match["mark"], match["text"]))
     return found

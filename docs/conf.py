@@ -1,0 +1,64 @@
+"""The site: pages, tutorials and reference, made by Sphinx with MyST-NB; `make docs` builds it, strictly and offline.
+
+The whole repository is the source, so that every link between pages leads where it leads there. The README is the
+front page; the navigation is read from the tables of `docs/README.md` and `studies/README.md`, which list the pages.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import posbias
+
+ROOT = Path(__file__).resolve().parents[1]
+LISTS = {"README": ROOT / "docs/README.md", "studies/README": ROOT / "studies/README.md"}
+"""Page, and the file whose tables list what hangs below it: the first link of every row."""
+ROW = re.compile(r"^\|[^|\n]*?\[([^]]+)\]\(([\w./-]+)\.md\)", re.M)
+
+project, author = "posbias", "The posbias authors"
+copyright = f"2026, {author}"
+version = release = posbias.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "README"
+include_patterns = ["[A-Z]*.md", *(f"{folder}/**.md" for folder in ("docs", "studies", "benchmarks", "src"))]
+exclude_patterns = [".*", "build", "dist", "runs"]
+myst_heading_anchors = 3
+default_role = "literal"
+
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "build" / "notebooks")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = project
+
+
+def add_navigation(app: Any, page: str, source: list[str]) -> None:
+    """Below a page the pages of its list, under the list's headings."""
+    trees = [(project, [("All pages", "docs/README")])] if page == root_doc else []
+    if page in LISTS:
+        folder = LISTS[page].parent
+        for section in re.split(r"^#+ ", LISTS[page].read_text(), flags=re.M):
+            found = [(title, (folder / path).resolve().relative_to(ROOT)) for title, path in ROW.findall(section)]
+            trees.append((section.partition("\n")[0], found))
+    for caption, pages in trees:
+        if pages:
+            entries = "\n".join(f"{title} </{path}>" for title, path in pages)
+            source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+
+
+def plain_text(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are plain text, in which | and * stand for themselves and the first colon of a field for itself."""
+    lines[:] = ["", *(re.sub(r"([|*])", r"\\\1", line) for line in lines)]
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_navigation)
+    app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon
