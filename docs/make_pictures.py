@@ -26,11 +26,7 @@ from PIL import Image
 import posbias as pb
 from posbias.cli.explore import presets
 from posbias.comparison import Subject
-from posbias.papers.birth2603.claims import continuous_density
-from posbias.papers.rollout2602.published_models import bloom_influence, published_models
-from posbias.report.correlations import figures
-from posbias.report.explorer import explorer_page
-from posbias.report.figures import (
+from posbias.drawing.figures import (
     BLUE,
     FLAT,
     GREEN,
@@ -47,9 +43,13 @@ from posbias.report.figures import (
     profiles_figure,
     theory_strokes,
 )
+from posbias.drawing.static import DASHES, STYLE
+from posbias.papers.birth2603.claims import continuous_density
+from posbias.papers.rollout2602.published_models import bloom_influence, published_models
+from posbias.report.correlations import figures
+from posbias.report.explorer import explorer_page
 from posbias.report.layout import view_of
 from posbias.report.published import stored_figures
-from posbias.report.static import DASHES, STYLE
 from posbias.report.wording import THEORIES, label
 
 IMAGES = Path(__file__).parent / "images"

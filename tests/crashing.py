@@ -29,7 +29,7 @@ TAKING = ("open", "fsync", "os.mkdir")
 PICTURE = b"\x89PNG\r\n\x1a\n stand-in Software\0posbias"
 STAND_INS: dict[str, Any] = {
     **dict.fromkeys(("png_of",), PICTURE),
-    **dict.fromkeys(("interactive", "interactive_map", "shift_chart", "plotly_source"), "stand-in"),
+    **dict.fromkeys(("interactive", "chart_script"), "stand-in"),
 }
 """What functions that draw give back."""
 

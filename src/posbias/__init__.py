@@ -19,7 +19,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     attention_statistics: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and
         mixing of a model.
     audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line,
-        findings.
+        a verdict.
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
     compare: Every registered distance of a prediction to a measurement, beside the flat line's.

@@ -24,6 +24,7 @@ import numpy as np
 
 from posbias.checks import checked
 from posbias.directories import held, write_atomically
+from posbias.drawing.static import PICTURE_SOFTWARE
 from posbias.errors import RunError, UsageError
 from posbias.version import __version__
 
@@ -31,8 +32,6 @@ FORMAT_VERSION = 1
 RECORD_FILE = "record.json"
 ARRAYS_FILE = "arrays.safetensors"
 REPORT_FILE = "report.html"
-PICTURE_SOFTWARE = "posbias"
-"""What every picture of a report names as its software, by which an older run's pictures are known."""
 
 ABSOLUTE_PATH = re.compile(
     r"(?P<before>^|[\s'\"`(=:,]|\[(?=[^\]\[]*[\\/][^\]\[]*[\\/]))(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"

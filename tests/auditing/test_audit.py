@@ -22,7 +22,7 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
-from posbias.report import view_of
+from posbias.report import verdict, view_of
 from theory_calls import power_rollout
 
 LENGTH, COUNT = 24, 6
@@ -84,7 +84,8 @@ def test_the_directory_holds_record_and_report_and_nothing_else(finished):
     assert not any(name.startswith("parts") or name.endswith(".tmp") for name in names)
     assert not any(name.endswith(".png") for name in names), "pictures are drawn on demand"
     saved = pb.load_record(finished.directory)
-    assert saved.scalars["findings"] == finished.findings
+    assert verdict(saved) == finished.verdict
+    assert len(finished.verdict) == 3
     assert saved.environment["packages"]["torch"]
 
 

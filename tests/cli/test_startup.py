@@ -13,7 +13,7 @@ from posbias.cli.app import app
 from posbias.cli.listing import SORTS, registered_variants
 
 VERBS = sorted(typer.main.get_command(app).commands)
-HEAVY = {"torch", "transformers", "numba", "scipy", "plotly", "matplotlib", "pyarrow", "jinja2", "httpx2"}
+HEAVY = {"torch", "transformers", "numba", "scipy", "matplotlib", "pyarrow", "jinja2", "httpx2"}
 LOADED = f"""
 import sys
 from posbias.cli import main

@@ -72,7 +72,8 @@ def test_the_table_has_a_row_per_point_with_an_interval_over_seeds(posbias, stud
     lines = result.stdout.splitlines()
     assert lines[1].split() == ["task.target", "seeds", "loss"]
     assert lines[2].split()[:4] == ["0", "2", "of", "2"]
-    assert "- 4 members in 1 stack: 4 done." in lines
+    assert lines[-2] == "4 members in 1 stack: 4 done."
+    assert lines[-1].startswith("Loss at the end: from ")
 
 
 def test_bad_use_is_one_line_and_leaves_nothing(posbias, tmp_path):

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from posbias.report.interactive import interactive
 
 from posbias.architecture import Architecture
+from posbias.drawing.static import png_of
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.papers.closing_loop import (
@@ -24,9 +26,7 @@ from posbias.papers.influence_profiles import influence_profiles, initial, mean_
 from posbias.papers.reproduction import Reproduction, reproduction_record
 from posbias.prompts.prompts import Prompts
 from posbias.records import load_record
-from posbias.report.interactive import interactive
 from posbias.report.published import stored_figures
-from posbias.report.static import png_of
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
 from posbias.training import Member

@@ -111,7 +111,7 @@ def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(record, tmp_p
 def test_a_single_prompt_is_drawn_without_whiskers(tmp_path):
     record = build(1)
     page = write_report([record], tmp_path)
-    assert page.stat().st_size > 1_000_000
+    assert page.read_text().count('class="chart"') == 1
     assert next(table.cells for table in tables_of(record) if table.title.startswith("Shift"))[0][3].count("[") == 0
 
 

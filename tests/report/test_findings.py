@@ -20,7 +20,8 @@ from posbias.comparison import (
     compare,
 )
 from posbias.profiles import Profile, uniform_profile
-from posbias.report import Finding, RunView, grouped_findings, paragraph, view_of
+from posbias.report import Finding, RunView, grouped_findings, verdict, view_of
+from posbias.report.findings import verdict_of
 from posbias.statistics import Interval
 
 Build = Callable[..., Any]
@@ -67,6 +68,10 @@ def distances(difference: Interval, **changes: object) -> PromptComparison:
 
 def findings_of(run: RunView) -> list[Finding]:
     return [finding for group in grouped_findings(run) for finding in group]
+
+
+def text_of(run: RunView) -> str:
+    return " ".join(finding.text for finding in findings_of(run))
 
 
 def sentence(run: RunView, word: str) -> Finding:
@@ -140,14 +145,14 @@ def test_few_prompts_support_nothing_however_clear_the_numbers(count: int) -> No
     clear = {"first_tenth": Interval(0.9, 0.89, 0.91)}
     run = view(summary=clear, prompts=distances(Interval(-0.05, -0.06, -0.04), n_units=count), count=count)
     assert claims(run) == []
-    assert f"with {count} independent" in paragraph(run).lower()
+    assert f"with {count} independent" in text_of(run).lower()
 
 
 def test_without_single_prompts_no_claim_is_made() -> None:
     falling = Profile.normalised(np.linspace(2, 1, 64))
     run = RunView("demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
     assert claims(run) == []
-    assert "not recorded" in paragraph(run)
+    assert "not recorded" in text_of(run)
 
 
 def contrast_of(change: Interval, difference: Interval, n_units: int = 16) -> Contrast:
@@ -167,7 +172,7 @@ def test_what_training_changed_is_claimed_only_when_shown() -> None:
 
 
 def test_the_synthetic_audit_is_told_as_it_was_made(audit_record: Build) -> None:
-    text = paragraph(view_of(audit_record()))
+    text = text_of(view_of(audit_record()))
     assert "a U shape" in text
     assert "The power rollout is closer to the measurement than a flat line" in text
     assert "The attention-only rollout is farther from the measurement than a flat line" in text
@@ -180,3 +185,69 @@ def test_the_same_audit_with_three_prompts_claims_nothing_about_the_trained_mode
     found = findings_of(view_of(audit_record(count=3)))
     birth = next(number for number, finding in enumerate(found) if "at initialisation (" in finding.text)
     assert all(finding.sort != "claim" for finding in found[:birth])
+
+
+UP, DOWN = Interval(0.1, 0.05, 0.15), Interval(-0.1, -0.15, -0.05)
+LEADS = {
+    (UP, UP): "Yes, it loses the middle: ",
+    (UP, DOWN): "No, the middle is not where it has least: ",
+    (UP, Interval(0.1, -0.01, 0.2)): "Whether it loses the middle is not decided: ",
+}
+
+
+@pytest.mark.parametrize("ends", LEADS)
+def test_the_middle_is_lost_only_where_both_intervals_say_so(ends: tuple[Interval, Interval]) -> None:
+    first, last = ends
+    said = verdict_of(view(summary={"first_over_middle": first, "last_over_middle": last}))
+    assert len(said) == 3
+    assert said[0].startswith(LEADS[ends])
+    assert "10 % [8, 12] of the influence, where an even share is 10 %" in said[0]
+    few = verdict_of(view(summary={"first_over_middle": first, "last_over_middle": last}, count=5))
+    assert few[0].startswith("Whether it loses the middle is not decided: ")
+    assert "with 5 independent prompts or seeds no claim is made" in few[0]
+
+
+def leaning(share: float, spread: float) -> RunView:
+    """A run whose last tenth has `share` more than its first, give or take."""
+    units = np.full((8, 100), 0.01)
+    units[:, 80:90] -= share / 10
+    units[:, 90:] += share / 10 * (1 + spread * np.linspace(-1, 1, 8))[:, None]
+    measured = MeasuredKind(Profile.mean_of(units / units.sum(1, keepdims=True)), units / units.sum(1, keepdims=True))
+    run = view()
+    (subject,) = run.subjects
+    return replace(run, subjects=(replace(subject, measured={"jacobian": measured}),))
+
+
+def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
+    said = verdict_of(leaning(0.08, 0.1))
+    assert said[1].startswith("It favours the end of the context, by 8 points [")
+    assert "put what matters near the end" in said[2]
+    turned = leaning(0.08, 0.1)
+    rows = turned.subjects[0].measured["jacobian"].per_prompt
+    assert rows is not None
+    measured = MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
+    turned = replace(turned, subjects=(replace(turned.subjects[0], measured={"jacobian": measured}),))
+    assert verdict_of(turned)[1].startswith("It favours the beginning of the context, by 8 points [")
+    noisy = verdict_of(leaning(0.002, 30.0))
+    assert noisy[1].startswith("Which end of the context it favours is not decided: ")
+    assert "put what matters" not in noisy[2]
+
+
+def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
+    shown = verdict_of(view(prompts=distances(Interval(-0.05, -0.06, -0.04))))[2]
+    assert "the published residual rollout explains it best (distance W1 0.050 [0.040, 0.060]" in shown
+    for open_question in (Interval(-0.05, -0.1, 0.0), Interval(0.05, 0.04, 0.06)):
+        assert "no theory is shown to explain it" in verdict_of(view(prompts=distances(open_question)))[2]
+    before = contrast_of(Interval(0.0, -0.1, 0.1), Interval(-0.05, -0.06, -0.04))
+    run = replace(view(), contrasts={"jacobian": before})
+    assert verdict_of(run)[2].endswith("part of it was there before training.")
+    undecided = replace(before, difference=Interval(0.0, -0.1, 0.1))
+    assert "training" not in verdict_of(replace(view(), contrasts={"jacobian": undecided}))[2]
+
+
+def test_an_audit_answers_in_three_sentences(audit_record: Build) -> None:
+    said = verdict(audit_record())
+    leads = [each.partition(":")[0] for each in said]
+    assert leads[::2] == ["Yes, it loses the middle", "What can be done"]
+    assert leads[1].startswith("It favours the beginning of the context, by ")
+    assert "the power rollout explains it best" in said[2]

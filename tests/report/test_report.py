@@ -1,5 +1,6 @@
 """The record layout, the tables, and the page itself, opened in a real browser."""
 
+import html
 import io
 import json
 import math
@@ -17,6 +18,7 @@ from browser import BROWSER, QUIET
 from posbias.architecture import Architecture
 from posbias.auditing import comparison_record
 from posbias.comparison import Mixing, Subject
+from posbias.drawing.figures import Figure
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
 from posbias.records import Record, load_record
@@ -28,7 +30,6 @@ from posbias.report import (
     view_of,
     write_report,
 )
-from posbias.report.figures import Figure
 from posbias.report.tables import detailed_tables, overview_tables
 from posbias.theory import predict
 
@@ -162,7 +163,7 @@ def test_a_measurement_of_which_nothing_can_be_said_opens_no_sentence(audit_reco
     record = audit_record()
     for name in record.scalars["subjects"]:
         record.scalars["subjects"][name]["comparisons"] = []
-    texts = [[finding.text for finding in group] for group in report_of(record).statements]
+    texts = [[finding.text for finding in group] for group in report_of(record).sections[0].statements]
     assert all(len(group) > 1 for group in texts)
     assert not any("as trained (probability gradient" in group[0] for group in texts)
 
@@ -191,15 +192,18 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: B
     assert text.count('alert("x")') == 0
     assert "<img" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert "default-src 'none'" in text
-    assert len(parser.scripts) == 1 + len(re.findall(r"class=\"plotly-graph-div\"", text)), "plotly once, then charts"
+    charts = text.count('class="chart"')
+    assert charts == 6
+    assert len(parser.scripts) == 2 + charts, "the page's own, then the numbers of every chart"
     shown = " ".join(parser.text)
     for needed in ("posbias audit", "ab" * 32, "Content logits were not measured.", "a U shape", "Split-half noise"):
         assert needed in shown
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert pictures == [
-        "initialisation-jacobian.png",
+        "initialised-jacobian-best.png",
         "initialised-jacobian.png",
         "mixing.png",
+        "trained-jacobian-best.png",
         "trained-jacobian.png",
         "trained-probability.png",
     ]
@@ -240,17 +244,17 @@ def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_r
     )
     compared = comparison_record(one, other)
     report = report_of(compared)
-    (figure,) = report.figures
+    (figure,) = report.picture
     assert isinstance(figure, Figure)
     assert [curve.name for curve in figure.curves] == ["compared to: alibi", "none", "flat line"]
-    said = [report.title, *(figure.title for figure in report.figures)]
-    said += [cell for table in [*report.tables, *report.sections[0].tables] for cell in table.header]
+    said = [report.title, *report.verdict, *(figure.title for figure in report.picture)]
+    said += [cell for table in [*report.summary, *report.sections[-1].tables] for cell in table.header]
     assert not any("measured" in text for text in said), said
-    assert "nothing was measured" in report.statements[0][1].text  # type: ignore[union-attr]
+    assert "nothing was measured" in report.sections[0].statements[0][1].text  # type: ignore[union-attr]
     measured = report_of(comparison_record(one, audit_record(n_positions=30)))
-    names = [curve.name for figure in measured.figures for curve in figure.curves]  # type: ignore[union-attr]
+    names = [curve.name for figure in measured.picture for curve in figure.curves]  # type: ignore[union-attr]
     assert "measured (Jacobian)" in names
-    assert "measured" in measured.tables[0].header
+    assert "measured" in measured.summary[0].header
 
 
 def test_predictions_of_several_runs_are_named_by_what_differs() -> None:
@@ -259,23 +263,88 @@ def test_predictions_of_several_runs_are_named_by_what_differs() -> None:
         for encoding in ("none", "alibi")
         for mixing in (0.1, 0.2)
     ]
-    drawn = report_of(*records).figures[0]
+    (drawn,) = report_of(*records).picture
     assert isinstance(drawn, Figure)
     names = ["none, mixing 0.1", "none, mixing 0.2", "alibi, mixing 0.1", "alibi, mixing 0.2"]
     assert [curve.name for curve in drawn.curves] == [*names, "flat line"]
 
 
+LOOK = """
+const frames = [...document.querySelectorAll("iframe")];
+const check = frame => {
+  const page = frame.contentDocument, view = frame.contentWindow;
+  const shown = name => [...page.querySelectorAll(name)].filter(each => each.getClientRects().length);
+  const box = each => each.getBoundingClientRect();
+  const apart = figure => {
+    const parts = ["figcaption", ".controls", ".plot", ".legend"].map(name => box(figure.querySelector(name)));
+    return parts.every((part, index) => !index || part.top >= parts[index - 1].bottom - 0.5);
+  };
+  const inside = text => {
+    const own = box(text), all = box(text.ownerSVGElement);
+    return own.left >= all.left - 1 && own.right <= all.right + 1 && own.bottom <= all.bottom + 1;
+  };
+  const found = {
+    wide: page.documentElement.scrollWidth - view.innerWidth,
+    verdict: box(page.querySelector(".verdict")).bottom,
+    picture: box(page.querySelector("#picture")).bottom,
+    panels: shown("#picture svg[role=img]").length,
+    paper: view.getComputedStyle(page.body).backgroundColor,
+  };
+  page.querySelectorAll("details").forEach(each => { each.open = true; });
+  return new Promise(resolve => view.setTimeout(() => {
+    found.wideUnfolded = page.documentElement.scrollWidth - view.innerWidth;
+    found.charts = shown("figure.chart").length;
+    found.drawn = shown("figure.chart").filter(each => each.querySelectorAll(".plot .line").length > 1).length;
+    found.overlapping = shown("figure.chart").filter(each => !apart(each)).length;
+    found.cut = shown(".plot text").filter(each => !inside(each)).map(each => each.textContent);
+    const figure = page.querySelector("figure.chart"), plot = figure.querySelector(".plot");
+    const before = plot.textContent;
+    [...figure.querySelectorAll("button")].find(each => each.textContent === "by distance from the end").click();
+    found.axis = before !== plot.textContent && plot.textContent.includes("distance from the end");
+    const [curve] = figure.querySelectorAll(".legend button"), lines = () => plot.querySelectorAll(".line").length;
+    const all = lines();
+    curve.click();
+    found.hidden = all - lines();
+    curve.click();
+    const press = new view.KeyboardEvent("keydown", { key: "ArrowRight" });
+    plot.querySelector("svg").dispatchEvent(press);
+    found.told = plot.querySelector(".tip").textContent;
+    resolve(found);
+  }, 300));
+};
+addEventListener("load", () => setTimeout(async () => {
+  document.title = JSON.stringify(await Promise.all(frames.map(check)));
+}, 300));
+"""
+"""What a page is asked in every frame: by its own measures, nothing of it is simulated."""
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
-def test_a_browser_draws_every_chart(tmp_path: Path, audit_record: Build) -> None:
+def test_a_browser_shows_the_answer_first_and_cuts_nothing_at_either_width(tmp_path: Path, audit_record: Build) -> None:
     assert BROWSER is not None
-    page = write_report([audit_record(), audit_record(model="other", n_positions=100)], tmp_path / "report")
+    record = audit_record(model="an-organisation/a-model-with-a-rather-long-name-Instruct")
+    page = write_report([record], tmp_path / "report")
+    assert page.stat().st_size < 1_500_000
+    frames = [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
+    frame = '<iframe src="report/report.html" width={} height={} style="border: 0; color-scheme: {}"></iframe>'
+    harness = "".join(frame.format(*each) for each in frames)
+    (tmp_path / "frames.html").write_text(f"<!DOCTYPE html><title></title>{harness}<script>{LOOK}</script>")
     command = [BROWSER, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000"]
-    command += ["--window-size=1200,2000", f"--screenshot={tmp_path / 'shot.png'}", "--dump-dom", page.as_uri()]
+    command += ["--allow-file-access-from-files", "--dump-dom", (tmp_path / "frames.html").as_uri()]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr[-500:]
-    charts = page.read_text().count('class="plotly-graph-div"')
-    assert charts == 2 + 2 * 5
-    dom = re.sub(r"<script.*?</script>", "", finished.stdout, flags=re.DOTALL)
-    assert dom.count('class="main-svg"') >= charts
-    assert dom.count('class="trace scatter') >= 2 * charts, "every chart holds curves"
-    assert not re.findall(r"(?:src|href)=\"https?:", dom)
+    title = re.search(r"<title>(.+?)</title>", finished.stdout)
+    assert title is not None, finished.stderr[-500:]
+    looks = json.loads(html.unescape(title[1]))
+    charts = page.read_text().count('class="chart"')
+    for (width, height, scheme), look in zip(frames, looks, strict=True):
+        assert look["wide"] <= 0, (width, look)
+        assert look["wideUnfolded"] <= 0, (width, look)
+        assert look["panels"] == 2
+        assert (look["charts"], look["drawn"], look["overlapping"], look["cut"]) == (charts, charts, 0, [])
+        assert look["axis"], "the axis of a picture can be the distance from the end"
+        assert look["hidden"] == 1, "a curve is hidden by its name in the legend"
+        assert "measured: " in look["told"], "values are told by the arrow keys"
+        assert look["paper"] == ("rgb(21, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
+        if width == 1400:
+            assert max(look["verdict"], look["picture"]) <= height, "verdict and picture need no scrolling"

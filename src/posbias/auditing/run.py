@@ -38,7 +38,7 @@ from posbias.profiles import Profile
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.records import Record, run_directory
-from posbias.report import conclude, paragraph, store_subjects, view_of
+from posbias.report import conclude, store_subjects, verdict, view_of
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
@@ -230,9 +230,12 @@ class Audit:
         return f"Audit({self.record.resolved.get('title')}: {states}; report: {self.report})"
 
     @property
-    def findings(self) -> str:
-        """One paragraph of plain findings, each backed by an interval."""
-        return paragraph(view_of(self.record))
+    def verdict(self) -> tuple[str, ...]:
+        """Three sentences: does it lose the middle; which end does it favour, by how much; what can be done, and why.
+
+        Each is only as strong as its interval.
+        """
+        return verdict(self.record)
 
 
 @checked
@@ -244,7 +247,7 @@ def audit(
     out: str | Path | None = None,
     options: AuditOptions | None = None,
 ) -> Audit:
-    """Examine one model: influence trained and at initialisation, theories' errors beside a flat line, findings.
+    """Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a verdict.
 
     Args:
         model: What `load_model` takes, or a loaded model. A `"config:..."` source has no trained state.
@@ -326,7 +329,6 @@ def _run(
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
     left_out = list(dict.fromkeys(reason for _, reasons, _ in examined for reason in reasons))
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
-    record.scalars["findings"] = paragraph(view_of(record))
     record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
     return Audit(record, subjects, contrasts, directory, None if directory is None else conclude(record, directory))

@@ -66,10 +66,13 @@ def running(
 
 
 def record_document(record: "Record") -> dict[str, Any]:
-    """A record with its arrays, as one JSON document."""
+    """A record with its verdict and arrays, as one JSON document."""
     from posbias.records import plain
+    from posbias.report import verdict
 
-    return {**record.as_json(), "arrays": {name: plain(array) for name, array in record.arrays.items()}}
+    answer = verdict(record) if record.status == "done" else ()
+    arrays = {name: plain(array) for name, array in record.arrays.items()}
+    return {**record.as_json(), "verdict": answer, "arrays": arrays}
 
 
 def print_record(record: "Record") -> None:

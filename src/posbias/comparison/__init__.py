@@ -18,6 +18,7 @@ from posbias.comparison.subject import (
     compare_subject,
     compare_with_prompts,
     contrast_subjects,
+    decided,
     summarise,
 )
 
@@ -40,6 +41,7 @@ __all__ = [
     "compare_subject",
     "compare_with_prompts",
     "contrast_subjects",
+    "decided",
     "finite",
     "summarise",
 ]

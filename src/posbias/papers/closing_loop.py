@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.comparison.metrics import spearman
+from posbias.drawing.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Curve, Figure, Stroke
 from posbias.papers.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
-from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 
 FLOOR = 1e-6

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from posbias.drawing.figures import Figure
 from posbias.records import Record, plain
 from posbias.registry import Registry
-from posbias.report.figures import Figure
 from posbias.report.published import CURVE_PARTS
 from posbias.report.tables import Table
 

@@ -12,9 +12,9 @@ from posbias.report import (  # noqa: F401
     published,
     training,
 )
-from posbias.report.findings import Finding, grouped_findings, paragraph
+from posbias.report.findings import Finding, grouped_findings
 from posbias.report.layout import RunView, store_subjects, view_of
-from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, write_report
+from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
 
 __all__ = [
     "REPORTS",
@@ -23,10 +23,10 @@ __all__ = [
     "RunView",
     "conclude",
     "grouped_findings",
-    "paragraph",
     "report_of",
     "show_report",
     "store_subjects",
+    "verdict",
     "view_of",
     "write_report",
 ]

@@ -5,10 +5,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Float64
 
-from posbias.errors import UsageError
-from posbias.profiles import Profile
-from posbias.records import Record
-from posbias.report.figures import (
+from posbias.drawing.figures import (
     BLUE,
     FLAT,
     GREEN,
@@ -24,6 +21,9 @@ from posbias.report.figures import (
     drawn_positions,
     profiles_figure,
 )
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.records import Record
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
@@ -113,17 +113,34 @@ def attention_report(record: Record) -> Report:
     if "distance/per_prompt" not in record.arrays:
         raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
     view = _View(record)
+    figures = attention_figures(view)
     return Report(
         f"{view.title}: {view.prompts}",
         kicker="posbias · what attention looks like",
+        verdict=_verdict(view),
+        picture=figures[:1],
         summary=[_whole_table(view)],
-        figures=attention_figures(view),
+        figures=figures[1:],
         tables=[_layer_table(view), _rollout_table(view)],
         left_out=record.scalars["left_out"],
         caveats=record.scalars["caveats"],
         record=record,
         glossary=ATTENTION_GLOSSARY,
     )
+
+
+def _verdict(view: _View) -> list[str]:
+    """How far attention looks back, what the first position takes, and how much of a layer attention is."""
+    even, (share, low, high) = view.array("distance/even").mean(), view.sinks(len(view.thresholds) - 1)
+    sink = Interval(float(share[0]), *(np.inf if end is None else float(end[0]) for end in (low, high)))
+    return [
+        f"How far it looks back: {view.overall('distance').text('.0f', unit=' positions')} on average, where even "
+        f"attention would look back {even:.0f}.",
+        f"What the first position takes: more than {view.thresholds[-1]:g} of the attention in "
+        f"{sink.text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
+        f"How much attention counts: it contributes {view.overall('mixing/tokens').text('.2f')} of a layer's output, "
+        "the rest passes by it.",
+    ]
 
 
 def _whole_table(view: _View) -> Table:

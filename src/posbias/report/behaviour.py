@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.records import Record
-from posbias.report.figures import (
+from posbias.drawing.figures import (
     GREEN,
     MEASURED,
     RUNS,
@@ -23,6 +22,7 @@ from posbias.report.figures import (
     interval_curves,
     theory_strokes,
 )
+from posbias.records import Record
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
@@ -61,6 +61,15 @@ CONTROLLED = {
     "ends": "distance to the nearer end held fixed",
     "position_and_ends": "both held fixed",
 }
+SHAPES = {
+    "u": "Yes, it loses answers in the middle",
+    "inverted_u": "It uses the middle best and loses answers at both ends",
+    "rising": "It uses later positions better than earlier ones, and no loss of the middle alone is established",
+    "falling": "It uses earlier positions better than later ones, and no loss of the middle alone is established",
+    "unclear": "Where the answer stands matters, but neither a loss of the middle nor a trend is established",
+    "flat": "No dependence on where the answer stands is established",
+}
+"""What the shape of a curve says to a reader."""
 ORDERS = {"best_first": "best first", "best_last": "best last", "alternating": "best at both ends"}
 INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
 """Strokes of measured kinds, none a theory's."""
@@ -75,17 +84,60 @@ Stored = Mapping[str, Any]
 @REPORTS.register("evaluate")
 def behaviour_report(record: Record) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence where it was measured."""
+    figures, tables = _figures(record), tables_of(record)
     return Report(
         title_of(record),
         kicker="posbias · behaviour by position",
+        verdict=verdict_of(record),
+        picture=figures[:1],
+        summary=tables[:1],
         statements=statements_of(record),
         caveats=[CORRELATION_CAVEAT] if "influence" in record.scalars else [],
-        figures=_figures(record),
+        figures=figures[1:],
         note=NOTE,
-        tables=tables_of(record),
+        tables=tables[1:],
         left_out=_reasons(record),
         record=record,
     )
+
+
+def verdict_of(record: Record) -> list[str]:
+    """Whether answers depend on where the item stands, in the first two measures; and what can be done, or what was
+    found of influence on the same prompts."""
+    curves = record.scalars["curves"]
+    if not curves or "verdicts" in record.scalars:
+        return statements_of(record)[:2]
+    found = [_shape_sentence(label(MEASURES, name), curve) for name, curve in list(curves.items())[:2]]
+    (lead, *_), *others = (sentence.partition(": ") for sentence in found)
+    found[1:] = [f"{'The same' if lead == other else other}: {rest}" for other, _, rest in others]
+    series = _series(record)
+    tied = [text for measure in tied_measures(series) for text in correlation_statements(series, measure)]
+    if tied:
+        return [*found, f"What weighs, and what is used: {tied[0]}"]
+    if all(curve["shape"] is None or curve["shape"]["label"] == "flat" for curve in curves.values()):
+        return found
+    task = record.resolved["task"]
+    return [
+        *found,
+        f"What can be done: `posbias mitigate MODEL --task '{task}'` tries methods and says which helps; "
+        "`posbias place` puts the relevant passages where this model uses them.",
+    ]
+
+
+def _shape_sentence(measure: str, curve: Stored) -> str:
+    """The established shape of a curve in plain words, and its ends: the best and the worst position."""
+    shape = curve["shape"]
+    known = [
+        (mean, place)
+        for mean, place in zip(curve["means"], curve["positions"], strict=True)
+        if mean["value"] is not None
+    ]
+    if shape is None or not known:
+        return f"By {measure} nothing is decided: {curve['findings'][0]}."
+    ends = (end(known, key=lambda each: each[0]["value"]) for end in (max, min))
+    most, least = (f"{interval_text(mean, '.2f')} at position {place}" for mean, place in ends)
+    numbers = f"from {most} to {least}"
+    return f"{SHAPES[shape['label']]}: {measure} goes {numbers} (p against no dependence {shape['p_flat']:.2g})."
 
 
 def tables_of(record: Record) -> list[Table]:
@@ -330,8 +382,8 @@ def placement_report(record: Record) -> Report:
     return Report(
         title_of(record),
         kicker="posbias · where relevant passages should stand",
-        statements=statements,
-        tables=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
+        verdict=statements,
+        summary=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
         record=record,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.drawing.figures import RUNS, Curve, Figure, interval_curves
 from posbias.records import Record
 from posbias.report.behaviour import (
     CONTROLLED,
@@ -20,7 +21,6 @@ from posbias.report.behaviour import (
     series_name,
     tied_measures,
 )
-from posbias.report.figures import RUNS, Curve, Figure, interval_curves
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
@@ -40,14 +40,18 @@ Stored = Mapping[str, Any]
 @REPORTS.register("correlate")
 def correlations_report(record: Record) -> Report:
     """What was pooled, the pooled correlations, and each group's own."""
+    said, drawn, shown = statements(record), figures(record), tables(record)
     return Report(
         title_of(record),
         kicker="posbias · what weighs, and what is used, over several measurements",
-        statements=statements(record),
+        verdict=[f"What weighs, and what is used: {said[0]}"],
+        picture=drawn[:1],
+        summary=shown[:2],
+        statements=said,
         caveats=[CORRELATION_CAVEAT],
-        figures=figures(record),
+        figures=drawn[1:],
         note=NOTE,
-        tables=tables(record),
+        tables=shown[2:],
         left_out=reasons(record),
         record=record,
     )

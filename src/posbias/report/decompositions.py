@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from posbias.comparison import UNITS_FOR_CLAIM
+from posbias.drawing.figures import MEASURED, Curve, Figure, interval_curves, theory_strokes
 from posbias.records import Record
-from posbias.report.figures import MEASURED, Curve, Figure, interval_curves, theory_strokes
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import VERDICTS, Table, interval_text
@@ -41,17 +41,43 @@ Stored = Mapping[str, Any]
 @REPORTS.register("decompose")
 def decomposition_report(record: Record) -> Report:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
+    statements, tables = statements_of(record), tables_of(record)
+    figures = [_shift_figure(record, kind, shifts) for kind, shifts in _drawn(record).items()]
     return Report(
         f"What makes the profile of {record.resolved['title']}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
-        statements=statements_of(record),
+        verdict=_verdict(record) or statements[:1],
+        picture=figures[:1],
+        summary=tables[:2],
+        statements=statements,
         caveats=[*caveats_of(record), CAVEAT],
-        figures=[_shift_figure(record, kind, shifts) for kind, shifts in _drawn(record).items()],
+        figures=figures[1:],
         note=NOTE,
-        tables=tables_of(record),
+        tables=tables[2:],
         left_out=reasons_of(record),
         record=record,
     )
+
+
+def _verdict(record: Record) -> list[str]:
+    """The ingredient whose replacement moves most, of those whose shift is decided, and the theory nearest to the
+    measured shifts; empty where there are too few prompts."""
+    if record.scalars["count"] < UNITS_FOR_CLAIM:
+        return []
+    kind = record.scalars["kinds"][0]
+    shifts = [each for each in record.scalars["shifts"] if each["source"] == "measured" and each["kind"] == kind]
+    shown = [each for each in shifts if Interval.of_record(each["shift"]).excludes(0.0)]
+    said = ["No replaced ingredient is shown to move the profile."]
+    if shown:
+        most = max(shown, key=lambda each: abs(each["shift"]["value"]))
+        points = interval_text(most["shift"], "+.1f", scale=100)
+        names = ", ".join(dict.fromkeys(each["intervention"] for each in shown))
+        said = [
+            f"What makes the profile: replacing by {most['intervention']} moves it most, the "
+            f"{label(STATISTICS, most['mass'])} by {points} percentage points; shown to move it at all: {names}."
+        ]
+    scores = sorted(record.scalars["scores"], key=lambda score: score["error"]["value"])
+    return [*said, *(f"Which theory knows why: {_score_statement(score)}" for score in scores[:1])]
 
 
 def tables_of(record: Record) -> list[Table]:

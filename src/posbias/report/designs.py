@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from posbias.profiles import Profile
-from posbias.records import Record
-from posbias.report.figures import (
+from posbias.drawing.figures import (
     BLUE,
     FLAT,
     MEASURED,
@@ -17,6 +15,8 @@ from posbias.report.figures import (
     profile_curve,
     profile_figure,
 )
+from posbias.profiles import Profile
+from posbias.records import Record
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
@@ -31,14 +31,19 @@ NOTE = (
 @REPORTS.register("design")
 def design_report(record: Record) -> Report:
     """What was aimed at, what was found, and what it does at other lengths."""
+    statements, figures, tables = _statements(record), _figures(record), _tables(record)
+    measured = record.scalars.get("measured")
     return Report(
         f"Design: {record.resolved['title']}",
         kicker="posbias · an architecture with a chosen position bias",
-        statements=_statements(record),
+        verdict=[*statements[:1], *statements[-1:]] if measured else statements[:2],
+        picture=figures[:1],
+        summary=tables[:1],
+        statements=statements,
         caveats=caveats_of(record),
-        figures=_figures(record),
+        figures=figures[1:],
         note=NOTE,
-        tables=_tables(record),
+        tables=tables[1:],
         record=record,
     )
 

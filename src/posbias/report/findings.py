@@ -1,21 +1,27 @@
-"""Plain sentences from the numbers of a run; a claim only where its interval supports it.
+"""Plain sentences from the numbers of a run that holds profiles; a claim only where its interval supports it.
 
-Every sentence is one of three sorts: a claim (the interval excludes the reference and there are enough independent
-units), an explicit "not decided", or a bare statement of what was seen. Negative results are claims like any other.
+First the verdict, one to three sentences that answer what the run was made for; then every finding, each of three
+sorts: a claim (the interval excludes the reference and there are enough independent units), an explicit "not decided",
+or a bare statement of what was seen. Negative results are claims like any other.
 """
 
 import math
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from posbias.comparison import UNITS_FOR_CLAIM, Contrast, KindComparison, Subject
+from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, Contrast, KindComparison, PromptComparison, Subject, decided
+from posbias.profiles import Profile
 from posbias.report.layout import RunView
 from posbias.report.names import is_measured, kind_name, state_of, theory_name
-from posbias.report.wording import KINDS, THEORIES, label
-from posbias.statistics import Interval
+from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
+from posbias.statistics import Interval, jackknife, leave_one_out
 
 FLAT_TENTH = 0.1
+PERCENT = 100.0
+MITIGATE = "posbias mitigate {model} --task 'key_value(pairs=8)'"
+"""What tries methods on a model, as a shell has it."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,145 @@ class Finding:
     sort: Literal["claim", "undecided", "statement"]
 
 
-def paragraph(view: RunView) -> str:
-    """The findings as plain text: one line for each measured kind of each subject, and for each contrast."""
-    return "\n".join(" ".join(finding.text for finding in group) for group in grouped_findings(view))
+def verdict_of(view: RunView) -> tuple[str, ...]:
+    """Does the model lose the middle; which end does it favour, by how much; what can be done, and what explains it?
+
+    Where there is no theory the last is left out; where nothing was measured it is said what was predicted, and how
+    near that is to what it was compared to.
+    """
+    subject = view.subjects[0]
+    kind = next(iter(subject.measured), None)
+    if kind is None:
+        profiles = [theory.profile for each in view.subjects for theory in each.theories.values()]
+        return (f"Predicted: {shares_sentence(profiles, 'influence')}; an even share would be 10 % each.",)
+    if subject.name not in SUBJECTS:
+        return _compared(view, subject)
+    summary = subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
+    end, favoured = _favoured(subject, kind, summary)
+    advice = (_advice(view, subject, kind, end),) if subject.theories else ()
+    return (_middle(subject, kind, summary), favoured, *advice)
+
+
+def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str:
+    """Whether the middle has less than either end."""
+    n_units = subject.measured[kind].n_independent
+    ends = summary["first_over_middle"], summary["last_over_middle"]
+    share = _percent(summary["middle_tenth"])
+    numbers = f"the middle tenth of the context has {share} of the influence, where an even share is 10 %"
+    if n_units < UNITS_FOR_CLAIM:
+        return f"Whether it loses the middle is not decided: {numbers}, and {_too_few(n_units).text}"
+    signs, said = [_sign(end) for end in ends], _ends(*ends).text
+    lead = "Whether it loses the middle is not decided"
+    if signs == [1, 1]:
+        lead = "Yes, it loses the middle"
+    elif -1 in signs:
+        lead = "No, the middle is not where it has least"
+    return f"{lead}: {numbers}; {said[0].lower()}{said[1:]}"
+
+
+def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> tuple[str, str]:
+    """The end that has more, "" where that is not decided, and the sentence that says so."""
+    measured = subject.measured[kind]
+    sample, n_units = measured.sample, measured.n_independent
+    averages = measured.profile.influence[None] if sample is None else sample.averages(leave_one_out(len(sample.units)))
+    first, middle, last = (STATISTICS[name](averages) for name in ("first_tenth", "middle_tenth", "last_tenth"))
+    inside = STATISTICS["last_over_middle"](averages) + middle
+    whole, within = (jackknife(each - first).interval(least=-1.0, most=1.0) for each in (last, inside))
+    sign = decided(whole, n_units)
+    shares = {"end": _percent(summary["last_tenth"]), "beginning": _percent(summary["first_tenth"])}
+    points = Interval(-whole.value, -whole.high, -whole.low) if sign < 0 else whole
+    gap = points.text(".0f" if sign else "+.0f", scale=PERCENT, unit=" points")
+    if not sign:
+        numbers = f"its last tenth has {shares['end']}, its first tenth {shares['beginning']}"
+        return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}."
+    end, other = ("end", "beginning") if sign > 0 else ("beginning", "end")
+    tenth = {"end": "last", "beginning": "first"}
+    numbers = f"the {tenth[end]} tenth has {shares[end]} of the influence, the {tenth[other]} tenth {shares[other]}"
+    text = f"It favours the {end} of the context, by {gap}: {numbers}"
+    alone = {0: "whether that holds is not decided", -sign: f"the {other} has more"}.get(_sign(within))
+    return end, f"{text}{f'; without the very last position {alone}' if alone else ''}."
+
+
+def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
+    """What can be done, what explains the profile, and what of it was there before training."""
+    command = MITIGATE.format(model=shlex.quote(view.title))
+    place = f"put what matters near the {end}, and " if end else ""
+    text = f"What can be done: {place}try with `{command}` which method helps its answers"
+    nearest = _nearest(subject, kind)
+    if nearest is None:
+        text += "; no theory is shown to explain it better than a flat line does"
+    else:
+        block, found = nearest
+        text += (
+            f"; the {theory_name(view, block.theory)} explains it best (distance W1 {found.distance}, against "
+            f"{found.flat.value:.3f} of a flat line)"
+        )
+    before = {-1: ", and part of it was there before training", 1: ", and it came with training"}
+    contrast = view.contrasts.get(kind)
+    return f"{text}{'' if contrast is None else before.get(contrast.decides, '')}."
+
+
+def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptComparison] | None:
+    """The theory that is nearest to a measurement, of those that are shown to be nearer than the flat line."""
+    closer = [
+        (block, block.prompts)
+        for block in subject.comparisons
+        if block.kind == kind and block.prompts is not None and block.prompts.decides < 0
+    ]
+    return min(closer, key=lambda each: each[1].distance.value, default=None)
+
+
+def nearest_theory(subject: Subject, kind: str) -> str | None:
+    """The name of the theory that explains a measurement best; without one the nearest of all."""
+    found = _nearest(subject, kind)
+    blocks = [block for block in subject.comparisons if block.kind == kind]
+    if found is None and not blocks:
+        return None
+    return found[0].theory if found else min(blocks, key=lambda block: block.comparison.wasserstein).theory
+
+
+def _compared(view: RunView, subject: Subject) -> tuple[str, ...]:
+    """The nearest of what was compared, and how the others fare."""
+    blocks = sorted(subject.comparisons, key=lambda block: block.comparison.wasserstein)
+    if not blocks:
+        return ("Nothing was compared.",)
+    best = blocks[0]
+    if best.prompts is not None:
+        first = _theory(theory_name(view, best.theory), best).text
+    else:
+        own, flat = best.comparison.wasserstein, best.comparison.flat.wasserstein
+        name = theory_name(view, best.theory)
+        numbers = f"{kind_name(view, best.kind)} is {own:.3f}, that of a flat line {flat:.3f}"
+        first = f"{name[0].upper()}{name[1:]}: the distance (W1) to {numbers}; without single prompts no claim is made."
+    if len(blocks) == 1:
+        return (first,)
+    decides = [0 if block.prompts is None else block.prompts.decides for block in blocks]
+    counts = [
+        (decides.count(-1), "closer than a flat line"),
+        (decides.count(1), "farther"),
+        (decides.count(0), "undecided"),
+    ]
+    told = ", ".join(f"{count} {words}" for count, words in counts if count)
+    return (f"Nearest of {len(blocks)} comparisons: {first}", f"Of all of them: {told}.")
+
+
+def _percent(share: Interval) -> str:
+    return share.text(".0f" if abs(share.value) >= FLAT_TENTH else ".1f", scale=PERCENT, unit=" %")
+
+
+def point_statistics(profile: Profile) -> dict[str, Interval]:
+    """Every statistic of a profile, without intervals."""
+    return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
+
+
+def shares_sentence(profiles: Sequence[Profile], what: str) -> str:
+    """Shares of the tenths; of several profiles the least and the largest."""
+    shown = []
+    for name in ("first_tenth", "middle_tenth", "last_tenth"):
+        shares = [PERCENT * float(STATISTICS[name](profile.influence)) for profile in profiles]
+        shown.append(" to ".join(dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))) + " %")
+    first, middle, last = shown
+    return f"{first} of the {what} on the first tenth, {middle} on the middle, {last} on the last"
 
 
 def grouped_findings(view: RunView) -> list[list[Finding]]:
@@ -76,8 +218,7 @@ def _shape(subject: Subject, kind: str) -> Iterator[Finding]:
     summary = subject.summaries[kind]
     for name, words in (("first_tenth", "first"), ("middle_tenth", "middle"), ("last_tenth", "last")):
         share = summary[name]
-        text = share.text(".0f" if abs(share.value) >= 0.1 else ".1f", scale=100, unit=" %")
-        carries = f"the {words} tenth of the context carries {text} of the influence"
+        carries = f"the {words} tenth of the context carries {_percent(share)} of the influence"
         if share.excludes(FLAT_TENTH):
             comparison = "more" if share.value > FLAT_TENTH else "less"
             yield Finding(f"{carries}, {comparison} than the flat 10 %.", "claim")

@@ -20,6 +20,7 @@ they are named. Records without `subjects` are read too: `profile/influence` (pr
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ from posbias.statistics import Interval
 
 DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
+DEMO_NAME = "SmolLM2-135M-Instruct"
 LONGEST_LIST = 8
 """Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
 THEORIES, MEASURED = "theories/", "measured/"
@@ -135,6 +137,11 @@ def title_of(record: Record) -> str:
     source = model.get("source") if isinstance(model, Mapping) else None
     titles = (record.resolved.get("title"), source, record.arguments.get("model"), record.arguments.get("theory"))
     return str(next(filter(None, titles), record.verb))
+
+
+def real_name(title: str) -> str:
+    """A title in which the demo model goes by the name that its makers gave it."""
+    return re.sub(r"(?<![\w/-])demo(?![\w/-])", DEMO_NAME, title)
 
 
 def command_of(record: Record) -> str:

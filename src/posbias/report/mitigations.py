@@ -6,12 +6,12 @@ Everything comes from the record (layout: posbias/mitigation/run.py).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posbias.drawing.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.mitigation.base import MITIGATIONS, Mitigation
 from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import SNIPPET
 from posbias.records import Record
 from posbias.report.behaviour import MEASURES
-from posbias.report.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
@@ -44,10 +44,10 @@ def mitigation_report(record: Record) -> Report:
     return Report(
         title_of(record),
         kicker="posbias · methods against position bias, judged",
-        statements=[found["recommendation"], *_required(record), *_influence_sentence(record)],
+        verdict=[found["recommendation"], *_required(record), *_influence_sentence(record)],
         caveats=found["warnings"],
         summary=[_verdict_table(record)],
-        figures=_figures(record),
+        picture=_figures(record),
         note=NOTE,
         folded={
             "Why each verdict": [_reason_table(found)],

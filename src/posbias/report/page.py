@@ -1,8 +1,9 @@
 """What a run's report consists of, and how it becomes one offline HTML page, PNGs of its figures, or text.
 
-Every verb has a function from its record to a `Report`, registered here; nothing but the record is read. The template
-escapes all text; plotly is inlined once; a content security policy in the page forbids any external load, so that a
-report can be mailed around and opened years later.
+Every verb has a function from its record to a `Report`, registered here; nothing but the record is read. A page answers
+first: the verdict, one picture, the tables that matter most; everything else is folded below. The template escapes all
+text; the script of the charts is inlined once; a content security policy in the page forbids any external load, so that
+a report can be mailed around and opened years later.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from posbias.checks import checked
 from posbias.directories import write_atomically
+from posbias.drawing.figures import Figure, HeatMap
+from posbias.drawing.interactive import chart_script, interactive
+from posbias.drawing.static import png_of
 from posbias.errors import RunError, UsageError
 from posbias.parts import clear_parts
 from posbias.records import REPORT_FILE, Record, remove_report
 from posbias.registry import Registry
-from posbias.report.figures import Figure, HeatMap
 from posbias.report.findings import Finding
-from posbias.report.interactive import interactive, plotly_source
-from posbias.report.layout import command_of, conditions_of
-from posbias.report.static import png_of
+from posbias.report.layout import command_of, conditions_of, real_name
 from posbias.report.tables import Table, print_notes, print_tables
 from posbias.version import __version__
 
@@ -34,14 +35,14 @@ PROFILES = "profiles"
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A part of a page, in the order in which it is shown."""
+    """A part of a page, in the order in which it is shown; folded, unless it is the whole report."""
 
     title: str
     anchor: str = "figure"
     """What the ids of its charts begin with."""
-    verdict: str = ""
+    badge: str = ""
     mark: str = ""
-    """Colour of the verdict: `holds`, `correction` or `fails`."""
+    """Colour of the badge: `holds`, `correction` or `fails`."""
     source: str = ""
     texts: Sequence[str] = ()
     """Paragraphs, the statement first."""
@@ -49,16 +50,12 @@ class Section:
     """What the intervals allow to say; sentences that belong together are one entry."""
     caveats: Sequence[str] = ()
     """What to know before anything is believed."""
-    summary: Sequence[Table] = ()
-    """Tables above the figures."""
     figures: Sequence[Figure | HeatMap] = ()
     pictures: bool = True
     """Whether every figure is a PNG of its own too."""
     note: str = ""
     """How to read figures and tables."""
     tables: Sequence[Table] = ()
-    folded: Mapping[str, Sequence[Table]] = field(default_factory=dict)
-    """Further tables by the line that unfolds them."""
     left_out: Sequence[str] = ()
     """What was not possible or not done, and why."""
     record: Record | None = None
@@ -71,6 +68,14 @@ class Report(Section):
 
     kicker: str = ""
     """What sort of page this is, above its title."""
+    verdict: Sequence[str] = ()
+    """One to three sentences that answer what the run was made for, in words that need no glossary."""
+    picture: Sequence[Figure | HeatMap] = ()
+    """What is seen first: one figure, or two side by side. Further ones are `figures`."""
+    summary: Sequence[Table] = ()
+    """The few tables that matter most. Further ones are `tables`."""
+    folded: Mapping[str, Sequence[Table]] = field(default_factory=dict)
+    """Further tables by the line that unfolds them."""
     sections: Sequence[Section] = ()
     glossary: Mapping[str, str] = field(default_factory=dict)
 
@@ -94,6 +99,16 @@ def report_of(*records: Record) -> Report:
         return make(*records)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
+
+
+def verdict(record: Record) -> tuple[str, ...]:
+    """What a finished run answers, in one to three sentences; of an audit: does the model lose the middle, which end
+    does it favour and by how much, what can be done and which theory explains it. No claim without its interval.
+
+    Raises:
+        UsageError: the run failed, or its record is damaged.
+    """
+    return tuple(report_of(record).verdict)
 
 
 @checked
@@ -129,7 +144,7 @@ def write_report(records: Sequence[Record], out: Path, *, png: bool = False) -> 
 
 def _pictures(report: Report) -> dict[str, bytes]:
     """PNGs by file name."""
-    pictures = {f"{figure.slug}.png": png_of(figure) for figure in report.figures}
+    pictures = {f"{figure.slug}.png": png_of(figure) for figure in (*report.picture, *report.figures)}
     for section in report.sections:
         if section.pictures:
             pictures.update({f"{section.anchor}-{figure.slug}.png": png_of(figure) for figure in section.figures})
@@ -149,16 +164,18 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
     )
     environment.globals.update(chart=interactive, command_of=command_of, conditions_of=conditions_of)
     template = environment.get_template(TEMPLATE)
-    return template.render(report=report, links=links or {}, plotly=plotly_source(), version=__version__)
+    title = real_name(report.title)
+    return template.render(report=report, title=title, links=links or {}, script=chart_script(), version=__version__)
 
 
 def show_report(report: Report, console: "Console") -> None:
-    """Print tables and statements: ruled on a terminal, aligned plain columns into a pipe or a file."""
+    """Print tables and statements, the verdict last: ruled on a terminal, plain columns into a pipe or a file."""
     folded = [table for tables in report.folded.values() for table in tables if table.cells]
     print_tables([*report.summary, *report.tables, *folded], console)
     texts = [text if isinstance(text, str) else " ".join(each.text for each in text) for text in report.statements]
-    print_notes([*texts, *report.caveats], console)
+    print_notes([text for text in [*texts, *report.caveats] if text not in report.verdict], console)
     print_notes(report.left_out, console, mark="Left out: ")
+    print_notes(report.verdict, console, mark="")
 
 
 def conclude(record: Record, directory: Path, *, found: bool = False) -> Path:

@@ -1,13 +1,12 @@
 """The report of runs that hold profiles (audit, measure, predict, compare): one run, or several side by side."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from posbias.comparison import STATISTICS, Depth, Subject
-from posbias.profiles import Profile
-from posbias.records import Record
-from posbias.report.figures import (
+from posbias.drawing.figures import (
     MEASURED,
     RUNS,
     Curve,
@@ -19,7 +18,9 @@ from posbias.report.figures import (
     run_strokes,
     theory_strokes,
 )
-from posbias.report.findings import grouped_findings
+from posbias.profiles import Profile
+from posbias.records import Record
+from posbias.report.findings import grouped_findings, nearest_theory, shares_sentence, verdict_of
 from posbias.report.layout import THEORIES, RunView, view_of
 from posbias.report.names import (
     is_measured,
@@ -35,6 +36,8 @@ from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
 from posbias.report.wording import THEORIES as NAMED
 
 PREDICTED = "predicted influence"
+MOST_VERDICTS, MOST_TABLES = 3, 3
+"""Runs of several that the verdict speaks of; tables that are not folded."""
 KICKER = "posbias · how a language model weighs the positions of its context"
 NOTE = (
     'In brackets: 95 % intervals over prompts or seeds. W1 is a distance, 0 is equality; "flat" is the distance of the '
@@ -53,6 +56,7 @@ def profiles_report(*records: Record) -> Report:
         Section(
             view.title,
             anchor=f"run-{number}",
+            texts=verdict_of(view),
             statements=grouped_findings(view),
             caveats=view.caveats,
             figures=figures_of(view),
@@ -62,12 +66,15 @@ def profiles_report(*records: Record) -> Report:
         )
         for number, (view, record) in enumerate(zip(views, records, strict=True), start=1)
     ]
+    figures = side_by_side(views)
     return Report(
-        f"Position bias: {' beside '.join(view.title for view in views)}",
+        " beside ".join(view.title for view in views),
         kicker=KICKER,
-        figures=side_by_side(views),
+        verdict=[f"{view.title}: {verdict_of(view)[0]}" for view in views[:MOST_VERDICTS]],
+        picture=figures[:1],
+        figures=figures[1:],
         note=NOTE,
-        tables=overview_tables(views),
+        summary=overview_tables(views),
         sections=sections,
         glossary=GLOSSARY,
     )
@@ -78,19 +85,49 @@ def _report_of_one(view: RunView, record: Record) -> Report:
     ingredients = _ingredients(view)
     if ingredients:  # what was asked for comes first, and is all that a terminal shows
         overview, details = ingredients, [*overview, *details]
+    picture, figures = picture_of(view), figures_of(view)
+    sections = [
+        Section("What the intervals allow to say", "said", statements=grouped_findings(view)),
+        Section("Every picture", figures=figures if picture else figures[1:]),
+        Section("Every number", "numbers", tables=details),
+    ]
     return Report(
-        f"Position bias: {view.title}",
+        view.title,
         kicker=KICKER,
-        statements=grouped_findings(view),
+        verdict=verdict_of(view),
+        picture=picture or figures[:1],
         caveats=view.caveats,
-        figures=figures_of(view),
         note=NOTE,
-        tables=overview,
+        summary=overview[:MOST_TABLES],
+        tables=overview[MOST_TABLES:],
         left_out=view.scalars.get("left_out", ()),
-        sections=[Section("In detail", anchor="details", tables=details)] if details else [],
+        sections=[each for each in sections if each.statements or each.figures or each.tables],
         record=record,
         glossary=GLOSSARY,
     )
+
+
+def picture_of(view: RunView) -> list[Figure]:
+    """The first measured kind as trained and at initialisation, each with the theory that explains it best.
+
+    Empty where a run has not both.
+    """
+    kind = next(iter(view.subjects[0].measured), None)
+    if kind is None or len(view.subjects) < 2 or any(kind not in subject.measured for subject in view.subjects):
+        return []
+    panels = []
+    for subject in view.subjects:
+        own = profile_curve("measured", subject.measured[kind].profile, MEASURED, emphasis=True)
+        name = nearest_theory(subject, kind)
+        theories = [] if name is None else [(name, subject.theories[name].profile, theory_strokes([name])[name])]
+        curves = [profile_curve(theory_name(view, name), profile, stroke) for name, profile, stroke in theories]
+        state = label(SUBJECTS, subject.name)
+        title = f"{state[0].upper()}{state[1:]}: how much each position of the context weighs"
+        panels.append(profile_figure(f"{subject.name}-{kind}-best", title, [own, *curves], measured=[own]))
+    ranges = [panel.log_range for panel in panels if panel.log_range is not None]
+    both = min(low for low, _ in ranges), max(high for _, high in ranges)
+    tops = [panel.linear_range[1] for panel in panels if panel.linear_range is not None]
+    return [replace(panel, log_range=both, linear_range=(0.0, max(tops))) for panel in panels]
 
 
 def _ingredients(view: RunView) -> list[Table]:
@@ -100,11 +137,7 @@ def _ingredients(view: RunView) -> list[Table]:
 
 def figures_of(view: RunView) -> list[Figure]:
     """Profiles per subject and measured kind, predictions without a measurement, depth, and mixing per layer."""
-    figures: list[Figure] = []
-    if len(view.subjects) > 1:
-        figures.extend(_initialisation_figure(view, *view.subjects[:2]))
-    for subject in view.subjects:
-        figures.extend(_subject_figures(view, subject))
+    figures = [figure for subject in view.subjects for figure in _subject_figures(view, subject)]
     figures.extend(
         _depth_figure(view, subject, subject.depth) for subject in view.subjects if subject.depth is not None
     )
@@ -165,43 +198,14 @@ def _subject_figures(view: RunView, subject: Subject) -> Iterator[Figure]:
     for kind, measured in subject.measured.items():
         name = kind_name(view, kind)
         if is_measured(view, kind):
-            legend, seen = f"measured ({name})", f"{title}: {_shares_sentence([measured.profile], f'{name} influence')}"
+            legend, seen = f"measured ({name})", f"{title}: {shares_sentence([measured.profile], f'{name} influence')}"
         else:
-            legend, seen = f"compared to: {name}", f"{name}: {_shares_sentence([measured.profile], PREDICTED)}"
+            legend, seen = f"compared to: {name}", f"{name}: {shares_sentence([measured.profile], PREDICTED)}"
         own = profile_curve(legend, measured.profile, MEASURED, emphasis=True)
         yield profile_figure(f"{subject.name}-{kind}", seen, [own, *curves], measured=[own])
     if not subject.measured and theories:
-        seen = f"{title}: {_shares_sentence(list(theories.values()), PREDICTED)}"
+        seen = f"{title}: {shares_sentence(list(theories.values()), PREDICTED)}"
         yield profile_figure(f"{subject.name}-predicted", seen, curves)
-
-
-def _shares_sentence(profiles: Sequence[Profile], what: str) -> str:
-    """Shares of the tenths; of several profiles the least and the largest."""
-    shown = []
-    for name in ("first_tenth", "middle_tenth", "last_tenth"):
-        shares = [100 * float(STATISTICS[name](profile.influence)) for profile in profiles]
-        shown.append(" to ".join(dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))) + " %")
-    first, middle, last = shown
-    return f"{first} of the {what} on the first tenth, {middle} on the middle, {last} on the last"
-
-
-def _initialisation_figure(view: RunView, first: Subject, second: Subject) -> list[Figure]:
-    """As trained and at initialisation in one figure, for the first kind that both have."""
-    kind = next((kind for kind in first.measured if kind in second.measured), None)
-    if kind is None or first.n_positions != second.n_positions:
-        return []
-    names = [label(SUBJECTS, subject.name) for subject in (first, second)]
-    profiles = [subject.measured[kind].profile for subject in (first, second)]
-    curves = [
-        profile_curve(name, profile, stroke, emphasis=True)
-        for name, profile, stroke in zip(names, profiles, (RUNS[0], RUNS[3]), strict=True)
-    ]
-    shares = [100 * float(STATISTICS["first_tenth"](profile.influence)) for profile in profiles]
-    title = (
-        f"{view.title}: the first tenth of the context carries {shares[0]:.0f} % {names[0]} and {shares[1]:.0f} %"
-        f" {names[1]}"
-    )
-    return [profile_figure(f"initialisation-{kind}", title, curves)]
 
 
 def _depth_figure(view: RunView, subject: Subject, depth: Depth) -> Figure:

@@ -4,14 +4,15 @@ Of claims a table of all verdicts, then each with its evidence; of an experiment
 made them.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from posbias.drawing.figures import RUNS, Curve, Figure, Stroke
 from posbias.errors import UsageError
 from posbias.records import Record
-from posbias.report.figures import RUNS, Curve, Figure, Stroke
 from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
 from posbias.statistics import MISSING
@@ -28,10 +29,13 @@ Stored = Mapping[str, Any]
 def claims_report(record: Record) -> Report:
     """Every claim with its verdict, its number and the curves behind it."""
     verdicts = record.scalars["verdicts"]
+    counts = Counter(entry["verdict"] for entry in verdicts)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
     return Report(
         record.resolved.get("title", "Published claims put to the test"),
         kicker="posbias · published statements on position bias as numerical experiments",
+        verdict=[f"Of {len(verdicts)} published statement{'' if len(verdicts) == 1 else 's'}: {told}."],
         summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
         sections=[_claim(record, entry, number) for number, entry in enumerate(verdicts)],
         record=record,
@@ -58,7 +62,7 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
     return Section(
         entry["claim"],
         anchor=f"claim-{number}",
-        verdict=entry["verdict"],
+        badge=entry["verdict"],
         mark=MARKS.get(entry["verdict"], "correction"),
         source=f"{entry['paper']}; {entry['source']}",
         texts=[entry["statement"], f"{entry['computed']}: {_value(entry)}; {instances}."],
@@ -76,13 +80,17 @@ def _value(entry: Stored) -> str:
 @REPORTS.register("reproduce")
 def reproduction_report(record: Record) -> Report:
     """What the paper reports, and what came out."""
-    found = record.scalars
+    found, figures = record.scalars, stored_figures(record)
+    tables = [Table(table["title"], table["header"], table["cells"]) for table in found["tables"]]
     return Report(
         record.resolved["title"],
         kicker=f"posbias · a published experiment, run again · {found['paper']}",
+        verdict=found["statements"][:1],
+        picture=figures[:1],
+        summary=tables[:1],
         statements=found["statements"],
-        figures=stored_figures(record),
-        tables=[Table(table["title"], table["header"], table["cells"]) for table in found["tables"]],
+        figures=figures[1:],
+        tables=tables[1:],
         record=record,
     )
 

@@ -19,7 +19,8 @@ from posbias.comparison import (
     Subject,
     summarise,
 )
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import uniform_profile
+from posbias.report.findings import point_statistics
 from posbias.report.layout import RunView
 from posbias.report.names import is_measured, kind_name, settings_table, state_of, theory_name
 from posbias.report.wording import FOUND, KINDS, MIXINGS, label
@@ -126,11 +127,15 @@ def _states(views: Sequence[RunView]) -> list[tuple[RunView, str, Subject]]:
 
 
 def _comparisons(views: Sequence[RunView]) -> list[tuple[list[str], Subject, KindComparison]]:
-    """Every theory beside every measured kind, after what each of the three is called."""
+    """Every theory beside every measured kind, the nearest first, after what each of the three is called."""
+
+    def kinds(subject: Subject, block: KindComparison) -> int:
+        return list(subject.measured).index(block.kind)
+
     return [
         ([state, kind_name(view, block.kind), theory_name(view, block.theory)], subject, block)
         for view, state, subject in _states(views)
-        for block in subject.comparisons
+        for block in sorted(subject.comparisons, key=lambda each: (kinds(subject, each), each.comparison.wasserstein))
     ]
 
 
@@ -173,10 +178,6 @@ def _theory_table(views: Sequence[RunView]) -> Table:
     return Table("How near is each theory?", header, cells)
 
 
-def _point_statistics(profile: Profile) -> Mapping[str, Interval]:
-    return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
-
-
 def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> Table:
     """A row for each profile, measured or predicted, a column for each statistic, with its interval where estimated."""
     look: dict[str, dict[str, Any]] = {"minimum_position": {"spec": ".0f"}, "mean_position": {}}
@@ -188,14 +189,14 @@ def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> 
 
     for view, state, subject in _states(views):
         for kind, measured in subject.measured.items():
-            add(state, kind_name(view, kind), subject.summaries.get(kind) or _point_statistics(measured.profile))
+            add(state, kind_name(view, kind), subject.summaries.get(kind) or point_statistics(measured.profile))
         for name, theory in subject.theories.items():
             # Beside a measurement intervals are given of distances, not of a theory's own shares.
             if not subject.measured and theory.per_prompt is not None and len(theory.per_prompt) > 1:
                 generator = np.random.default_rng(BOOTSTRAP_SEED)
                 add(state, theory_name(view, name), summarise(Sample.of(theory.per_prompt), generator=generator))
             else:
-                add(state, theory_name(view, name), _point_statistics(theory.profile))
+                add(state, theory_name(view, name), point_statistics(theory.profile))
     return Table(title, ["model", "profile", *(label(STATISTIC_NAMES, name) for name in names)], cells)
 
 

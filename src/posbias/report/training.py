@@ -6,8 +6,8 @@ Everything comes from the record (layout: posbias/training/running.py).
 import numpy as np
 from jaxtyping import Float
 
+from posbias.drawing.figures import RUNS, Curve, Figure
 from posbias.records import Record
-from posbias.report.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, mean_ends, mean_of
@@ -21,13 +21,14 @@ Point = tuple[str, ...]
 @REPORTS.register("train")
 def training_report(record: Record) -> Report:
     """How members ended, their losses by step, and their last losses over the grid."""
-    figure = loss_figure(record)
+    figure, endings = loss_figure(record), endings_of(record)
     return Report(
         record.resolved["title"],
         kicker="posbias · small models, trained at once",
-        statements=endings_of(record),
-        figures=() if figure is None else (figure,),
-        tables=[_loss_table(record)],
+        verdict=[endings[0], *_extremes(record)],
+        picture=() if figure is None else (figure,),
+        summary=[_loss_table(record)],
+        statements=endings[1:],
         record=record,
     )
 
@@ -58,6 +59,16 @@ def _kept_to_the_end(losses: Float[np.ndarray, "seed entry"]) -> Float[np.ndarra
     """Loss curves whose missing ends repeat the last loss there is."""
     last = np.maximum.accumulate(np.where(np.isfinite(losses), np.arange(losses.shape[1]), 0), axis=1)
     return np.asarray(np.take_along_axis(losses, last, axis=1), dtype=np.float64)
+
+
+def _extremes(record: Record) -> list[str]:
+    """The points of the grid with the least and the largest loss at the end; empty where there is one point alone."""
+    rows = [row for row in _loss_table(record).cells if row[-1] != MISSING]
+    if len(rows) < 2:
+        return []
+    least, most = (end(rows, key=lambda row: float(row[-1].split()[0])) for end in (min, max))
+    named = [f"{row[-1]} nats with {', '.join(row[:-2])}" for row in (least, most)]
+    return [f"Loss at the end: from {named[0]} to {named[1]}."]
 
 
 def _loss_table(record: Record) -> Table:

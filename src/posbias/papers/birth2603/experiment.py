@@ -13,11 +13,11 @@ import numpy as np
 from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, compare_with_prompts, summarise
 from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.comparison.subject import split_half_noise
+from posbias.drawing.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.errors import UsageError
 from posbias.papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
 from posbias.papers.reproduction import Reproduction
 from posbias.profiles import Profile, uniform_profile
-from posbias.report.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.statistics import jackknife, leave_one_out
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.drawing.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.errors import UsageError
 from posbias.papers.closing_loop import (
     Loop,
@@ -45,7 +46,6 @@ from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudySettings, reproduced
 from posbias.parts import below
 from posbias.records import Record
-from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends
 from posbias.training import TrainedMember, TrainingOptions

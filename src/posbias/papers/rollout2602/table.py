@@ -13,12 +13,12 @@ import numpy as np
 
 from posbias.architecture import Alibi, Architecture
 from posbias.comparison import STATISTICS, compare
+from posbias.drawing.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.errors import UsageError
 from posbias.papers.reproduction import Reproduction
 from posbias.papers.rollout2602.published_models import TABLE_DIGIT, PublishedModel, bloom_influence, published_models
 from posbias.profiles import Profile, uniform_profile
 from posbias.progress import track
-from posbias.report.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.report.tables import Table, number_text
 from posbias.theory import predict
 

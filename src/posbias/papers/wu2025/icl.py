@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.drawing.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.papers.closing_loop import (
     Loop,
     agreements,
@@ -41,7 +42,6 @@ from posbias.papers.wu2025.icl_statements import (
     sink_control,
     sink_findings,
 )
-from posbias.report.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.training import TrainedMember, TrainingOptions

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbias.records import PICTURE_SOFTWARE
-from posbias.report.figures import FROM_END, GRID, INK, Figure, HeatMap, log_steps, title_lines
+from posbias.drawing.figures import FROM_END, GRID, INK, Figure, HeatMap, log_steps, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
+PICTURE_SOFTWARE = "posbias"
+"""What every picture names as its software, by which an older run's pictures are known."""
 DASHES: dict[str, Any] = {
     "solid": "-",
     "dash": (0, (5, 2)),

@@ -1,19 +1,18 @@
 """What each figure shows, apart from how it is drawn: curves with their bands, matrices, strokes, ranges and titles.
 
-report/interactive.py draws them with plotly, report/static.py with matplotlib; a figure described once follows in both.
+drawing/interactive.py puts them on a page, drawing/static.py into a PNG; a figure described once follows in both.
 Measurements are black, the flat line grey; each theory keeps its colour (Okabe and Ito, safe for the colour-blind) and
 its dash, for print, in every figure of every report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from posbias.errors import UsageError
-from posbias.profiles import Profile
 
 INK = "#1a1a1a"
 FAINT = "#8a8a8a"
@@ -36,7 +35,7 @@ LOG_DECADES = 4.0
 """Decades a logarithmic axis shows below its largest value where no measurement sets the range; one more where the last
 position of a long context rises that far above the rest."""
 TITLE_CHARACTERS = 104
-"""A title line that fits the width of a picture, and on a page of normal width stays clear of the toolbar."""
+"""A title line that fits the width of a picture."""
 PANEL_COLUMNS = 3
 """Panels of a heat map side by side."""
 
@@ -47,7 +46,7 @@ class Stroke:
 
     colour: str
     dash: str
-    """As plotly spells it: "solid", "dash", "dot", "dashdot", "longdash"."""
+    """One of "solid", "dash", "dot", "dashdot", "longdash", "longdashdot"."""
 
 
 MEASURED = Stroke(INK, "solid")
@@ -90,6 +89,23 @@ def theory_strokes(names: Sequence[str]) -> dict[str, Stroke]:
 def run_strokes(names: Sequence[str]) -> dict[str, Stroke]:
     """A stroke for every one of several runs or predictions, in order."""
     return {name: RUNS[number % len(RUNS)] for number, name in enumerate(names)}
+
+
+@runtime_checkable
+class Influence(Protocol):
+    """What is drawn of a `Profile`, which stands above this room."""
+
+    @property
+    def influence(self) -> Float64[np.ndarray, "n_positions"]:
+        """Of every position; sums to 1."""
+
+    @property
+    def low(self) -> Float64[np.ndarray, "n_positions"] | None:
+        """Lower ends of pointwise intervals, where there are any."""
+
+    @property
+    def high(self) -> Float64[np.ndarray, "n_positions"] | None:
+        """Upper ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +216,7 @@ class HeatMap:
 
     @property
     def colours(self) -> str:
-        """Its colour map, which plotly and matplotlib both know by this name."""
+        """Its colour map, by the name that matplotlib gives it."""
         return "RdBu_r" if self.scale == "diverging" else "viridis"
 
     def shown(self, panel: Panel) -> Float[np.ndarray, "rows columns"]:
@@ -262,17 +278,18 @@ def interval_curves(
 
 
 def profile_curve(
-    name: str, profile: Profile, stroke: Stroke, *, relative: bool = False, emphasis: bool = False
+    name: str, profile: Influence, stroke: Stroke, *, relative: bool = False, emphasis: bool = False
 ) -> Curve:
     """Influence in multiples of the flat line, thinned where the profile is longer than a figure can show.
 
     `relative`: over positions as fractions of the context.
     """
-    shown = drawn_positions(profile.n_positions)
-    x = (profile.relative_positions if relative else np.arange(profile.n_positions, dtype=np.float64))[shown]
-    low, high = (None if end is None else end[shown] * profile.n_positions for end in (profile.low, profile.high))
-    from_end = (profile.n_positions - shown).astype(np.float64)
-    return Curve(name, x, profile.influence[shown] * profile.n_positions, stroke, low, high, emphasis, from_end)
+    n_positions = profile.influence.size
+    shown = drawn_positions(n_positions)
+    x = shown / max(n_positions - 1, 1) if relative else shown.astype(np.float64)
+    low, high = (None if end is None else end[shown] * n_positions for end in (profile.low, profile.high))
+    from_end = (n_positions - shown).astype(np.float64)
+    return Curve(name, x, profile.influence[shown] * n_positions, stroke, low, high, emphasis, from_end)
 
 
 def profile_figure(
@@ -309,9 +326,9 @@ def profile_figure(
 def profiles_figure(
     slug: str,
     title: str,
-    theories: Mapping[str, tuple[Profile, Stroke]],
+    theories: Mapping[str, tuple[Influence, Stroke]],
     *,
-    measured: Mapping[str, Profile] | None = None,
+    measured: Mapping[str, Influence] | None = None,
 ) -> Figure:
     """Theories' profiles by their names in the legend, and measurements in black, which set the range of the axes."""
     own = [profile_curve(name, profile, MEASURED, emphasis=True) for name, profile in (measured or {}).items()]

@@ -1,0 +1,1 @@
+"""Pictures of any object: described once, drawn on a page (`interactive`) or as a PNG (`static`)."""
