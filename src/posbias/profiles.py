@@ -10,6 +10,7 @@ from jaxtyping import Float64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
+from posbias.showing import Series, Showing, Shown
 from posbias.statistics import CONFIDENCE, mean_ends
 
 SUM_TOLERANCE = 1e-8
@@ -17,8 +18,8 @@ SUM_TOLERANCE = 1e-8
 
 
 @checked
-@dataclass(frozen=True, eq=False)
-class Profile:
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Showing):
     """Non-negative influence of every input position on the last one; sums to 1."""
 
     influence: Float64[np.ndarray, "n_positions"]
@@ -48,6 +49,16 @@ class Profile:
     def mean_of(cls, units: Float64[np.ndarray, "n_units n_positions"], *, confidence: float = CONFIDENCE) -> "Profile":
         """The mean of independent units' profiles (rows that sum to 1), with its pointwise interval."""
         return cls(units.mean(axis=0), *mean_ends(units, confidence=confidence, least=0.0, most=1.0))
+
+    def series(self, name: str, *, drawn: bool = True) -> Series:
+        """The profile under a name, beside others."""
+        return Series(name, self.influence, self.low, self.high, drawn)
+
+    def shown(self) -> Shown:
+        """Its single curve."""
+        first, middle, last = self.influence[[0, self.n_positions // 2, -1]] * self.n_positions
+        title = f"{self.n_positions} positions; flat line = 1: first {first:.3g}, middle {middle:.3g}, last {last:.3g}"
+        return Shown(title, (self.series("profile"),))
 
     @property
     def n_positions(self) -> int:

@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from posbias.checks import checked
 from posbias.directories import held, write_atomically
 from posbias.drawing.static import PICTURE_SOFTWARE
 from posbias.errors import RunError, UsageError
+from posbias.showing import INFLUENCE, Series, Showing, Shown
 from posbias.version import __version__
 
 FORMAT_VERSION = 1
@@ -56,13 +57,15 @@ RENAMED_ARRAYS = {"per_birth": "per_initialisation", "tie": "influence"}
 """What parts of their arrays' names are called now."""
 RENAMED_VERBS = {"tie": "correlate"}
 
+MEASURED = "measured"
+"""The part of an array's name that tells a measurement from a prediction."""
 Status = Literal["done", "failed"]
 UNWRITTEN = ("arrays", "sealed")
 """What of a record is not in its JSON document."""
 
 
-@dataclass(eq=False)
-class Record:
+@dataclass(eq=False, repr=False)
+class Record(Showing):
     """One run: what was asked, what that resolved to, what came out."""
 
     verb: str
@@ -88,8 +91,40 @@ class Record:
     def __post_init__(self) -> None:
         self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
 
-    def __repr__(self) -> str:
-        return f"Record({self.verb}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r})"
+    def shown(self) -> Shown:
+        """Every profile of influence that it holds, or else the curves of its main measure.
+
+        In the picture each subject's first measured kind stands for the others; without one all is drawn.
+        """
+        title = f"{self.verb}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r}"
+        stems = self.profile_stems()
+        if stems:
+            sizes = {stem: self.arrays[f"{stem}/{INFLUENCE}"].size for stem in stems}
+            stems = [stem for stem in stems if sizes[stem] == max(sizes.values())]
+            measured = [stem for stem in stems if MEASURED in stem.split("/")]
+            drawn = {stem.rpartition(MEASURED)[0]: stem for stem in reversed(measured)}
+            return Shown(title, tuple(self._series(stem, stem in (drawn.values() or stems)) for stem in stems))
+        if self.verb not in ("evaluate", "mitigate") or not self.scalars.get("curves"):
+            return Shown(title)
+        measure, found = next(iter(self.scalars["curves"].items()))
+        by_arm = [found["means"]] if self.verb == "evaluate" else found
+        names = [measure] if self.verb == "evaluate" else self.scalars["arms"]
+        curves = []
+        for name, means in zip(names, by_arm, strict=True):
+            value, low, high = (_numbers(means, end) for end in ("value", "low", "high"))
+            curves.append(Series(name, value, low, high))
+        return Shown(title, tuple(curves), measure, places=self.arrays["positions"])
+
+    def profile_stems(self) -> list[str]:
+        """What the names of its profiles' arrays begin with, such as `trained/measured/jacobian`."""
+        found = {name.rpartition("/"): array for name, array in self.arrays.items()}
+        return [stem for (stem, _, part), array in found.items() if part == INFLUENCE and array.ndim == 1]
+
+    def _series(self, stem: str, drawn: bool) -> Series:
+        """A profile, named without the words that say where it is kept."""
+        name = " ".join(part for part in stem.split("/") if part not in (MEASURED, "theories")).replace("_", " ")
+        low, high = (self.arrays.get(f"{stem}/{end}") for end in ("low", "high"))
+        return Series(name, self.arrays[f"{stem}/{INFLUENCE}"], low, high, drawn)
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document."""
@@ -160,6 +195,11 @@ def load_record(directory: str | Path) -> Record:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
     _complete(directory / RECORD_FILE, document)
     return record
+
+
+def _numbers(intervals: Sequence[Mapping[str, float | None]], end: str) -> np.ndarray:
+    """One end, or the value, of recorded intervals; NaN where nothing is known."""
+    return np.array([interval[end] for interval in intervals], dtype=np.float64)
 
 
 def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -10,7 +10,7 @@ mean field.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.records import Record, run_directory
 from posbias.report import conclude, store_subjects, verdict, view_of
+from posbias.showing import Showing, Shown
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
@@ -213,8 +214,8 @@ def examine(
     return subject, [*measurement.left_out, *left_out], caveats
 
 
-@dataclass(frozen=True, eq=False)
-class Audit:
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(Showing):
     """A finished audit."""
 
     record: Record
@@ -225,9 +226,15 @@ class Audit:
     report: Path | None
     """The HTML page; None where no directory was given."""
 
-    def __repr__(self) -> str:
+    def shown(self) -> Shown:
+        """The curves of its record, and the findings."""
         states = ", ".join(subject.name for subject in self.subjects)
-        return f"Audit({self.record.resolved.get('title')}: {states}; report: {self.report})"
+        title = f"{self.record.resolved.get('title')}: {states}; report: {self.report}"
+        return replace(self.record.shown(), title=title, facts={"verdict": " ".join(self.verdict)})
+
+    def as_run(self) -> Record:
+        """Its record."""
+        return self.record
 
     @property
     def verdict(self) -> tuple[str, ...]:

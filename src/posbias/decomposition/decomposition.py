@@ -34,9 +34,11 @@ from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
 from posbias.models.model import Model
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
+from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.records import Record, plain
+from posbias.showing import Showing, Shown
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
 DEFAULT_INTERVENTIONS = (
@@ -133,8 +135,8 @@ class Counterfactual:
         return str(self.intervention)
 
 
-@dataclass(frozen=True, eq=False)
-class Decomposition:
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition(Showing):
     """A model's profile with its ingredients replaced one at a time."""
 
     baseline: Mapping[Series, Profiles]
@@ -146,6 +148,18 @@ class Decomposition:
     seed: int
     describes: Mapping[str, Any] = field(default_factory=dict)
     """Model, prompts and the fingerprint of the run, plain, for a record."""
+
+    def shown(self) -> Shown:
+        """The measured profile as it is and with every ingredient replaced, of the first kind."""
+        measured = MEASURED, self.kinds[0].name
+        found = {"as it is": self.baseline, **{item.name: item.profiles for item in self.counterfactuals}}
+        curves = {name: Profile.mean_of(profiles[measured]) for name, profiles in found.items() if measured in profiles}
+        title = f"{measured[1]} of {self.count} prompts under {', '.join(item.name for item in self.counterfactuals)}"
+        return Shown(title, tuple(profile.series(name) for name, profile in curves.items()))
+
+    def as_run(self) -> Record:
+        """As `record`, of no arguments."""
+        return self.record({})
 
     @cached_property
     def shifts(self) -> tuple[Shift, ...]:

@@ -31,6 +31,7 @@ from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
+from posbias.showing import Series, Showing, Shown
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile
 
@@ -47,8 +48,8 @@ THEORIES = ("rollout", "mean_field")
 Vector = Float64[np.ndarray, "n_positions"]
 
 
-@dataclass(frozen=True, eq=False)
-class Design:
+@dataclass(frozen=True, eq=False, repr=False)
+class Design(Showing):
     """An architecture for a target, and what it does at several lengths."""
 
     target: Target
@@ -106,9 +107,13 @@ class Design:
             raise UsageError(f"a design over {', '.join(self.over)} is no key bias, so no model can be given it")
         return KeyBiased([str(encoding) for encoding in layers])
 
-    def __repr__(self) -> str:
+    def shown(self) -> Shown:
+        """The profile designed, before and aimed at, at the longest length asked for; W1 to the target at all."""
         found = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
-        return f"Design({self.target} over {', '.join(self.over)}; W1 to the target, last position apart: {found})"
+        title = f"{self.target} over {', '.join(self.over)}; W1 to the target, last position apart: {found}"
+        n = max(self.lengths)
+        target = Series("target", self.targets[n] / self.targets[n].sum())
+        return Shown(title, (self.profiles[n].series("designed"), self.before[n].series("before"), target))
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:

@@ -16,7 +16,7 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.records import RECORD_FILE, load_record
+from posbias.records import MEASURED, RECORD_FILE, load_record
 from posbias.registry import Registry
 
 TARGETS: Registry["Target"] = Registry("target")
@@ -194,8 +194,8 @@ def _read_csv(path: Path) -> Vector:
 
 def _read_run(directory: Path, chosen: str) -> Vector:
     record = load_record(directory.parent if directory.name == RECORD_FILE else directory)
-    held = [name.removesuffix("/influence") for name in record.arrays if name.endswith("/influence")]
-    measured = [name for name in held if "measured" in name.split("/")]
+    held = record.profile_stems()
+    measured = [name for name in held if MEASURED in name.split("/")]
     allowed = [chosen] if chosen in held else [] if chosen else measured or held
     if len(allowed) != 1:
         raise UsageError(

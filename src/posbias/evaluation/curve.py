@@ -20,6 +20,7 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.records import plain
+from posbias.showing import Series, Showing, Shown
 from posbias.statistics import (
     CONFIDENCE,
     Estimate,
@@ -283,8 +284,8 @@ class MiddleLoss:
     n_samples: int
 
 
-@dataclass(frozen=True)
-class PositionCurve:
+@dataclass(frozen=True, repr=False)
+class PositionCurve(Showing):
     """Scores by position of the moved item."""
 
     positions: tuple[int, ...]
@@ -308,6 +309,17 @@ class PositionCurve:
     """Smallest true difference between two positions that is found with 80 % power after correction over all pairs."""
     gold_tokens: tuple[float, ...] | None = None
     """Mean token index of the item at each position, where the tokenizer is known."""
+
+    def shown(self, quantity: str = "score") -> Shown:
+        """Mean scores with their pointwise intervals, and the findings."""
+        value, low, high = (
+            np.array([getattr(mean, part) for mean in self.means], dtype=np.float64)
+            for part in ("value", "low", "high")
+        )
+        title = f"{quantity} at {len(self.positions)} positions, {self.n_samples} samples: {self.findings[0]}"
+        facts = {f"finding {number}": text for number, text in enumerate(self.findings, 1)}
+        series = (Series(quantity, value, low, high),)
+        return Shown(title, series, quantity, places=np.array(self.positions), facts=facts)
 
     @property
     def findings(self) -> tuple[str, ...]:

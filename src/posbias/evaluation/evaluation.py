@@ -41,6 +41,7 @@ from posbias.evaluation.verdicts import Verdicts, judge_verdicts
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.records import Record, load_record
+from posbias.showing import Showing, Shown
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "tokenizer", "method")
@@ -54,8 +55,8 @@ EFFORT = "effort"
 """Name of a piece's array that tells what the responses took and were expected to take, as UTF-8 bytes of JSON."""
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Showing):
     """What a model did with one task."""
 
     task: LanguageTask
@@ -80,6 +81,18 @@ class Evaluation:
     """Of everything the evaluation depends on."""
     seconds: float = 0.0
     """That the requests took, over all sittings."""
+
+    def shown(self) -> Shown:
+        """The curve of its first measure (accuracy, where answers were generated); `curves` has the others."""
+        if not self.curves:
+            return Shown(f"{self.task}: nothing was scored")
+        measure, curve = next(iter(self.curves.items()))
+        found = curve.shown(measure)
+        return replace(found, title=f"{self.task}; {found.title}")
+
+    def as_run(self) -> Record:
+        """As `evaluation_record`, of no arguments."""
+        return evaluation_record(self, {})
 
     @property
     def skipped(self) -> dict[int, int]:

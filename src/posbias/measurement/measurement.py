@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.checks import check_choice, check_seed, checked
+from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.engines import Arrays, Engine, Local, collect
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
+from posbias.measurement.tokens import TokenMap, token_texts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
@@ -26,6 +27,8 @@ from posbias.models.weights import network_sha256
 from posbias.parts import PartStore, made_by
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
+from posbias.records import Record, plain
+from posbias.showing import Showing, Shown
 from posbias.statistics import CONFIDENCE, estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
@@ -119,8 +122,8 @@ class DepthProfiles:
     standard_errors: Float64[np.ndarray, "count layers n_positions"] | None
 
 
-@dataclass(frozen=True, eq=False)
-class Measurement:
+@dataclass(frozen=True, eq=False, repr=False)
+class Measurement(Showing):
     """A model's influence profiles and mixing, with pointwise intervals over prompts."""
 
     kinds: tuple[Kind, ...]
@@ -148,6 +151,76 @@ class Measurement:
     """By kind, for models below float32: the profiles of the first prompts against those of a float32 copy."""
     model: dict[str, Any] | None = None
     """What `Model.describe` said before the first prompt, where prompts were kept in a directory; None elsewhere."""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """`Model.identity`; with the two below empty where single prompts were combined."""
+    prompts: Prompts | None = None
+    """What was read; in memory alone, as the tokenizer that shows it as text."""
+    tokenizer: Any = None
+
+    def shown(self) -> Shown:
+        """The profile of every kind."""
+        title = f"{', '.join(self.profiles)} of {self._source} on {self.count} prompts of {self.n_positions} tokens"
+        series = tuple(profile.series(name) for name, profile in self.profiles.items())
+        return Shown(title, series, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
+
+    def tokens(self, prompt: int = 0, *, kind: str | None = None, theory: Any = None) -> TokenMap:
+        """A prompt's text with every token's influence as a heat map, beside a theory's where one is given.
+
+        Args:
+            prompt: Which one, 0 ... count - 1.
+            kind: By default the first that was measured.
+            theory: A `Profile`, or a prediction, of which the profile of the same prompt is taken where it has one for
+                each.
+
+        Raises:
+            UsageError: no such prompt or kind, a theory over other positions, or prompts that were not kept.
+        """
+        if self.prompts is None:
+            raise UsageError(
+                "this measurement was combined from single prompts and holds no text; take that of measure"
+            )
+        check_whole("prompt", prompt, least=0, below=self.count, numpy=True)
+        name = next(iter(self.profiles)) if kind is None else kind
+        check_choice("kind", name, tuple(self.profiles))
+        norms, errors = self.per_prompt[name][prompt], self.standard_errors.get(name)
+        curves = [Profile.normalised(norms).series(name)]
+        if theory is not None:
+            profile: Any = getattr(theory, "profile", theory)
+            rows: Any = getattr(theory, "per_prompt", None)
+            if not isinstance(profile, Profile) or profile.n_positions != self.n_positions:
+                raise UsageError(
+                    f"theory must be a prediction or profile of {self.n_positions} positions, got {theory!r}"
+                )
+            paired = rows is not None and len(rows) == self.count
+            told = Profile.normalised(rows[prompt]) if paired else profile
+            curves.append(told.series(getattr(theory, "theory", "theory")))
+        texts = token_texts(self.prompts.token_ids[prompt], self.tokenizer)
+        return TokenMap(prompt, texts, tuple(curves), None if errors is None else errors[prompt] / norms.sum())
+
+    def as_run(self) -> Record:
+        """As a record that reports and comparisons read: without comparisons of its own and hashes of the weights.
+
+        `posbias.auditing.measuring.measurement_record` makes the whole one, given the model.
+        """
+        record = Record("measure", {}, seeds=dict(self.seeds))
+        prompts = None if self.prompts is None else self.prompts.describe()
+        model = self.model or self.identity
+        record.resolved = {
+            "title": self._source,
+            "model": model,
+            "prompts": prompts,
+            "measurement": plain(self.describe()),
+        }
+        for kind, profile in self.profiles.items():
+            parts = {**vars(profile), "per_prompt": self.per_prompt[kind]}
+            if self.options.averaging == "norms":
+                parts["scales"] = self.per_prompt[kind].sum(axis=1)
+            record.arrays |= {f"measured/{kind}/{part}": array for part, array in parts.items() if array is not None}
+        return record
+
+    @property
+    def _source(self) -> str:
+        return str(self.identity.get("source", "a model"))
 
     @property
     def count(self) -> int:
@@ -225,7 +298,8 @@ def measure(
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
     pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
-    return replace(combine(measured, kinds=resolved, seed=seed, options=options), model=described)
+    found = combine(measured, kinds=resolved, seed=seed, options=options)
+    return replace(found, model=described, identity=model.identity, prompts=prompts, tokenizer=model.tokenizer)
 
 
 def _settings(

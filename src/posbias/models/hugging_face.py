@@ -102,6 +102,11 @@ class HuggingFaceModel(Model):
         return view
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """As its origin says."""
+        return {"source": self.origin.source, "init_seed": self.origin.init_seed}
+
+    @property
     def intervention(self) -> str | None:
         """As the network itself is marked."""
         spelling: str | None = getattr(self.network, INTERVENTION_MARK, None)

@@ -86,6 +86,11 @@ class Model(ABC):
     """The process's peak while it loaded the weights; 0 where that is not known."""
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """Source and seed of the initialisation, as in `describe`; no weight is read."""
+        return {"source": "a model", "init_seed": None}
+
+    @property
     def intervention(self) -> str | None:
         """The spelling of what is replaced in the network at the moment, or None."""
         return None

@@ -18,14 +18,15 @@ from posbias.naming import Settings, curve_names, differing
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.registry import Registry
+from posbias.showing import Showing, Shown
 from posbias.statistics import Interval
 
 THEORIES: Registry["Theory"] = Registry("theory")
 """Complete once `posbias.theory.known_theories` was called: theories of models are imported when they are needed."""
 
 
-@dataclass(frozen=True, eq=False)
-class Prediction:
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(Showing):
     """A theory's profile and what it was computed for."""
 
     profile: Profile
@@ -59,6 +60,19 @@ class Prediction:
         """What it was computed for, by which curves are named: the theory and the architecture, per layer and head."""
         described = {} if self.architecture is None else self.architecture.describe()
         return {"theory": self.spelled or self.theory, **described, "positions": self.n_positions}
+
+    def shown(self) -> Shown:
+        """Its profile, by the theory's name."""
+        found = {
+            name: str(value) if isinstance(value, Interval) else f"{value:.4g}" for name, value in self.found.items()
+        }
+        caveats = {f"caveat {number}": caveat for number, caveat in enumerate(self.caveats, 1)}
+        title = f"{self.spelled or self.theory}, {self.n_positions} positions"
+        return Shown(title, (self.profile.series(self.theory),), facts=found | caveats)
+
+    def as_run(self) -> Record:
+        """As `record`, of no arguments."""
+        return self.record({})
 
     def record(
         self,

@@ -139,6 +139,11 @@ class ReferenceTransformer(Model):
         self.device = torch.device("cpu")
         self.origin = {"source": "reference"}
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """As its origin says."""
+        return {"init_seed": None, **self.origin}
+
     def to(self, device: str | torch.device) -> "ReferenceTransformer":
         """Move the model, in place."""
         self.device = torch.device(device)

@@ -1,0 +1,87 @@
+"""The heat map of a text shows the influence of every token beside the theory's."""
+
+import re
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.measurement.measurement import combine
+from posbias.measurement.prompt import measure_prompt
+from posbias.measurement.tokens import token_texts
+
+TEXTS = ["a fox <b>jumps", "over & under.."]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return pb.load_model(tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def measurement(model):
+    ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+    prompts = pb.load_prompts(ids, model, n_positions=14, count=2)
+    return pb.measure(model, prompts, kinds=["jacobian(probes=2)", "logit"])
+
+
+def spans(html):
+    """(colour, number in the tooltip, text) of every token."""
+    found = re.findall(
+        r'<span style="background:rgba\((.*?)\)" title="position \d+: (\S+) x uniform(.*?)">(.*?)</span>', html
+    )
+    return [(colour, float(number), rest, text) for colour, number, rest, text in found]
+
+
+def test_every_token_stands_with_its_influence_in_multiples_of_the_uniform_share(measurement):
+    shown = spans(measurement.tokens(prompt=1, kind="logit")._repr_html_())
+    assert "".join(text for *_, text in shown) == "over &amp; under.."
+    own = measurement.per_prompt["logit"][1]
+    np.testing.assert_allclose([number for _, number, _, _ in shown], 14 * own / own.sum(), rtol=5e-3)
+    for colour, number, rest, _ in shown:
+        assert colour.startswith("213,94,0" if number > 1 else "0,114,178")
+        assert rest == ""
+
+
+def test_markup_of_a_text_is_text(measurement):
+    html = measurement.tokens()._repr_html_()
+    assert "<b>jumps" not in html
+    assert "&lt;" in html
+    assert all("standard error of the probes" in rest for _, _, rest, _ in spans(html))
+
+
+def test_a_theory_stands_beside_with_its_profile_of_the_same_prompt(model, measurement):
+    theory = pb.predict(model, 14, theory="power_rollout", prompts=measurement.prompts)
+    shown = spans(measurement.tokens(prompt=1, theory=theory)._repr_html_())[14:]
+    np.testing.assert_allclose([number for _, number, _, _ in shown], 14 * theory.per_prompt[1], rtol=5e-3)
+    of_architecture = pb.predict(pb.Architecture(depth=2), 14)
+    assert len(spans(measurement.tokens(theory=of_architecture.profile)._repr_html_())) == 28
+
+
+def test_wrong_requests_are_refused(measurement, model):
+    for arguments, said in (
+        ({"prompt": 2}, "prompt must be a whole number in"),
+        ({"kind": "fisher"}, "kind must be one of jacobian, logit"),
+        ({"theory": pb.uniform_profile(3)}, "prediction or profile of 14 positions"),
+        ({"theory": "rollout"}, "prediction or profile of 14 positions"),
+    ):
+        with pytest.raises(pb.UsageError, match=said):
+            measurement.tokens(**arguments)
+    alone = combine(
+        [measure_prompt(model, measurement.prompts.token_ids[0], kinds=measurement.kinds[1:], key=(0, 0))],
+        kinds="logit",
+    )
+    with pytest.raises(pb.UsageError, match="holds no text"):
+        alone.tokens()
+
+
+def test_texts_of_tokens_join_to_the_text(tiny_llama, model):
+    text = "one two\n\nthree, four"
+    ids = np.array(model.tokenizer(text)["input_ids"], dtype=np.int64)
+    assert "".join(token_texts(ids, model.tokenizer)) == text
+    assert token_texts(ids[:2], None) == (f"#{ids[0]} ", f"#{ids[1]} ")
+
+
+def test_no_text_is_kept_in_a_record(measurement, tmp_path):
+    measurement.save(tmp_path / "run")
+    assert all(b"jumps" not in path.read_bytes() for path in (tmp_path / "run").iterdir())
