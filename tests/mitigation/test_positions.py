@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posbias.errors import UsageError
-from posbias.mitigation import mitigated
+from posbias.mitigation import mitigated, positions
 from tiny_families import VOCABULARY, shaken_model
 
 POSITIONS = 14
@@ -157,6 +157,29 @@ def test_blocks_of_queries_are_all_queries_at_once(monkeypatch):
         whole = logits_of(model, tokens)
         monkeypatch.setattr("posbias.mitigation.positions.BLOCK", 4)
         torch.testing.assert_close(logits_of(model, tokens), whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS[:3])
+def test_a_step_of_decoding_turns_the_new_key_alone_and_a_cut_cache_all(method, monkeypatch):
+    model, tokens, turned = model_of("llama"), token_ids(), []
+    original = positions.turned_by
+    monkeypatch.setattr(positions, "turned_by", lambda keys, *by: turned.append(keys.shape[2]) or original(keys, *by))
+    with under(model, method):
+        whole = logits_of(model, tokens)
+        cache = model.network(input_ids=tokens[:, :11], use_cache=True).past_key_values
+        for place in (11, 12, 13):
+            turned.clear()
+            found = model.network(input_ids=tokens[:, place : place + 1], past_key_values=cache).logits
+        assert max(turned) == 1
+        torch.testing.assert_close(found[:, 0], whole[:, 13], rtol=1e-4, atol=1e-4)
+        cache.crop(-2)
+        found = model.network(input_ids=tokens[:, 13:], past_key_values=cache).logits
+        assert max(turned) == 13
+        cache.crop(-1)
+        for place in (12, 13):
+            found = model.network(input_ids=tokens[:, place : place + 1], past_key_values=cache).logits
+        torch.testing.assert_close(found[:, 0], whole[:, 13], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

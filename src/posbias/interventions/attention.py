@@ -7,6 +7,7 @@ caches, batches with padding, grouped heads and windows go on as they are.
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ CACHES = ("past_key_values", "layer_past")
 """Under which names attention modules are given their cache."""
 GROUPS = "num_key_value_groups"
 """Attribute of an attention module: how many heads share a key head."""
+ROOM = 64
+"""Positions for which there is room behind kept keys, beside a quarter of their number."""
 ALIGNMENT = 8
 """Features of a head are filled up to a multiple of this, which kernels are quick at."""
 
@@ -56,6 +59,8 @@ class AttentionCall:
     padded (padding counts as 0)."""
     key_positions: Int[Tensor, "_ key"]
     kernel: Callable[..., Attended]
+    held: Tensor | None = None
+    """The tensor of keys that the layer's cache held before the call; None where there was none, or it is not known."""
 
     @property
     def scaling(self) -> float:
@@ -162,12 +167,20 @@ class Padding:
 
     def __init__(self) -> None:
         self.slots: Tensor | None = None
+        self._known: dict[tuple[int, int], Tensor] = {}
 
     def read(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook on the whole network: its two-dimensional mask, if any."""
         shown = named.get("attention_mask")
         padded = isinstance(shown, Tensor) and shown.ndim == 2 and not bool(shown.all())
         self.slots = (shown.cumsum(-1) == 0).sum(-1) if padded else None  # type: ignore[union-attr]
+        self._known.clear()
+
+    def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
+        """`positions` of the slots first ... last - 1, made once for all layers of a pass."""
+        if (first, last) not in self._known:
+            self._known[first, last] = self.positions(torch.arange(first, last, device=device))
+        return self._known[first, last].to(device)
 
     def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
         """Where the tokens in some slots of a batch stand in their prompts; padding counts as 0."""
@@ -178,8 +191,12 @@ class Padding:
 
 def past_length(module: nn.Module, named: dict[str, Any]) -> int:
     """Slots that came before those which an attention module is about to read."""
-    cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
+    cache = _cache(named)
     return 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+
+
+def _cache(named: dict[str, Any]) -> Any:
+    return next((named[name] for name in CACHES if named.get(name) is not None), None)
 
 
 class _Site:
@@ -189,6 +206,7 @@ class _Site:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         self.layer, self.attend, self.padding, self.past = layer, attend, padding, 0
+        self.held: Tensor | None = None
         home = vars(sys.modules[type(module).__module__])
         implementation: Any = module.config
         self.kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -198,12 +216,14 @@ class _Site:
     def read(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook on the attention module, before its cache is extended."""
         self.past = past_length(module, named)
+        layers = getattr(_cache(named), "layers", ())
+        index: Any = module.layer_idx
+        self.held = getattr(layers[index], "keys", None) if index < len(layers) else None
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> Attended:
         total = self.past + query.shape[2]
-        slots = torch.arange(max(total, key.shape[2]), device=query.device)
         first = max(0, total - key.shape[2])  # a window's cache holds no others; a static one has room behind
         return self.attend(
             AttentionCall(
@@ -214,9 +234,10 @@ class _Site:
                 value=value,
                 mask=mask,
                 options=options,
-                query_positions=self.padding.positions(slots[self.past : total]),
-                key_positions=self.padding.positions(slots[first : first + key.shape[2]]),
+                query_positions=self.padding.between(self.past, total, query.device),
+                key_positions=self.padding.between(first, first + key.shape[2], query.device),
                 kernel=self.kernel,
+                held=self.held,
             )
         )
 
@@ -269,6 +290,35 @@ def attending(model: HuggingFaceModel, intervention: Intervention | str, attend:
         for module, config in zip(modules, own, strict=True):
             module.config = config
             vars(module).pop(SITE, None)
+
+
+class KeptKeys:
+    """Keys as a method changes them, kept beside the cache, so that a step of decoding changes the new ones alone.
+
+    They serve the next single query of a layer while its cache goes on from the very tensor of the last; after anything
+    else (a prompt, a window that moves on, a cache that was cut or reordered, or is filled in place) all are changed.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[Tensor], object, Tensor]] = {}
+
+    def of(self, call: AttentionCall, mark: object, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """What `change` makes of keys and their positions, each on its own; of another `mark` all are changed anew."""
+        kept, total, done = self._kept.pop(call.layer, None), call.key.shape[2], 0
+        if call.query.shape[2] > 1 or call.key.requires_grad or call.held is call.key:
+            return change(call.key, call.key_positions)
+        if kept is not None and call.held is not None:
+            last, own, room = kept
+            done = call.held.shape[2] if last() is call.held and own is mark else 0
+        new = change(call.key[:, :, done:], call.key_positions[:, done:])
+        if not done or room.shape[2] < total:
+            larger = new.new_empty(*new.shape[:2], total + total // 4 + ROOM, new.shape[3])
+            if done:
+                larger[:, :, :done] = room[:, :, :done]
+            room = larger
+        room[:, :, done:total] = new
+        self._kept[call.layer] = weakref.ref(call.key), mark, room
+        return room[:, :, :total]
 
 
 def turned(

@@ -18,6 +18,7 @@ from posbias.errors import UsageError
 from posbias.interventions.attention import (
     Attended,
     AttentionCall,
+    KeptKeys,
     attending,
     rotary_frequencies,
     turned_by,
@@ -31,7 +32,7 @@ VARIANTS = ("as_described", "as_released")
 AWARE = 3.0
 """A key counts towards a head's position-awareness if its weight is more than so many times the mean."""
 BLOCK = 128
-"""Queries whose shifted logits are formed at once."""
+"""Queries that attend at once where some keys are far for a part of them."""
 BATCHED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
 """What a network is given with one row for each prompt."""
 Frequencies = Float[Tensor, "pair"] | None
@@ -83,6 +84,7 @@ class MsPoe(Mitigation):
         tables = _tables(frequencies, lambda own: self.strength * (1 / ratios.to(own) - 1)[:, None] * own)
         back = _tables(frequencies, lambda own: -own[None])
         ranked: dict[int, Tensor] = {}
+        kept = KeptKeys()
         ranking_at = passages[-1][1] - 1
 
         def attend(call: AttentionCall) -> Attended:
@@ -93,13 +95,14 @@ class MsPoe(Mitigation):
                 ranked[call.layer] = self._indices(call, ranking_at, back[call.layer])
             indices = ranked[call.layer]
             query = table.turn(call.query, call.query_positions, indices)
-            if self.variant == "as_released":
-                key = table.turn(call.key, call.key_positions, indices[:, :: call.group])
-                return call.run(query=query, key=key)
-            if call.group == 1:
-                return call.run(query=query, key=table.turn(call.key, call.key_positions, indices))
-            key = table.turn(call.key.repeat_interleave(call.group, 1), call.key_positions, indices)
-            return call.run(query=query, key=key, value=call.value.repeat_interleave(call.group, 1))
+            shared = self.variant == "as_released" or call.group == 1
+            own, repeated = (indices[:, :: call.group], 1) if shared else (indices, call.group)
+
+            def turn(keys: Tensor, positions: Tensor) -> Tensor:
+                return table.turn(keys.repeat_interleave(repeated, 1), positions, own)
+
+            key = kept.of(call, indices, turn)
+            return call.run(query=query, key=key, value=call.value.repeat_interleave(repeated, 1))
 
         with attending(model, self, attend):
             yield
@@ -145,7 +148,7 @@ class ShiftedDistances(Mitigation):
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
-        """Turn a copy of the queries back; the difference it makes to far keys' logits goes into the mask, by block."""
+        """Turn far keys to where they seem to stand; those far for some queries of a block alone stand there twice."""
         frequencies = turning(model, self)
         implementation = getattr(model.config, "_attn_implementation", None)
         if implementation not in ("eager", "sdpa"):
@@ -155,21 +158,21 @@ class ShiftedDistances(Mitigation):
             shift = int(getattr(model.config, "max_position_embeddings", None) or 0) // 3
         if self.window > shift:
             raise UsageError(f"shifted_distances: window must lie in [0, {shift}] (shift), got {self.window}")
-        angles = [None if own is None else self.strength * (self.window - shift) * own for own in frequencies]
+        angles = [None if own is None else self.strength * (shift - self.window) * own for own in frequencies]
         turns = [None if angle is None else (angle.cos(), angle.sin()) for angle in angles]
+
+        kept = KeptKeys()
 
         def attend(call: AttentionCall) -> Attended:
             turn = turns[call.layer]
             reach = int(call.query_positions.max()) - int(call.key_positions.min())
             if turn is None or reach < shift:
                 return call.run()
-            moved = (turned_by(call.query, *turn) - call.query) * call.scaling
+            far = kept.of(call, None, lambda keys, _: turned_by(keys, *turn))
             if call.query.shape[2] <= BLOCK:
-                return _with_far(call, moved, shift)
-            blocks = []
-            for first in range(0, call.query.shape[2], BLOCK):
-                rows = slice(first, first + BLOCK)
-                blocks.append(_with_far(_block(call, rows), moved[:, :, rows], shift))
+                return _with_far(call, far, shift)
+            rows = range(0, call.query.shape[2], BLOCK)
+            blocks = [_with_far(_block(call, slice(first, first + BLOCK)), far, shift) for first in rows]
             weights = [own for _, own in blocks if own is not None]
             return torch.cat([output for output, _ in blocks], 1), torch.cat(weights, 2) if weights else None
 
@@ -200,6 +203,10 @@ class RotaryBases(Mitigation):
         for base in self.bases:
             check_number("rotary_bases: bases", base, above=0.0)
         object.__setattr__(self, "bases", tuple(map(float, self.bases)))
+
+    def passes(self, n_passages: int) -> int:
+        """One for each base."""
+        return len(self.bases)
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -331,21 +338,33 @@ def _block(call: AttentionCall, rows: slice) -> AttentionCall:
     )
 
 
-def _with_far(call: AttentionCall, moved: Float[Tensor, "batch head query feature"], shift: int) -> Attended:
-    """Attention with what moved queries add to the logits of keys at least `shift` away."""
-    shown = _shown(call, slice(None))
-    distance = call.query_positions[:, None, :, None] - call.key_positions[:, None, None]
-    far = (distance >= shift) & shown
-    last = int((far.any(0)[0].any(0) * torch.arange(1, far.shape[-1] + 1, device=far.device)).max())
+def _with_far(call: AttentionCall, far_keys: Float[Tensor, "batch key_head _ feature"], shift: int) -> Attended:
+    """Attention with other keys where they are at least `shift` away.
+
+    Where that differs between the queries, a key stands there as both, and every query sees one of them.
+    """
+    far = call.query_positions[:, None, :, None] - call.key_positions[:, None, None] >= shift
+    counts = far.sum(-1)
+    first, last = int(counts.min()), int(counts.max())
+    key = torch.cat([far_keys[:, :, :last], call.key[:, :, first:]], 2)
+    if first == last and (call.mask is not None or call.query.shape[2] == 1):
+        return call.run(key=key)
+    mask, n_keys = call.mask, call.key.shape[2]
     lowest = torch.finfo(call.query.dtype).min
-    mask = call.mask
     if mask is None or mask.dtype == torch.bool:
+        shown = _shown(call, slice(None))
         mask = torch.zeros(shown.shape, dtype=call.query.dtype, device=shown.device).masked_fill(~shown, lowest)
-    if last == 0:
-        return call.run(mask=mask.expand(len(call.query), -1, -1, -1))
-    grouped = moved.reshape(len(moved), -1, call.group, *moved.shape[2:])
-    added = (grouped @ call.key[:, :, None, :last].transpose(-1, -2)).flatten(1, 2)
-    added = added.masked_fill(~far[..., :last], 0.0)
-    whole = mask.expand(len(added), added.shape[1], -1, -1).clone()
-    whole[..., :last] += added
-    return call.run(mask=whole.clamp(min=lowest))
+    both = [
+        mask[..., :last].masked_fill(~far[..., :last], lowest),
+        mask[..., first:].masked_fill(far[..., first:], lowest),
+    ]
+    value = torch.cat([call.value[:, :, :last], call.value[:, :, first:]], 2)
+    mask = torch.cat(both, -1).expand(len(call.query), -1, -1, -1)
+    places = torch.cat([call.key_positions[:, :last], call.key_positions[:, first:]], 1)
+    output, weights = call.run(key=key, value=value, mask=mask, key_positions=places)
+    if weights is not None:
+        seen = weights
+        weights = seen.new_zeros(*seen.shape[:-1], n_keys)
+        weights[..., :last] = seen[..., :last]
+        weights[..., first:] += seen[..., last:]
+    return output, weights

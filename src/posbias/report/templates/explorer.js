@@ -156,20 +156,23 @@ function send(wanted) {
   $("picture").className = "busy";
 }
 
+function giveUp() {
+  if (asked) hire();
+  [asked, next] = [null, null];
+}
+
 function ask() {
   let wanted;
   try {
     wanted = question();
   } catch (error) {
+    giveUp();
     refuse(error.message);
     return;
   }
   const { spec, target } = wanted;
   const steps = spec.n * spec.mixing.length * (target ? 30 : new Set(spec.slopes).size || 1);
-  if (asked && (steps < AT_ONCE || performance.now() - since > PATIENCE)) {
-    hire();
-    [asked, next] = [null, null];
-  }
+  if (steps < AT_ONCE || performance.now() - since > PATIENCE) giveUp();
   if (steps < AT_ONCE) show(attempt(wanted), wanted);
   else if (asked) next = wanted;
   else send(wanted);
@@ -284,7 +287,7 @@ function fill() {
     const [, least, most, , way] = NUMBERS[name];
     const own = name === "mixing" && state.mixing === "measured";
     const value = own ? meanMixing() : state[name];
-    if (document.activeElement !== $(name)) $(name).value = own ? "" : (value ?? "");
+    $(name).value = own ? "" : (value ?? "");
     $(name).placeholder = own ? `~${value.toFixed(3)}` : "";
     const slider = $(`slide-${name}`);
     slider.value = way === "log" ? Math.log(value / least) / Math.log(most / least) : (value ?? least);
@@ -324,8 +327,8 @@ function recall() {
   const found = { ...PLAIN };
   for (const [name, text] of new URLSearchParams(location.hash.slice(1))) {
     if (name in NUMBERS) found[name] = checked(name, text) ?? found[name];
-    else if (name in CHOICES && text in CHOICES[name][1]) found[name] = text;
-    else if (name === "preset" && text in GIVEN.presets) found.preset = text;
+    else if (name in CHOICES && Object.hasOwn(CHOICES[name][1], text)) found[name] = text;
+    else if (name === "preset" && Object.hasOwn(GIVEN.presets, text)) found.preset = text;
     else if ((name === "axis" || name === "drawnOn") && (text === "position" || text === "distance"))
       found[name] = text;
     else if (name === "points" && /^[0-9a-z]+$/.test(text) && text.length === 2 * POINTS) {

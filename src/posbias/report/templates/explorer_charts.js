@@ -180,6 +180,14 @@ function resample() {
   state.drawnOn = state.axis;
 }
 
+/** The drawn curve at the height at which it is shown, scaled to a whole: the pencil goes on where the line is. */
+function settle() {
+  resample();
+  if (!shown.wanted) return;
+  const offset = Math.log(shown.wanted[0] * shown.spec.n) - curve()[0];
+  state.points = curve().map((value) => bounded(value + offset));
+}
+
 const bounded = (value) => Math.max(-NATS, Math.min(NATS, value));
 
 function put(k, value) {
@@ -228,15 +236,17 @@ function listenToPencil() {
     if (!drawing || !shown) return;
     event.preventDefault();
     $("chart").setPointerCapture(event.pointerId);
-    resample();
+    settle();
     stroke = { range: canvas.range };
     point(event);
   });
   $("chart").addEventListener("pointermove", point);
-  $("chart").addEventListener("pointerup", () => {
-    stroke = null;
-    draw();
-  });
+  for (const end of ["pointerup", "pointercancel"]) {
+    $("chart").addEventListener(end, () => {
+      stroke = null;
+      draw();
+    });
+  }
   $("chart").addEventListener("pointerleave", () => {
     cursor = null;
     if (!stroke) draw();
@@ -249,7 +259,7 @@ function listenToPencil() {
     const k = Math.round((cursor ?? 0) * (POINTS - 1));
     cursor = Math.max(0, Math.min(POINTS - 1, k + (moves[event.key] ?? 0))) / (POINTS - 1);
     if (event.key in turns) {
-      resample();
+      settle();
       put(k, curve()[k] + turns[event.key]);
     } else draw();
   });
