@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from posbias.report.interactive import interactive
 
 from posbias.architecture import Architecture
+from posbias.drawing.interactive import interactive
 from posbias.drawing.static import png_of
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer

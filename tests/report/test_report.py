@@ -135,6 +135,7 @@ def test_the_summary_is_plain_in_a_pipe_and_ruled_on_a_terminal(audit_record: Bu
     row = next(line for line in lines if "power rollout" in line)
     assert "[bold]odd[/bold] as trained" in row
     assert row.endswith("closer"), "nothing is wrapped, however narrow the pipe"
+    assert lines[-3:] == list(report.verdict), "the answer comes last"
     assert "━" in ruled.getvalue()
     assert "[bold]odd[/bold]" in ruled.getvalue()
     for text in (plain.getvalue(), ruled.getvalue()):

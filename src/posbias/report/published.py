@@ -81,14 +81,15 @@ def _value(entry: Stored) -> str:
 def reproduction_report(record: Record) -> Report:
     """What the paper reports, and what came out."""
     found, figures = record.scalars, stored_figures(record)
+    said = found["statements"]  # among them the count of verdicts, "Of 13 published findings: ..."
     tables = [Table(table["title"], table["header"], table["cells"]) for table in found["tables"]]
     return Report(
         record.resolved["title"],
         kicker=f"posbias · a published experiment, run again · {found['paper']}",
-        verdict=found["statements"][:1],
+        verdict=[next((text for text in said if text.startswith("Of ")), said[0])] if said else [],
         picture=figures[:1],
         summary=tables[:1],
-        statements=found["statements"],
+        statements=said,
         figures=figures[1:],
         tables=tables[1:],
         record=record,
