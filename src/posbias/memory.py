@@ -33,13 +33,23 @@ UNKNOWN = 600 * 10**6
 """What Python and all of that take together, where the system does not say."""
 
 
+_kept = False
+"""Whether this process was told last to keep what it frees."""
+
+
 def keep_freed_memory() -> None:
     """Let this process keep up to 512 MiB of what it frees, for the next allocation; only glibc has the setting.
 
-    Training allocates and frees the same megabytes at every step. By default glibc returns them each time,
-    and the kernel clears every page anew: up to a fifth of the processor time (benchmarks/train).
+    Training and passes allocate and free the same megabytes again and again. Where they are returned each time, the
+    kernel clears every page anew: up to a fifth of the processor time of training (benchmarks/train), a third of a
+    measurement's.
     """
     _allocate(kept=KEPT, mapped_from=MAPPED_FROM)
+
+
+def keeps_freed_memory() -> bool:
+    """Whether this process keeps what it frees."""
+    return _kept
 
 
 def give_back_freed_memory() -> None:
@@ -55,6 +65,8 @@ def give_back_freed_memory() -> None:
 
 
 def _allocate(*, kept: int, mapped_from: int) -> None:
+    global _kept
+    _kept = kept == KEPT
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if setting is not None:
         setting(M_TRIM_THRESHOLD, kept)

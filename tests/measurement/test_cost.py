@@ -14,11 +14,12 @@ import posbias as pb
 from model_inputs import reset_peak
 from posbias.errors import RunError, UsageError
 from posbias.measurement.cost import calibrate, estimate_cost, peak_tensor_bytes, preflight, weights_in_place
-from posbias.measurement.cost_estimate import HEADROOM, MARGIN, CostEstimate, free_bytes
+from posbias.measurement.cost_estimate import HEADROOM, KEPT_HEADROOM, MARGIN, CostEstimate, free_bytes
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.memory import (
     available_bytes,
+    keeps_freed_memory,
     parse_bytes,
     peak_bytes,
     resident_bytes,
@@ -130,7 +131,7 @@ def test_a_float32_copy_counts_once_and_turning_it_off_is_advised(deep_model, mo
         (half, 0.1, r"try a smaller model; \d+ KB would do for 8 positions"),
     ):
         settings = {"kinds": KINDS, "options": pb.MeasureOptions()}
-        allowed = int(share * preflight(model, prompts, **settings)["peak_bytes"])
+        allowed = int(share * estimate_cost(model, 64, kinds=KINDS).needed(1))
         with pytest.raises(UsageError, match=f"{advised}$"):
             preflight(model, prompts, **settings, max_memory=allowed)
 
@@ -171,7 +172,7 @@ def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
         raise RunError("no")
 
     said = []
-    monkeypatch.setattr("posbias.measurement.cost.measure_prompt", fail)
+    monkeypatch.setattr("posbias.measurement.measurement.measure_prompt", fail)
     monkeypatch.setattr("posbias.measurement.cost.announce", said.append)
     prompts = Prompts(np.arange(64).reshape(2, 32))
     assert preflight(deep_model, prompts, kinds=KINDS, options=pb.MeasureOptions()) == {}
@@ -261,6 +262,20 @@ def test_a_run_that_cannot_fit_is_refused_with_what_would():
     replace(ESTIMATE, n_positions=8).check(max_memory=1_100_000)
 
 
+def test_freed_memory_is_kept_where_its_holes_fit(deep_model):
+    able = replace(ESTIMATE, may_keep=True)
+    room = 10**6 + int(KEPT_HEADROOM * 3_000_000)
+    assert able.keeping(max_memory=room).needed(1) == room
+    assert able.keeping(max_memory=room - 1) is None
+    assert ESTIMATE.keeping(max_memory=10**12) is None
+    prompts = Prompts(np.arange(128).reshape(2, 64) % 64)
+    settings = {"kinds": KINDS, "max_memory": 10**12}
+    for checkpointing in (False, True):
+        options = pb.MeasureOptions(passes=PassOptions(checkpointing=checkpointing))
+        preflight(deep_model, prompts, options=options, **settings)
+        assert keeps_freed_memory() is not checkpointing
+
+
 def test_workers_each_hold_the_weights():
     assert ESTIMATE.needed(3) == 4 * 10**6 + 3 * ESTIMATE.passes_bytes
     assert ESTIMATE.describe(10, workers=4)["seconds"] == 6.0
@@ -285,7 +300,7 @@ def test_the_peak_of_loading_is_told_and_counts_for_workers_who_load_too():
 
 def test_work_repeated_at_every_position_is_timed_a_power_higher(deep_model, monkeypatch):
     model = deep_model
-    clock = iter([0.0, 1.0, 0.0, 4.0, 0.0, 1.0, 0.0, 2.0])
+    clock = iter([0.0, 1.0, 3.0, 7.0, 0.0, 1.0, 2.5, 4.5])
     monkeypatch.setattr("posbias.measurement.cost.time.perf_counter", lambda: next(clock))
     each, once = (calibrate(model, 1024, lambda ids: torch.zeros(len(ids))).seconds for _ in range(2))
     assert each == pytest.approx(2 * once * 8)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.auditing.run import ARCHITECTURE_THEORIES, architecture_theories, prompt_theories, theories_of_tokens
+from posbias.auditing.run import ARCHITECTURE_THEORIES, architecture_theories, beside_measured, prompt_theories
 from posbias.checks import checked
 from posbias.directories import held
 from posbias.evaluation import (
@@ -128,20 +128,21 @@ class Weighing:
         """Profiles of one prompt, each summing to 1, by name."""
         arrays: dict[str, np.ndarray] = {}
         mixing = None
-        for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
-            kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
-            if not kinds:
-                continue
-            key = (self.evaluation.options.seed, index)
-            passes = PassOptions(output=output, precision_prompts=0)
-            measured = measure_prompt(self.model, token_ids, kinds=kinds, key=key, options=passes)
-            for kind, norms in measured.norms.items():
-                arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
-            mixing = measured.mixing
+        with prompt_theories(self.model, token_ids, initialisation=None) as read_prompt:
+            for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
+                kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
+                if not kinds:
+                    continue
+                key = (self.evaluation.options.seed, index)
+                passes = PassOptions(output=output, precision_prompts=0)
+                measured = measure_prompt(self.model, token_ids, kinds=kinds, key=key, options=passes)
+                for kind, norms in measured.norms.items():
+                    arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
+                mixing = measured.mixing
         theories, left_out = architecture_theories(self.model, len(token_ids), mixing)
         arrays |= {name: entry.profile.influence for name, entry in theories.items()}
         if self.plan.prompt_theories:
-            read, refused = prompt_theories(self.model, token_ids, mixing=mixing, initialisation=None)
+            read, refused = read_prompt(mixing)
             arrays |= {name: values / values.sum() for name, values in read.items()}
             left_out = [*left_out, *refused]
         return {**arrays, **{LEFT_OUT + reason: np.zeros(0) for reason in left_out}}
@@ -198,7 +199,7 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
     if not fitting:
         return replace(plan, cost={})
     longest = max(fitting)
-    theories = theories_of_tokens(model, initialised=False) if plan.prompt_theories else None
+    theories = beside_measured if plan.prompt_theories else None
     estimate = estimate_cost(
         model, longest, kinds=plan.resolved, passes=PassOptions(precision_prompts=0), beside=theories
     )

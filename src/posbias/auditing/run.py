@@ -9,7 +9,8 @@ From a prompt's forward activations: the rollout of the model's own attention an
 mean field.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from posbias.comparison import Contrast, Subject, TheoryProfile, compare_subject
 from posbias.engines import Engine, Local, collect
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.blocks import named_blocks
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import MeasureOptions, RunOptions, Unit, UnitWork, combine
@@ -43,7 +43,7 @@ from posbias.showing import Showing, Shown
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
-from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
+from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, trace_of_first_pass
 
 MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
@@ -92,37 +92,34 @@ SAMPLED_HEADS = 64
 """Heads per layer that mean field draws at every initialisation, where it has to: as networks of the model's own."""
 
 
+@contextmanager
 def prompt_theories(
-    model: Model,
-    token_ids: Int64[np.ndarray, "n_positions"],
-    *,
-    mixing: Float64[np.ndarray, "layers"] | None,
-    initialisation: int | None,
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Predictions that read the prompt, by name, and a sentence for each theory that does not apply.
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, initialisation: int | None
+) -> Iterator[Callable[[Float64[np.ndarray, "layers"] | None], tuple[dict[str, np.ndarray], list[str]]]]:
+    """Predictions that read the prompt, from its forward pass where that is the first one within the context.
 
     Args:
         model: In the state that is measured.
         token_ids: The prompt.
-        mixing: Measured on this prompt (mean over tokens); None without a family description.
         initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
 
-    Returns:
-        A profile [n_positions] of each theory; of mean field [network n_positions], of which it is the mean, with a
-        single row where it draws no heads.
+    Yields:
+        A function, for when the pass is over, of the mixing measured on this prompt (mean over tokens; None without a
+        family description). It gives a profile [n_positions] of each theory by name, of mean field
+        [network n_positions], of which it is the mean, with a single row where it draws no heads; and a sentence for
+        each theory that does not apply.
     """
-    theories: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: power_rollout_prompt(model, token_ids)}
-    if mixing is not None:
-        theories["attention_rollout"] = lambda: attention_rollout_prompt(model, token_ids, mixing.tolist())
-    if initialisation is not None:
-        theories["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
-    return _applicable(theories)
+    with trace_of_first_pass(model, token_ids) as traced:
 
+        def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[str]]:
+            found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
+            if mixing is not None:
+                found["attention_rollout"] = lambda: attention_rollout_of(traced(), mixing.tolist())
+            if initialisation is not None:
+                found["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
+            return _applicable(found)
 
-def theories_of_tokens(model: Model, *, initialised: bool) -> Callable[[Int64[np.ndarray, "n"]], Any]:
-    """`prompt_theories` as work on token ids alone, for an estimate of its cost; any mixing costs the same."""
-    mixing = np.full(len(named_blocks(model.network)), 0.5)
-    return lambda ids: prompt_theories(model, ids, mixing=mixing, initialisation=0 if initialised else None)
+        yield theories
 
 
 def architecture_theories(
@@ -173,17 +170,23 @@ LEFT_OUT = "left_out/"
 """As in what a prompt's measurement is stored as, so that its reasons stand with the measurement's own."""
 
 
+@contextmanager
 def beside_measured(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit, measured: PromptMeasurement
-) -> dict[str, np.ndarray]:
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit
+) -> Iterator[Callable[[PromptMeasurement], dict[str, np.ndarray]]]:
     """The theories that read one unit's prompt; what is left out travels as the names of empty arrays."""
     number = None if unit.init_seed is None else unit.prompt
-    found, left_out = prompt_theories(model, token_ids, mixing=measured.mixing, initialisation=number)
-    return {
-        **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
-        **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
-        **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
-    }
+    with prompt_theories(model, token_ids, initialisation=number) as theories:
+
+        def arrays(measured: PromptMeasurement) -> dict[str, np.ndarray]:
+            found, left_out = theories(measured.mixing)
+            return {
+                **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
+                **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
+                **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
+            }
+
+        yield arrays
 
 
 def examine(
@@ -316,7 +319,7 @@ def _run(
         kinds=options.kinds,
         options=MeasureOptions(passes=options.passes, run=RunOptions(options.engine)),
         max_memory=options.max_memory,
-        beside=theories_of_tokens(model, initialised=INITIALISED in states),
+        beside=beside_measured,
         units=[unit for units in states.values() for unit in units],
     )
     examined = [

@@ -31,19 +31,21 @@ from posbias.engines.engine import (
     pinned,
 )
 from posbias.errors import RunError, UsageError
-from posbias.memory import give_back_freed_memory
+from posbias.memory import give_back_freed_memory, keep_freed_memory, keeps_freed_memory
 
 ORPHANED_SECONDS = 0.5
 """How often a worker looks whether its run is there."""
 
 
-def serve(descriptor: int, run: int) -> None:
+def serve(descriptor: int, run: int, keeps: bool) -> None:
     """Answer the requests that arrive on an open pipe, while process `run`, which started this one, lives.
+
+    Freed memory is treated as in that process, whose estimate speaks of this one: `keeps` says whether it is kept.
 
     The first message is (pickled workload, threads); every later one a unit. Each answer is ("done", arrays),
     ("usage", message) or ("failed", message); the first answer says whether preparing worked.
     """
-    give_back_freed_memory()  # as in the process whose estimate speaks of this one
+    (keep_freed_memory if keeps else give_back_freed_memory)()
     threading.Thread(target=_end_with, args=(run,), daemon=True).start()
     with Connection(descriptor) as pipe:
         try:
@@ -211,7 +213,7 @@ class _Crew:
 def _start(packed: bytes, threads: int) -> _Worker:
     ours, theirs = Pipe()
     # This interpreter's own search path, so that the worker finds the same modules.
-    served = f"{theirs.fileno()}, {os.getpid()}"
+    served = f"{theirs.fileno()}, {os.getpid()}, {keeps_freed_memory()}"
     code = f"import sys; sys.path[:] = {sys.path!r}; from posbias.engines.local import serve; serve({served})"
     with theirs:
         process = subprocess.Popen(

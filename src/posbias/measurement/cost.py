@@ -28,10 +28,9 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import named_blocks
 from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.measurement import MeasureOptions, Unit
+from posbias.measurement.measurement import Beside, MeasureOptions, Unit, UnitWork
 from posbias.measurement.outputs import PassOptions
-from posbias.measurement.prompt import measure_prompt
-from posbias.memory import beside_weights, give_back_freed_memory
+from posbias.memory import beside_weights, give_back_freed_memory, keep_freed_memory
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED, not_convertible
 from posbias.progress import announce, report
@@ -91,8 +90,6 @@ SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""
 SHORTEST = 3
 """Of their tokens for the shortest prompts: attention statistics take no fewer."""
-LATER_PROMPT = 1 << 20
-"""A number that no prompt of a run's beginning has."""
 HALVED = 0.75
 """Most that passes take in bfloat16 of what they take in float32: norms and losses stay in float32."""
 
@@ -106,32 +103,31 @@ def estimate_cost(
     *,
     kinds: str | Kind | Sequence[str | Kind],
     passes: PassOptions | None = None,
-    beside: Work | None = None,
+    beside: Beside | None = None,
 ) -> CostEstimate | None:
-    """What `measure_prompt` will take at a length, from a few runs at up to 128 positions; None where these fail.
+    """What one prompt will take at a length, from a few runs at up to 128 positions; None where these fail.
 
-    `beside` is what follows on the same prompt. An output that lies beyond the short runs is taken as the last
-    position's, whose passes are as large.
+    `beside` is what else is computed of it. An output that lies beyond the short runs is taken as the last position's,
+    whose passes are as large.
     """
     passes, known = passes or PassOptions(), resolve_kinds(kinds)
 
     def estimated(options: PassOptions, *, say_why: bool) -> CostEstimate | None:
+        def run(options: PassOptions, token_ids: Int64[np.ndarray, "n"]) -> None:
+            UnitWork(None, None, token_ids[None], (Unit(0),), known, 0, options, beside).compute(model, 0)
+
         # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
-        first, usual = (
-            partial(measure_prompt, model, kinds=known, key=(0, prompt), options=options)
-            for prompt in (0, LATER_PROMPT)
-        )
-        return calibrate(model, n_positions, first, usual=usual, say_why=say_why)
+        twice = model.dtype in REDUCED and options.precision_prompts > 0
+        usual = partial(run, replace(options, precision_prompts=0)) if twice else None
+        return calibrate(model, n_positions, partial(run, options), usual=usual, say_why=say_why)
 
     found = estimated(passes, say_why=passes.output == "last")
     if found is None and passes.output != "last":
         found = estimated(replace(passes, output="last"), say_why=True)
     if found is None:
         return None
-    following = None if beside is None else calibrate(model, n_positions, beside, say_why=False)
-    if following is not None:
-        larger = max(found, following, key=lambda estimate: estimate.passes_bytes)
-        found = replace(larger, seconds=found.seconds + following.seconds)
+    # Checkpointing leaves holes of several times what it holds.
+    found = replace(found, may_keep=not passes.checkpointing and model.device.type == "cpu")
     if model.dtype not in REDUCED or not passes.precision_prompts or not_convertible(model) is not None:
         return found
     # The copy was counted with the short runs' tensors, but neither leaves holes nor is every worker's.
@@ -148,13 +144,13 @@ def preflight(
     kinds: str | Kind | Sequence[str | Kind],
     options: MeasureOptions,
     max_memory: int | None = None,
-    beside: Work | None = None,
+    beside: Beside | None = None,
     units: Sequence[Unit] | None = None,
 ) -> dict[str, Any]:
     """Say what `measure` with the same arguments will cost, and refuse what cannot fit.
 
-    `max_memory` bytes may be held (None: what is free); `beside` is what else is computed of every prompt after it was
-    measured. `units` are measured (None: every prompt once); a re-initialised network lies beside the loaded one.
+    `max_memory` bytes may be held (None: what is free); `beside` is what else is computed of every prompt. `units` are
+    measured (None: every prompt once); a re-initialised network lies beside the loaded one.
 
     Returns:
         The estimate as plain values for a record; empty where there is none.
@@ -163,15 +159,20 @@ def preflight(
         UsageError: it does not fit; the message says what would.
     """
     engine, passes = options.run.engine, options.passes
-    redrawn_bytes = 0
+    redrawn: dict[str, Any] = {}
     if any(unit.init_seed is not None for unit in units or ()):
         # It is drawn on the CPU, in float32 whatever the model's precision.
         least = torch.float32.itemsize if model.device.type == "cpu" else 0
-        redrawn_bytes = weights_in_place(model) // model.dtype.itemsize * max(least, model.dtype.itemsize)
+        network: Any = model.network
+        tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
+        redrawn = {
+            "redrawn_bytes": weights_in_place(model) // model.dtype.itemsize * max(least, model.dtype.itemsize),
+            "drawing_bytes": tied * least * model.vocabulary_size * model.width,
+        }
 
     def under(**changes: Any) -> CostEstimate | None:
         found = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=replace(passes, **changes), beside=beside)
-        return replace(found, redrawn_bytes=redrawn_bytes) if found else None
+        return replace(found, **redrawn) if found else None
 
     with pinned(engine.pinned_threads):
         remedies: dict[str, Remedy] = {}
@@ -220,7 +221,11 @@ def report_cost(
         # While it loads, the weights of the file lie beside those made of them.
         loading = max(0, estimate.weights_bytes - halved.passes_bytes)
         remedies[half] = lambda: replace(halved, kept=lambda n_positions: estimate.kept(n_positions) + loading)
+    roomy = estimate.keeping(workers=workers, max_memory=max_memory)
+    estimate = roomy or estimate
     estimate.check(workers=workers, max_memory=max_memory, remedies=remedies)
+    if roomy:
+        keep_freed_memory()
     if not estimate.coefficients:
         return {}
     report(estimate.line(count, workers=workers))
@@ -260,25 +265,28 @@ def calibrate(
             Short runs have their peaks at different stages of the work, which a parabola through them mistakes for it.
         say_why: Whether to say why there is no estimate.
     """
-    usual = usual or run
     lengths = _short_lengths(n_positions)
-    if model.device.type == "cpu":
-        give_back_freed_memory()  # the short runs would leave holes that nothing counts
     known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
     # A network at initialisation can read them, too: its padding token's vector is zero, and has no mixing.
     with torch.no_grad():
         tokens = np.resize(embedded_tokens(known, model), lengths[-1])
 
-    def peaks(work: Work) -> list[int]:
-        return [peak_tensor_bytes(partial(work, tokens[:length]), model.device) for length in lengths]
+    def counted(work: Work) -> tuple[list[int], list[float]]:
+        """Bytes and seconds at every length; counting takes few of them."""
+        sizes, times = [], [time.perf_counter()]
+        for length in lengths:
+            sizes.append(peak_tensor_bytes(partial(work, tokens[:length]), model.device))
+            times.append(time.perf_counter())
+        return sizes, np.diff(times).tolist()
 
     try:
         with _narrow_windows(model, n_positions, width=max(SHORTEST - 1, lengths[0] // 2)):
             # The first run sets up what is set up once, which belongs to no count.
-            times = [_seconds(usual, tokens[: lengths[0]])]
-            sizes = peaks(run)
-            squared = None if squares is None else peaks(squares)
-            times.append(_seconds(usual, tokens))
+            (usual or run)(tokens[: min(FEWEST, lengths[0])])
+            sizes, times = counted(run)
+            squared = None if squares is None else counted(squares)[0]
+            if usual is not None:
+                times = [_seconds(usual, tokens[:length]) for length in (lengths[0], lengths[-1])]
     except (RunError, UsageError) as error:  # an output may lie beyond the short runs
         if say_why:
             announce(f"no estimate of the cost: a run on {lengths[-1]} positions or fewer fails: {error}")
@@ -287,7 +295,7 @@ def calibrate(
         n_positions=n_positions,
         weights_bytes=weights_in_place(model),
         coefficients=_parabola(lengths, sizes) if squared is None else _line_and_square(lengths, sizes, squared),
-        seconds=_extrapolate(model, (lengths[0], lengths[-1]), times, n_positions),
+        seconds=_extrapolate(model, (lengths[0], lengths[-1]), (times[0], times[-1]), n_positions),
     )
     return _with_process(model, estimate)
 

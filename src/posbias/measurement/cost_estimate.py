@@ -17,6 +17,8 @@ FEWEST = 8
 """Positions below which no length is suggested."""
 HEADROOM = 1.2
 """Process memory over tensor memory: kernels' own buffers, and on accelerators what PyTorch's allocator holds back."""
+KEPT_HEADROOM = 2.0
+"""The same where freed memory is kept, in holes between what is held: seen up to 1.9 without checkpointing."""
 MARGIN = 0.03
 """Share of the memory allowed that a remedy leaves free, since no two processes take the very same."""
 CPU = torch.device("cpu")
@@ -31,6 +33,9 @@ class CostEstimate:
     coefficients: tuple[float, ...]
     """Bytes of one prompt's passes: a polynomial in the length, constant first."""
     seconds: float
+    headroom: float = HEADROOM
+    may_keep: bool = False
+    """Whether freed memory may be kept for the next tensors, which is a third faster, where KEPT_HEADROOM fits."""
     process_bytes: int = 0
     """What the process takes beside weights and passes; 0 on an accelerator."""
     loading_bytes: int = 0
@@ -41,6 +46,8 @@ class CostEstimate:
     """Most processes that hold such a copy at a time."""
     redrawn_bytes: int = 0
     """Of the re-initialised network that lies beside the loaded one while it is measured; 0 where there is none."""
+    drawing_bytes: int = 0
+    """Beside that while it is drawn: an output table of its own, before it is tied to the input's."""
     device: torch.device = CPU
     kept: Callable[[int], int] = lambda n_positions: 0
     """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
@@ -51,7 +58,7 @@ class CostEstimate:
     def passes_bytes(self) -> int:
         """What the passes of one prompt take beyond the weights."""
         tensors = sum(value * self.n_positions**power for power, value in enumerate(self.coefficients))
-        return int(HEADROOM * max(tensors, 0.0)) + self.kept(self.n_positions)
+        return int(self.headroom * max(tensors, 0.0)) + self.kept(self.n_positions)
 
     def describe(self, count: int, *, workers: int = 1) -> dict[str, Any]:
         """Plain values for a record."""
@@ -78,7 +85,7 @@ class CostEstimate:
         """Bytes of all processes on this machine from now on: workers load the model too, and this process waits."""
         each = self.process_bytes + self.weights_bytes
         copies = min(workers, self.copies) * self.copy_bytes
-        working = self.redrawn_bytes + self.passes_bytes
+        working = self.redrawn_bytes + max(self.passes_bytes, self.drawing_bytes)
         if workers == 1:
             return each + copies + working
         return each + copies + workers * max(each + working, self.loading_bytes)
@@ -91,10 +98,7 @@ class CostEstimate:
         remedies: "Mapping[str, Remedy] | None" = None,
     ) -> None:
         """Refuse what cannot fit into `max_memory`, or into what is held and free now; remedies that fit are named."""
-        allowed = max_memory
-        if allowed is None and (free := free_bytes(self.device)) is not None:
-            held = resident_bytes() if self.device.type == "cpu" else None
-            allowed = free + (self.weights_bytes if held is None else held)
+        allowed = self.allowed(max_memory)
         if allowed is None or self.needed(workers) <= allowed:
             return
         room = int(allowed * (1 - MARGIN))
@@ -109,6 +113,18 @@ class CostEstimate:
             f"({self._parts(workers)}); {show_bytes(allowed)} are {'free' if max_memory is None else 'allowed'}; "
             f"try {' or '.join(ways) or self._least(workers)}"
         )
+
+    def allowed(self, max_memory: int | None) -> int | None:
+        """Bytes that may be held: `max_memory`, or what is held and free now; None: not known."""
+        if max_memory is not None or (free := free_bytes(self.device)) is None:
+            return max_memory
+        held = resident_bytes() if self.device.type == "cpu" else None
+        return free + (self.weights_bytes if held is None else held)
+
+    def keeping(self, *, workers: int = 1, max_memory: int | None = None) -> "CostEstimate | None":
+        """The same with freed memory kept; None where that may not be, or would not surely fit."""
+        roomy, allowed = replace(self, headroom=KEPT_HEADROOM), self.allowed(max_memory)
+        return roomy if self.may_keep and allowed is not None and roomy.needed(workers) <= allowed else None
 
     def longest_fitting(self, allowed: int, *, workers: int = 1) -> int:
         """The most positions, fewer than asked for, that fit; 0 where not even a few do."""

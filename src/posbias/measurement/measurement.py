@@ -5,6 +5,7 @@ norms and normalises once (arXiv 2602.16837's code), so that prompts with large 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ class Unit:
     """Seed of the re-initialisation it is measured on; None for the model as loaded."""
 
 
+Beside = Callable[[Model, TokenIds, Unit], AbstractContextManager[Callable[[PromptMeasurement], Arrays]]]
+"""What else is computed of a unit: entered before it is measured, so that it may watch, and asked afterwards; a
+function of a module, for other processes."""
+
+
 @dataclass(frozen=True)
 class UnitWork:
     """The units of one model as work for an engine."""
@@ -67,8 +73,7 @@ class UnitWork:
     kinds: tuple[Kind, ...]
     seed: int
     passes: PassOptions
-    beside: Callable[[Model, TokenIds, Unit, PromptMeasurement], Arrays] | None = None
-    """What else is computed of a unit; a function of a module, for other processes."""
+    beside: Beside | None = None
     description: str = "measuring prompts"
 
     def prepare(self) -> Model:
@@ -78,12 +83,13 @@ class UnitWork:
     def compute(self, prepared: Model, unit: int) -> Arrays:
         """Everything about one unit, as flat arrays."""
         wanted = self.units[unit]
-        model, token_ids = prepared, self.token_ids[wanted.prompt]
+        model, token_ids, key = prepared, self.token_ids[wanted.prompt], (self.seed, wanted.prompt)
         if wanted.init_seed is not None and isinstance(prepared, HuggingFaceModel):
             model = reinitialise(prepared, wanted.init_seed)
-        key = (self.seed, wanted.prompt)
-        measured = measure_prompt(model, token_ids, kinds=self.kinds, key=key, options=self.passes)
-        return measured.to_arrays() | ({} if self.beside is None else self.beside(model, token_ids, wanted, measured))
+        with ExitStack() as watching:
+            found = None if self.beside is None else watching.enter_context(self.beside(model, token_ids, wanted))
+            measured = measure_prompt(model, token_ids, kinds=self.kinds, key=key, options=self.passes)
+        return measured.to_arrays() | ({} if found is None else found(measured))
 
 
 @checked

@@ -4,10 +4,18 @@ from posbias.theory.power_rollout.actual_attention import (
     ROLLOUTS,
     AttentionRollouts,
     attention_rollout,
+    attention_rollout_of,
     attention_rollout_prompt,
     attention_rollouts,
 )
-from posbias.theory.power_rollout.rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients, power_rollout_prompt
+from posbias.theory.power_rollout.rollout import (
+    INGREDIENTS,
+    WHOLE,
+    PowerRollout,
+    ingredients,
+    power_rollout_prompt,
+    trace_of_first_pass,
+)
 from posbias.theory.power_rollout.signed_walks import SharedDirection, SignRandomised, ValuePath
 
 __all__ = [
@@ -20,8 +28,10 @@ __all__ = [
     "SignRandomised",
     "ValuePath",
     "attention_rollout",
+    "attention_rollout_of",
     "attention_rollout_prompt",
     "attention_rollouts",
     "ingredients",
     "power_rollout_prompt",
+    "trace_of_first_pass",
 ]

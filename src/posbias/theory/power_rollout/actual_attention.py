@@ -27,6 +27,7 @@ from posbias.models.attention import (
     AttentionState,
     describe_attention,
     elements_at_once,
+    norm_forward,
     project_attention,
     query_blocks,
     rotated,
@@ -41,6 +42,7 @@ from posbias.prompts.prompts import Prompts
 from posbias.theory.base import Prediction
 from posbias.theory.power_rollout.attention import value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
+from posbias.theory.power_rollout.rollout import PromptTrace
 
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]
@@ -270,6 +272,20 @@ def attention_rollout_prompt(
 ) -> Row:
     """One prompt's rollout, as `attention_rollout`: non-negative, sums to 1."""
     layers, _ = trace_attention(model, model.token_tensor([token_ids.tolist()])[0])
+    return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
+
+
+def attention_rollout_of(trace: PromptTrace, mixing: Sequence[float] | float) -> Row:
+    """The same of a prompt that was traced before: no pass of its own."""
+    layers = [
+        AttentionTraceLayer(
+            layer.attention,
+            AttentionInput(norm_forward(layer.attention_norm, kept.stream), kept.cosine, kept.sine),
+            before=None,
+            after=None,
+        )
+        for layer, kept in zip(trace.description.layers, trace.layers, strict=True)
+    ]
     return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
 
 

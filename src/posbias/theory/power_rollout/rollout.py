@@ -15,8 +15,10 @@ channels carry the energy and so fails where norm weights are very uneven (Gemma
 (1/d of the energy) and MPT's clamps are left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,7 @@ from posbias.theory.power_rollout.trace import (
     Trace,
     check_target,
     describe_model,
+    trace_of_pass,
     trace_prompt,
 )
 from posbias.theory.power_rollout.walk import THEORY, Energy, Power, Walk, draw_signs, generators
@@ -190,6 +193,24 @@ def trace_model(
         assert isinstance(model, HuggingFaceModel)
         trace = trace_prompt(model, description, ids, target=target)
     return PromptTrace(**vars(trace), description=description)
+
+
+@contextmanager
+def trace_of_first_pass(
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"]
+) -> Iterator[Callable[[], PromptTrace]]:
+    """The first forward pass within the context, which saves a pass of its own where it reads the prompt and no more.
+
+    What is yielded gives the trace when that pass is over, and raises what `trace_model` does.
+    """
+    description = None
+    with suppress(UsageError):  # which `trace_model` raises again
+        description = describe(model, n_positions=len(token_ids))
+    if description is None or not isinstance(model, HuggingFaceModel):
+        yield cache(partial(trace_model, model, token_ids))
+        return
+    with trace_of_pass(model, description, model.token_tensor([token_ids.tolist()])[0]) as trace:
+        yield cache(lambda: PromptTrace(**vars(trace()), description=description))
 
 
 def traced_prompts(

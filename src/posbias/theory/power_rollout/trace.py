@@ -8,7 +8,7 @@ exists (docs/theory, section 5).
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -235,15 +235,49 @@ def trace_prompt(
     Raises:
         RunError: an activation is not finite.
     """
-    kept = _Kept()
-    with torch.no_grad():
-        embeddings = model.embed(token_ids[None]).detach()
-    with torch.enable_grad(), _hooks(model, description, kept, len(token_ids)):
+    kept, scored = _Kept(), target != "jacobian"
+    embeddings = model.embed(token_ids[None]).detach()
+    with torch.set_grad_enabled(scored), _hooks(model, description, kept, len(token_ids), leaf=scored):
         output = model.last(embeddings)
         assert kept.state is not None
-        gradient = None if target == "jacobian" else score_gradient(output.logits[0], kept.state, target)
+        gradient = score_gradient(output.logits[0], kept.state, target) if scored else None
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
+    return _trace(description, kept, embeddings, gradient)
+
+
+@contextmanager
+def trace_of_pass(
+    model: HuggingFaceModel, description: Description, token_ids: Int[Tensor, "position"]
+) -> Iterator[Callable[[], Trace]]:
+    """`trace_prompt` without a pass of its own, if the first one within the context reads the prompt, and no more.
+
+    What is yielded gives the trace when that pass is over; it runs the prompt where the first pass was another one, or
+    gave another output than the last position's.
+    """
+    kept, embeddings = _Kept(), model.embed(token_ids[None]).detach()
+    with ExitStack() as hooks:
+
+        def begin(_module: nn.Module, _args: object, given: dict[str, Any]) -> None:
+            last = isinstance(given.get("logits_to_keep", 1), int)
+            if not (last and torch.equal(given["inputs_embeds"], embeddings)):
+                hooks.close()
+
+        hooks.callback(model.network.register_forward_pre_hook(begin, with_kwargs=True).remove)
+        hooks.callback(model.network.register_forward_hook(lambda *_: hooks.close()).remove)
+        hooks.enter_context(_hooks(model, description, kept, len(token_ids)))
+        yield (
+            lambda: (
+                trace_prompt(model, description, token_ids)
+                if kept.state is None
+                else _trace(description, kept, embeddings, None)
+            )
+        )
+
+
+def _trace(description: Description, kept: "_Kept", embeddings: Tensor, gradient: Tensor | None) -> Trace:
+    """What the hooks caught of one prompt."""
+    assert kept.state is not None
     layers = []
     for layer in description.layers:
         values = kept.layers[layer.attention.index]
@@ -275,8 +309,10 @@ def _layers_kept(description: Description, n_positions: int) -> int:
 
 
 @contextmanager
-def _hooks(model: HuggingFaceModel, description: Description, kept: _Kept, n_positions: int) -> Iterator[None]:
-    """Keep block activations and the final state, as the leaf of a new graph, in `kept`."""
+def _hooks(
+    model: HuggingFaceModel, description: Description, kept: _Kept, n_positions: int, *, leaf: bool = False
+) -> Iterator[None]:
+    """Keep block activations and the final state, where wanted as the leaf of a new graph, in `kept`."""
     dtype, final = description.dtype, model.family.final_norm_module(model.network)
 
     def keep(index: int, name: str, value: Tensor) -> None:
@@ -298,9 +334,9 @@ def _hooks(model: HuggingFaceModel, description: Description, kept: _Kept, n_pos
     def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
         kept.final_stream = args[0][0, -1].detach().to(dtype)
 
-    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-        kept.state = args[0].detach().requires_grad_(True)
-        return (kept.state,)
+    def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+        kept.state = args[0].detach().requires_grad_(leaf)
+        return (kept.state,) if leaf else None
 
     with ExitStack() as hooks:
         for layer in description.layers:
