@@ -58,8 +58,8 @@ def load_model(
 
     Args:
         source: A hub id, a directory, a `.gguf` file, `"demo"` (SmolLM2-135M-Instruct), or `"config:PATH_OR_ID"` for a
-            random network from a configuration alone. Or a causal language model of transformers: it is frozen and put
-            into evaluation mode in place, and stays where it is; worker processes cannot load it.
+            random network from a configuration alone. Or a causal language model of transformers: it is frozen and
+            evaluates from now on, where it is; worker processes cannot load it.
         tokenizer: Of a model of transformers, where text will be read; one that is named has its own.
         init_seed: Draw all weights anew from the model class's own initialiser with this seed, instead of loading
             them; same configuration. The global random state is left as it was. `"config:..."` without a seed takes 0.
@@ -70,8 +70,7 @@ def load_model(
             weights, as on each accelerator half of them; None: what is free.
 
     Returns:
-        The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
-        `ReferenceTransformer` (float32 or float64).
+        The model; its tokenizer is None where none was found. What `save_reference` wrote is a `ReferenceTransformer`.
 
     Raises:
         UsageError: no such model, not a decoder, pickled weights, remote code, a configuration that no network runs by
@@ -82,13 +81,7 @@ def load_model(
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
     if isinstance(source, nn.Module):
-        if (init_seed, dtype, device, max_memory) != (None, "float32", "cpu", None):
-            raise UsageError(
-                "init_seed, dtype, device and max_memory go with a model's name; this one is loaded already"
-            )
-        model = model_in_hand(source, tokenizer)
-        _check_usable(model, model.origin.source)
-        return model
+        return _usable_in_hand(source, tokenizer, (init_seed, dtype, device, max_memory))
     if tokenizer is not None:
         raise UsageError(f"a tokenizer goes with a model of transformers; {str(source)[:120]!r} has its own")
     chosen_device, peak_before = check_device(device), peak_bytes()
@@ -133,6 +126,15 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
         raise UsageError(f"tokenizer must be one of transformers, got {tokenizer!r:.80}")
     with refused_configuration(name):
         return HuggingFaceModel(network, tokenizer, origin=Origin(name))
+
+
+def _usable_in_hand(network: nn.Module, tokenizer: Any, options: tuple[Any, ...]) -> HuggingFaceModel:
+    """As `model_in_hand`, checked as a model that was loaded by name is; options other than the default are refused."""
+    if options != (None, "float32", "cpu", None):
+        raise UsageError("init_seed, dtype, device and max_memory go with a model's name; this one is loaded already")
+    model = model_in_hand(network, tokenizer)
+    _check_usable(model, model.origin.source)
+    return model
 
 
 def _check_usable(model: HuggingFaceModel, name: str) -> None:
