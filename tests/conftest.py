@@ -1,5 +1,6 @@
-"""Every jaxtyping annotation of the package is checked by beartype while tests run."""
+"""Every jaxtyping annotation is checked by beartype while tests run, and every record of a command by its schema."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -22,6 +23,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Before the hook: typer hands its commands contexts of a class that only it knows, which the checker would refuse.
+import posbias as posbias_package
 from posbias.cli.app import main
 
 # Whole numbers are welcome where floats are asked for (PEP 484's numeric tower), as they are without the checker.
@@ -187,6 +189,21 @@ def save_byte_tokenizer(directory: Path) -> None:
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@cache
+def record_schema() -> Any:
+    """What `record.json` promises."""
+    import jsonschema
+
+    schema = json.loads((Path(posbias_package.__file__).with_name("record.schema.json")).read_text())
+    return jsonschema.Draft202012Validator(schema)
+
+
+def check_record(path: Path) -> None:
+    """Hold a record, where there is one, to its schema."""
+    if path.is_file():
+        record_schema().validate(json.loads(path.read_text()))
+
+
 @pytest.fixture
 def posbias(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `posbias ARGUMENTS` in this process and return what it printed."""
@@ -201,6 +218,8 @@ def posbias(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0
         output = capsys.readouterr()
+        if code == 0 and "--out" in command:
+            check_record(Path(command[command.index("--out") + 1]) / "record.json")
         return subprocess.CompletedProcess(command, code, output.out, output.err)
 
     return run

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from conftest import record_schema
 from posbias.directories import LOCK_FILE, TEMPORARY, exclusive, held, write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.profiles import uniform_profile
@@ -126,6 +127,28 @@ def test_kill_at_any_moment_leaves_a_whole_record(tmp_path):
         process.stdout.close()
         loaded = load_record(tmp_path / "run")
         assert np.all(loaded.arrays["n"] == loaded.scalars["n"])
+
+
+def test_the_schema_is_of_this_format_and_knows_every_field():
+    schema = record_schema().schema
+    assert schema["properties"]["format_version"] == {"const": FORMAT_VERSION}
+    assert set(schema["properties"]) == set(schema["required"]) == set(example(0.5).as_json())
+
+
+def test_what_the_schema_does_not_allow_is_found(tmp_path):
+    good = example(0.5).as_json()
+    record_schema().validate(good)
+    for changed in (
+        {"status": "running"},
+        {"status": "failed"},
+        {"format_version": 2},
+        {"run_id": "x"},
+        {"more": 1},
+        {"arrays": {"x": ["f"]}},
+        {"scalars": {"contrasts": {"logit": {"distance": {"value": 1}}}}},
+        {"verb": "evaluate"},
+    ):
+        assert not record_schema().is_valid(good | changed), changed
 
 
 def test_unknown_format_version_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import check_record
 from posbias.records import load_record, portable
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -16,5 +17,6 @@ MACHINE_PATH = re.compile(r"(?<![\w.~/:])/(?:work|tmp|home|root|Users|mnt|opt|va
 def test_every_record_can_be_read_and_names_no_machine(run):
     record = load_record(run)
     assert record.status == "done"
+    check_record(run / "record.json")
     assert record.arguments == portable(record.arguments)
     assert not MACHINE_PATH.search((run / "record.json").read_text())

@@ -32,7 +32,8 @@ OF_PACKAGES = {
 """What users call that is not at the top level."""
 NOT_CALLED = {"__version__", "architecture", "Record", "RunError", "UsageError"}
 """One module, errors, and what no user makes."""
-RIGHT = {"audit": (str, Model), "load_model": str, "measure_models": list}
+NAMED = (str, Path, Model)
+RIGHT = {"audit": (str, Model), "load_model": str, "measure_models": list, "compare": (*NAMED, pb.Profile, pb.Record)}
 """Of what would go on for long, only the first argument is tried, and not what is right there."""
 
 
@@ -55,7 +56,7 @@ def attempts(model):
     prompts = pb.load_prompts("default", model, n_positions=12, count=2)
     architecture, profile = pb.Architecture(depth=2), pb.uniform_profile(12)
     known = {"model": model, "prompts": prompts, "subject": architecture, "n_positions": 12, "path": "nowhere",
-             "source": "default", "predicted": profile, "measured": profile, "task": "key_value"}  # fmt: skip
+             "source": "default", "first": profile, "second": profile, "task": "key_value"}  # fmt: skip
     for name, call in sorted(public().items()):
         parameters = inspect.signature(call).parameters.values()
         needed = {entry.name: known.get(entry.name, 1) for entry in parameters if entry.default is entry.empty}

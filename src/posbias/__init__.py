@@ -22,7 +22,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
         a verdict.
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
-    compare: Every registered distance of a prediction to a measurement, beside the flat line's.
+    compare: Every registered distance of the first profile to the second, beside the flat line's.
     design: The architecture whose profile is the target.
     evaluate: Put every sample at every position to one model, and judge its answers.
     fit: A method with the parameters that suit a model, from calibration samples alone.

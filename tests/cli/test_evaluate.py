@@ -142,8 +142,8 @@ def test_flags_that_would_do_nothing_are_one_line(posbias, long_llama, tmp_path)
     of_a_run = (["--no-generate"], ["--score"], ["--resume"], ["--json"], ["--out", tmp_path / "run"])
     cases = [(named, flag, "goes with a MODEL") for flag in of_a_model]
     cases += [([long_llama], flag, "goes with --server") for flag in (*of_a_server, ["--tokenizer", long_llama])]
-    cases += [(exported, flag, "--lm-eval only writes") for flag in (server, *of_a_server, *of_a_model, *of_a_run)]
-    cases += [([long_llama, *exported], ["--tokenizer", long_llama], "without a MODEL")]
+    cases += [(exported, flag, "only write the examples") for flag in (server, *of_a_server, *of_a_model, *of_a_run)]
+    cases += [([long_llama, *exported], ["--tokenizer", long_llama], "an export without a MODEL")]
     for before, flag, message in cases:
         result = posbias("evaluate", *before, *flag, *FLAGS)
         assert result.returncode == 2, (flag, result.stdout)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from conftest import check_record
 from posbias.cli import main
 from posbias.records import Record, load_record
 
@@ -85,6 +86,7 @@ def test_results_are_those_that_are_kept(case: str, tmp_path: Path, monkeypatch:
         main()
     found = load_record(tmp_path)
     assert found.status == "done", found.error
+    check_record(tmp_path / "record.json")
     if MODE == "keep":
         keep(case, found)
         return

@@ -116,6 +116,9 @@ def evaluate(
     lm_eval: Annotated[
         Path | None, typer.Option(help="Write the examples there as an lm-eval task and stop.", show_default=False)
     ] = None,
+    inspect_ai: Annotated[
+        Path | None, typer.Option(help="The same as a task of Inspect (inspect_ai).", show_default=False)
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from finished samples and a server's kept answers.")
     ] = False,
@@ -125,7 +128,7 @@ def evaluate(
     from posbias.evaluation import EvaluateOptions
     from posbias.tasks.language import LANGUAGE_TASKS
 
-    check_answerer(context, model, server, tokenizer=tokenizer, exported=lm_eval is not None)
+    check_answerer(context, model, server, tokenizer=tokenizer, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = EvaluateOptions(
@@ -138,8 +141,8 @@ def evaluate(
         resume=resume,
         max_memory=options.bytes_of(local.max_memory),
     )
-    if lm_eval is not None:
-        _export(task, settings, model=model or tokenizer, directory=lm_eval)
+    if lm_eval or inspect_ai:
+        _export(task, settings, model=model or tokenizer, lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
 
     def responder(directory: Path | None) -> "Responder":
@@ -157,12 +160,12 @@ def check_answerer(
     if not exported and (model is None) == (server is None):
         raise UsageError("give either a MODEL or --server URL, not both and not none")
     if model is not None and tokenizer is not None:
-        goes_with = "a --lm-eval without a MODEL" if exported else "--server"
+        goes_with = "an export without a MODEL" if exported else "--server"
         raise UsageError(f"--tokenizer {tokenizer!r} goes with {goes_with}; a MODEL brings its own")
     of_a_model, of_a_server = options.names_of(LocalFlags), options.names_of(ServerFlags)
     if exported:
         of_a_run = ["server", *of_a_server, *of_a_model, *OF_A_RUN]
-        options.refuse(context, of_a_run, "goes with a run; --lm-eval only writes the examples")
+        options.refuse(context, of_a_run, "goes with a run; --lm-eval and --inspect-ai only write the examples")
     elif server:
         options.refuse(context, of_a_model, "goes with a MODEL; a server runs its own")
     else:
@@ -195,14 +198,26 @@ def _evaluate(
         run.finish(record, found=finished is not None)
 
 
-def _export(task: "LanguageTask", settings: "EvaluateOptions", *, model: str | None, directory: Path) -> None:
-    """Write the examples for lm-eval; some tasks need the model's tokenizer for it."""
+def _export(
+    task: "LanguageTask",
+    settings: "EvaluateOptions",
+    *,
+    model: str | None,
+    lm_eval: Path | None,
+    inspect_ai: Path | None,
+) -> None:
+    """Write the examples for other harnesses; some tasks need the model's tokenizer for it."""
     from posbias.directories import held
-    from posbias.evaluation.export import export_lm_eval
+    from posbias.evaluation.export import INSPECT_FILE, export_inspect_ai, export_lm_eval
     from posbias.models.loading import load_tokenizer
 
     tokenizer = None if model is None else load_tokenizer(model)
     examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))
-    with held(directory):
-        name, _ = export_lm_eval(task, examples, directory, max_tokens=settings.max_tokens)
-    typer.echo(f"{len(examples)} examples; run: cd {directory} && lm_eval --include_path . --tasks {name}")
+    if lm_eval is not None:
+        with held(lm_eval):
+            name, _ = export_lm_eval(task, examples, lm_eval, max_tokens=settings.max_tokens)
+        typer.echo(f"{len(examples)} examples; run: cd {lm_eval} && lm_eval --include_path . --tasks {name}")
+    if inspect_ai is not None:
+        with held(inspect_ai):
+            export_inspect_ai(task, examples, inspect_ai, max_tokens=settings.max_tokens)
+        typer.echo(f"{len(examples)} examples; run: cd {inspect_ai} && inspect eval {INSPECT_FILE} --model MODEL")

@@ -1,6 +1,7 @@
 """Distances between profiles and their intervals, always beside the flat baseline."""
 
 from posbias.comparison.metrics import METRICS, STATISTICS, finite
+from posbias.comparison.pair import compare
 from posbias.comparison.subject import (
     UNITS_FOR_CLAIM,
     Comparison,
@@ -14,7 +15,6 @@ from posbias.comparison.subject import (
     SplitHalf,
     Subject,
     TheoryProfile,
-    compare,
     compare_subject,
     compare_with_prompts,
     contrast_subjects,

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.checks import checked
 from posbias.comparison.metrics import METRICS, RESAMPLED, SIGNED, STATISTICS, finite, wasserstein
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
+from posbias.showing import Showing, Shown
 from posbias.statistics import (
     CONFIDENCE,
     DRAWS,
@@ -297,16 +297,37 @@ class Distances:
         return {name: finite(value) for name, value in self.values.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison(Distances):
-    """The distances of a prediction to a measurement."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Showing, Distances):
+    """The distances of a prediction to a measurement, or of one measurement to another."""
 
     flat: Distances
     """Those of the flat line to the same."""
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    """The two, by name; none where it was read from a record."""
+    intervals: BesideFlat | None = None
+    """W1 with intervals over prompts, where `second` has prompts; a `Contrast`, with the difference of every statistic,
+    where both have."""
+
+    def shown(self) -> Shown:
+        """Both profiles; W1 beside the flat line's, and the differences of the shares of influence."""
+        one, other = self.profiles or ("the first", "the second")
+        series = tuple(profile.series(name) for name, profile in self.profiles.items())
+        found = self.intervals
+        own, flat = (f"{each.wasserstein:.3f}" for each in (self, self.flat))
+        facts = {}
+        if found is not None:
+            own, flat = str(found.distance), str(found.flat)
+            words = {-1: "closer than the flat line", 0: "the data do not decide", 1: "farther than the flat line"}
+            facts["W1 less the flat line's"] = f"{found.difference}: {words[found.decides]}"
+        if isinstance(found, Contrast):
+            for name in ("first_tenth", "middle_tenth", "last_tenth"):
+                facts[f"{name.replace('_', ' ')}, {one} less {other}"] = str(found.statistics[name])
+        facts = {f"W1 of {one} to {other}": own, f"W1 of the flat line to {other}": flat, **facts}
+        return Shown(f"{one} beside {other}: W1 {own}, of the flat line {flat}", series, facts=facts)
 
 
-@checked
-def compare(predicted: Profile, measured: Profile) -> Comparison:
+def distances(predicted: Profile, measured: Profile) -> Comparison:
     """Every registered distance of a prediction to a measurement, beside the flat line's."""
     if predicted.n_positions != measured.n_positions:
         raise UsageError(
@@ -432,7 +453,7 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
                 paired = theory.profile if theory.per_prompt is None else theory.per_prompt
                 predicted = paired if theory.sample is None else theory.sample
                 prompts = compare_with_prompts(predicted, sample, generator=np.random.default_rng(seed))
-            comparison = compare(theory.profile, measured.profile)
+            comparison = distances(theory.profile, measured.profile)
             comparisons.append(KindComparison(kind, name, comparison, prompts))
     return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
 

@@ -1,12 +1,12 @@
-"""The examples of a task as a task of EleutherAI's lm-evaluation-harness, for others to run there.
+"""The examples of a task as a task of EleutherAI's lm-evaluation-harness, or of Inspect, for others to run there.
 
 Three kinds of files: the prompts as they are (one JSON object per line), task descriptions that put nothing around
-them, and the published scoring rule as a small module of its own. The harness reads the prompts relative to the
-directory it is started in, hence `cd DIRECTORY` first.
+them, and the published scoring rule as a small module of its own, which the task of Inspect has in its own file.
+lm-eval reads the prompts relative to the directory it is started in, hence `cd DIRECTORY` first.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from posbias.directories import write_atomically
@@ -15,6 +15,7 @@ from posbias.tasks.language import Example, LanguageTask
 
 DATA_FILE = "examples.jsonl"
 SCORING_FILE = "posbias_scoring.py"
+INSPECT_FILE = "posbias_inspect.py"
 
 _SCORING = '''"""Scoring of {task}, by position of the answer; needs nothing but Python."""
 
@@ -38,6 +39,36 @@ def process_results(doc, results):
     right = _right(results[0], doc["answers"])
     return {{"accuracy": right, f"accuracy_at_{{doc['position']}}": right}}
 '''
+_INSPECT = """
+
+from pathlib import Path
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample, json_dataset
+from inspect_ai.model import GenerateConfig
+from inspect_ai.scorer import Score, grouped, mean, scorer
+from inspect_ai.solver import generate
+
+
+def _sample(row):
+    place = {{name: row[name] for name in ("position", "sample")}}
+    return Sample(row["prompt"], target=row["answers"], metadata=place)
+
+
+@scorer(metrics=[grouped(mean(), "position", name_template="accuracy_at_{{group_name}}", all_label="accuracy")])
+def published():
+    async def score(state, target):
+        return Score(value=_right(state.output.completion, list(target)), answer=state.output.completion)
+
+    return score
+
+
+@task
+def {name}():
+    config = GenerateConfig(max_tokens={max_tokens}, temperature=0.0, stop_seqs={stop})
+    data = json_dataset(str(Path(__file__).with_name("{data}")), _sample)
+    return Task(dataset=data, solver=generate(), scorer=published(), config=config)
+"""
 _COMMON = f"""task: {{name}}
 dataset_path: json
 dataset_kwargs:
@@ -87,30 +118,55 @@ def export_lm_eval(
         UsageError: no examples, or a conversation of several messages.
         RunError: the files cannot be written.
     """
-    if task.scoring == "verdict":
-        raise UsageError(f"{task.name} is judged by verdicts, which lm-eval tasks do not read; allowed: other tasks")
-    if not examples:
-        raise UsageError("no examples to export; give at least 1")
-    rows = [_row(example) for example in examples]
-    stem = "posbias_" + "".join(letter if letter.isalnum() else "_" for letter in str(task)).strip("_")
+    stem, data = _exported(task, examples)
     metrics = ["accuracy", *(f"accuracy_at_{position}" for position in sorted({_position(each) for each in examples}))]
     listed = "".join(f"  - metric: {metric}\n    aggregation: mean\n    higher_is_better: true\n" for metric in metrics)
     module, stop = Path(SCORING_FILE).stem, json.dumps(list(task.stop))
     generated = _GENERATED.format(module=module, stop=stop, max_tokens=max_tokens or task.max_tokens, metrics=listed)
-    directory = Path(directory)
     files = {
-        DATA_FILE: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        DATA_FILE: data,
         SCORING_FILE: _SCORING.format(task=task, rule=task.scoring),
         f"{stem}.yaml": _COMMON.format(name=stem, output_type="generate_until") + generated,
         f"{stem}_logprob.yaml": _COMMON.format(name=f"{stem}_logprob", output_type="loglikelihood") + _SCORED,
     }
+    _write(files, Path(directory))
+    return stem, f"{stem}_logprob"
+
+
+def export_inspect_ai(
+    task: LanguageTask, examples: Sequence[Example], directory: str | Path, *, max_tokens: int | None = None
+) -> str:
+    """Write examples as a task of Inspect (inspect_ai): answers generated and judged by the published rule.
+
+    Accuracy is that of all examples and of every position. Arguments and errors as `export_lm_eval`.
+
+    Returns:
+        The name of the task; `cd DIRECTORY && inspect eval posbias_inspect.py --model MODEL` runs it.
+    """
+    name, data = _exported(task, examples)
+    settings = {"name": name, "max_tokens": max_tokens or task.max_tokens, "stop": list(task.stop), "data": DATA_FILE}
+    scoring = _SCORING.format(task=task, rule=task.scoring).partition("\n\n\ndef process_results")[0]
+    _write({DATA_FILE: data, INSPECT_FILE: scoring + "\n" + _INSPECT.format(**settings)}, Path(directory))
+    return name
+
+
+def _exported(task: LanguageTask, examples: Sequence[Example]) -> tuple[str, str]:
+    """What a task is called elsewhere, and its examples, one JSON object per line."""
+    if task.scoring == "verdict":
+        raise UsageError(f"{task.name} is judged by verdicts, which other harnesses do not read; allowed: other tasks")
+    if not examples:
+        raise UsageError("no examples to export; give at least 1")
+    stem = "posbias_" + "".join(letter if letter.isalnum() else "_" for letter in str(task)).strip("_")
+    return stem, "".join(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in examples)
+
+
+def _write(files: Mapping[str, str], directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_atomically(directory / name, text.encode())
     except OSError as error:
         raise RunError(f"cannot write to {str(directory)!r}: {error.strerror or error}") from None
-    return stem, f"{stem}_logprob"
 
 
 def _row(example: Example) -> dict[str, object]:

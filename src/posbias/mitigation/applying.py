@@ -18,6 +18,7 @@ from posbias.interventions.base import check_model
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, PromptMitigation, Spans, inside_methods
 from posbias.mitigation.recipe import RECIPE_SUFFIX, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
+from posbias.models.loading import model_in_hand
 from posbias.tasks.language.base import locate
 
 
@@ -93,11 +94,10 @@ def answering_under(method: Method, responder: Responder) -> Responder:
 
 def _loaded(network: Any) -> HuggingFaceModel:
     """A user's own network as a model; its parameters and mode stay as they are."""
-    if not isinstance(network, nn.Module) or not hasattr(network, "config"):
-        raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    modes = {module: module.training for module in network.modules()}
-    model = HuggingFaceModel(network)
+    held = isinstance(network, nn.Module)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if held else []
+    modes = {module: module.training for module in network.modules()} if held else {}
+    model = model_in_hand(network)
     for parameter in trained:
         parameter.requires_grad_(True)
     for module, training in modes.items():

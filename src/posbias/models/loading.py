@@ -1,4 +1,4 @@
-"""`load_model`: from what a user names (hub id, directory, GGUF file, "demo", "config:...") to a model.
+"""`load_model`: from what a user names (hub id, directory, GGUF file, "demo", "config:...") or has in hand to a model.
 
 A directory may hold a transformers checkpoint or one of our own trained reference models.
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
@@ -30,7 +30,15 @@ from posbias.models.networks import (
     refused_configuration,
 )
 from posbias.models.reference.network import ReferenceTransformer, is_reference, load_reference
-from posbias.models.sources import Source, absolute_source, named_path, quiet, read_config, resolve_source
+from posbias.models.sources import (
+    Source,
+    absolute_source,
+    check_decoder,
+    named_path,
+    quiet,
+    read_config,
+    resolve_source,
+)
 from posbias.models.weights import first_not_finite, network_sha256, quantised
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -38,7 +46,8 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat1
 
 @checked
 def load_model(
-    source: str | Path,
+    source: str | Path | nn.Module,
+    tokenizer: Any = None,
     *,
     init_seed: int | None = None,
     dtype: str = "float32",
@@ -49,7 +58,9 @@ def load_model(
 
     Args:
         source: A hub id, a directory, a `.gguf` file, `"demo"` (SmolLM2-135M-Instruct), or `"config:PATH_OR_ID"` for a
-            random network from a configuration alone.
+            random network from a configuration alone. Or a causal language model of transformers: it is frozen and
+            evaluates from now on, where it is; worker processes cannot load it.
+        tokenizer: Of a model of transformers, where text will be read; one that is named has its own.
         init_seed: Draw all weights anew from the model class's own initialiser with this seed, instead of loading
             them; same configuration. The global random state is left as it was. `"config:..."` without a seed takes 0.
         dtype: `float32`, `float64`, `bfloat16` or `float16`; of a quantised model, that of what is not packed.
@@ -59,8 +70,7 @@ def load_model(
             weights, as on each accelerator half of them; None: what is free.
 
     Returns:
-        The model; its tokenizer is None where none was found. A directory that `save_reference` wrote gives a
-        `ReferenceTransformer` (float32 or float64).
+        The model; its tokenizer is None where none was found. What `save_reference` wrote is a `ReferenceTransformer`.
 
     Raises:
         UsageError: no such model, not a decoder, pickled weights, remote code, a configuration that no network runs by
@@ -70,6 +80,10 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
+    if isinstance(source, nn.Module):
+        return _usable_in_hand(source, tokenizer, (init_seed, dtype, device, max_memory))
+    if tokenizer is not None:
+        raise UsageError(f"a tokenizer goes with a model of transformers; {str(source)[:120]!r} has its own")
     chosen_device, peak_before = check_device(device), peak_bytes()
     trained = _trained_here(source, init_seed=init_seed, dtype=dtype, device=device)
     if trained is not None:
@@ -90,6 +104,36 @@ def load_model(
     peak = peak_bytes()
     if peak is not None and peak_before is not None and peak > peak_before:
         model.loading_bytes = peak
+    return model
+
+
+def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
+    """A network that transformers loaded, as a model: it is frozen and evaluates from now on.
+
+    Raises:
+        UsageError: not a causal language model of transformers, or a tokenizer that cannot be called.
+    """
+    if not isinstance(network, nn.Module) or not hasattr(network, "config"):
+        raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
+    given = str(getattr(network.config, "_name_or_path", "") or type(network).__name__)
+    name = given if absolute_source(given) == given and not Path(given).is_absolute() else Path(given).name
+    check_decoder(network.config, name)
+    if network.get_output_embeddings() is None:  # type: ignore[operator]
+        raise UsageError(
+            f"model {name!r} ({type(network).__name__}) has no language modelling head; take ...ForCausalLM"
+        )
+    if tokenizer is not None and not callable(tokenizer):
+        raise UsageError(f"tokenizer must be one of transformers, got {tokenizer!r:.80}")
+    with refused_configuration(name):
+        return HuggingFaceModel(network, tokenizer, origin=Origin(name))
+
+
+def _usable_in_hand(network: nn.Module, tokenizer: Any, options: tuple[Any, ...]) -> HuggingFaceModel:
+    """As `model_in_hand`, checked as a model that was loaded by name is; options other than the default are refused."""
+    if options != (None, "float32", "cpu", None):
+        raise UsageError("init_seed, dtype, device and max_memory go with a model's name; this one is loaded already")
+    model = model_in_hand(network, tokenizer)
+    _check_usable(model, model.origin.source)
     return model
 
 

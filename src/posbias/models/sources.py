@@ -172,7 +172,7 @@ def read_config(source: Source) -> Any:
         ) from None
     except Exception as error:
         raise UsageError(f"model {source.name!r}: configuration refused: {one_line(error)}") from None
-    _check_decoder(config, source.name)
+    check_decoder(config, source.name)
     return config
 
 
@@ -197,7 +197,8 @@ def _check_file(path: Path, name: str, known: Any) -> None:
     raise UsageError(f"model {name!r} has model_type {shown}, unknown to transformers; allowed: its decoders")
 
 
-def _check_decoder(config: Any, name: str) -> None:
+def check_decoder(config: Any, name: str) -> None:
+    """Refuse the configuration of what is no decoder-only language model of transformers."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
     kind = None

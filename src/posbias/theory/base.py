@@ -55,6 +55,8 @@ class Prediction(Showing):
     caveats: tuple[str, ...] = ()
     """What bounds the trust in this prediction, one sentence each."""
     seed: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """`model`: the identity of the model that it is of, and `prompts`: what was read, where there are any."""
 
     def settings(self) -> Settings:
         """What it was computed for, by which curves are named: the theory and the architecture, per layer and head."""
@@ -72,7 +74,7 @@ class Prediction(Showing):
 
     def as_run(self) -> Record:
         """As `record`, of no arguments."""
-        return self.record({})
+        return self.record({}, **self.about)
 
     def record(
         self,

@@ -77,7 +77,9 @@ def predict(
     chosen = theory if isinstance(theory, Theory) else parse_theory(theory)[1]
     check_whole("n_positions", n_positions, least=1, numpy=True)
     check_seed(seed)
-    return chosen.predict(subject, int(n_positions), prompts, seed=seed)
+    found = chosen.predict(subject, int(n_positions), prompts, seed=seed)
+    read = None if prompts is None else prompts.describe()
+    return replace(found, about={"model": getattr(subject, "identity", None), "prompts": read})
 
 
 class ArchitectureTheory(Theory):

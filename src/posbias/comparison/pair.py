@@ -1,0 +1,126 @@
+"""`compare`: two profiles, however they are given, beside each other and the flat line, with intervals over prompts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from posbias.checks import checked
+from posbias.comparison.subject import BesideFlat, Comparison, Sample, compare_with_prompts, contrast, distances
+from posbias.errors import UsageError
+from posbias.naming import numbered
+from posbias.profiles import Profile
+from posbias.records import ARRAYS_FILE, MEASURED, Record, load_record
+from posbias.showing import Showing
+
+if TYPE_CHECKING:
+    from posbias.measurement.measurement import Measurement
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One profile, with what was measured on single prompts, where anything was."""
+
+    name: str
+    profile: Profile
+    sample: Sample | None = None
+    measured: bool = False
+    prompts: str | None = None
+    """Hash of the prompts that were read."""
+
+
+@checked
+def compare(
+    first: Any, second: Any, *, kind: str | None = None, n_positions: int = 256, count: int = 16, seed: int = 0
+) -> Comparison:
+    """Every registered distance of the first profile to the second, beside the flat line's.
+
+    Args:
+        first: A `Profile`, a prediction, a measurement, an audit, a record or a run's directory; or a model, as
+            `load_model` takes it or loaded: it is measured.
+        second: The same; distances are to it.
+        kind: The measured kind, or the theory of a run that has several; by default the first that both have, else the
+            first of either. Where a run holds two states of a model, that as trained is taken.
+        n_positions: Length of the prompts in tokens, where a model is measured.
+        count: How many of them; six or more carry a claim.
+        seed: Of prompts, probes and resamples.
+
+    Returns:
+        The distances, both profiles and, where the second was measured on prompts, `intervals`: over prompts, a
+        `Contrast` where the first has prompts too. A theory that read the same ones is compared on each; two
+        measurements are taken for independent, so that on the same prompts their intervals are wider than need be.
+
+    Raises:
+        UsageError: something else, profiles over different numbers of positions, or a kind that neither has.
+    """
+    find = partial(_found, kinds=kind or "jacobian", n_positions=n_positions, count=count, seed=seed)
+    held = [_held(given if isinstance(given, Showing) else find(given)) for given in (first, second)]
+    sides = [_chosen(own, other, kind) for own, other in zip(held, reversed(held), strict=True)]
+    names = numbered([side.name for side in sides])
+    one, other = (replace(side, name=name) for side, name in zip(sides, names, strict=True))
+    found = distances(one.profile, other.profile)
+    profiles = {one.name: one.profile, other.name: other.profile}
+    return replace(found, profiles=profiles, intervals=_intervals(one, other, np.random.default_rng(seed)))
+
+
+def _found(given: Any, *, kinds: str, n_positions: int, count: int, seed: int) -> "Record | Measurement":
+    """The run of a directory, or a model measured."""
+    if isinstance(given, str | Path) and (Path(given) / ARRAYS_FILE).is_file():
+        return load_record(given)
+    from torch import nn  # here and below: whoever compares two profiles needs no model
+
+    from posbias.measurement.measurement import measure
+    from posbias.models.loading import load_model
+    from posbias.models.model import Model
+    from posbias.prompts.loading import load_prompts
+
+    if not isinstance(given, Model | nn.Module | str | Path):
+        raise UsageError(f"compare takes profiles, predictions, measurements, runs and models, got {given!r:.80}")
+    model = given if isinstance(given, Model) else load_model(given)
+    prompts = load_prompts("default", model, n_positions=n_positions, count=count, seed=seed)
+    return measure(model, prompts, kinds=kinds, seed=seed)
+
+
+def _held(given: Showing) -> Mapping[str, _Side]:
+    """The profiles of what is given, by kind or theory, those as trained before others, measured before predicted."""
+    if isinstance(given, Profile):
+        return {"": _Side("profile", given)}
+    record = given if isinstance(given, Record) else given.as_run()
+    if record is None:
+        raise UsageError(f"compare takes profiles, predictions, measurements, runs and models, got {given!r:.80}")
+    arrays, resolved = record.arrays, record.resolved
+    state = "" if (resolved.get("model") or {}).get("init_seed") is None else ", initialised"
+    title, prompts = f"{resolved.get('title') or record.verb}{state}", (resolved.get("prompts") or {}).get("sha256")
+    found: dict[str, _Side] = {}
+    for stem in sorted(
+        record.profile_stems(), key=lambda stem: (MEASURED not in stem.split("/"), "initialised/" in stem)
+    ):
+        low, high, units, scales = (arrays.get(f"{stem}/{part}") for part in ("low", "high", "per_prompt", "scales"))
+        profile = Profile(arrays[f"{stem}/influence"], low, high)
+        sample = None if units is None else Sample.of(units, scales)
+        found.setdefault(stem.split("/")[-1], _Side(title, profile, sample, MEASURED in stem.split("/"), prompts))
+    if not found:
+        raise UsageError(f"a run of {record.verb} holds no profile to compare")
+    return found
+
+
+def _chosen(own: Mapping[str, _Side], other: Mapping[str, _Side], kind: str | None) -> _Side:
+    """The profile of that kind, or one that the other side has, too."""
+    known = list(dict.fromkeys([*own, *other]))
+    if kind is not None and kind.partition("(")[0] not in known:
+        raise UsageError(f"kind {kind!r} is in neither; known: {', '.join(filter(None, known))}")
+    wanted = [] if kind is None else [kind.partition("(")[0]]
+    return own[next(name for name in [*wanted, *(name for name in own if name in other), *own] if name in own)]
+
+
+def _intervals(one: _Side, other: _Side, generator: np.random.Generator) -> BesideFlat | None:
+    if one.sample is not None and other.sample is not None:
+        if not one.measured and one.prompts is not None and one.prompts == other.prompts:
+            return compare_with_prompts(one.sample.units, other.sample, generator=generator)
+        return contrast(one.sample, other.sample, generator=generator)
+    if other.sample is not None:
+        return compare_with_prompts(one.profile, other.sample, generator=generator)
+    return None

@@ -1,0 +1,88 @@
+"""A model of transformers with its tokenizer, as users have it in hand, is the model that its name loads."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import posbias as pb
+from posbias.models.demo import fetch_demo
+
+
+def test_it_measures_as_the_same_model_by_name(tiny_llama):
+    network = AutoModelForCausalLM.from_pretrained(tiny_llama).train()
+    model = pb.load_model(network, AutoTokenizer.from_pretrained(tiny_llama))
+    named = pb.load_model(tiny_llama)
+    assert model.origin.source == named.origin.source == "tiny-llama"
+    assert not network.training
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    one, other = (
+        pb.measure(each, pb.load_prompts("default", each, n_positions=12, count=2)) for each in (model, named)
+    )
+    for kind, profile in one.profiles.items():
+        np.testing.assert_array_equal(profile.influence, other.profiles[kind].influence)
+    np.testing.assert_array_equal(one.mixing, other.mixing)
+
+
+@pytest.mark.slow
+def test_the_demo_model_in_hand_is_the_demo_model():
+    directory = fetch_demo()
+    network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model, named = pb.load_model(network, AutoTokenizer.from_pretrained(directory)), pb.load_model("demo")
+    one, other = (
+        pb.measure(each, pb.load_prompts("default", each, n_positions=32, count=2)) for each in (model, named)
+    )
+    for kind, profile in one.profiles.items():
+        np.testing.assert_allclose(profile.influence, other.profiles[kind].influence, rtol=1e-4)
+
+
+def test_an_audit_draws_it_anew_and_names_it_without_its_place(tiny_llama):
+    network = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    model = pb.load_model(network, AutoTokenizer.from_pretrained(tiny_llama))
+    audit = pb.audit(model, n_positions=12, prompts=2, options=pb.AuditOptions(kinds=("logit",), initialisations=1))
+    assert [subject.name for subject in audit.subjects] == ["trained", "initialised"]
+    assert audit.record.resolved["title"] == "tiny-llama"
+    assert str(tiny_llama) not in str(audit.record.as_json())
+
+
+def test_one_without_a_name_goes_by_its_class():
+    config = LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    assert pb.load_model(AutoModelForCausalLM.from_config(config)).origin.source == "LlamaForCausalLM"
+
+
+SMALL = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: BertForMaskedLM(BertConfig(**SMALL)), r"\(bert\) is an encoder; allowed: decoder-only"),
+        (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, d_ff=8, d_kv=4, num_layers=1)),
+         r"\(t5\) is an encoder-decoder"),
+        (lambda: LlamaModel(LlamaConfig(**SMALL)), r"\(LlamaModel\) has no language modelling head; take"),
+        (lambda: torch.nn.Linear(2, 2), "a model of load_model or of transformers is needed, got Linear"),
+    ],
+)  # fmt: skip
+def test_what_is_no_causal_language_model_is_refused_in_one_line(make, said):
+    with pytest.raises(pb.UsageError, match=said) as error:
+        pb.load_model(make())
+    assert "\n" not in str(error.value)
+
+
+def test_options_of_loading_and_tokenizers_go_where_they_belong(tiny_llama):
+    network = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    with pytest.raises(pb.UsageError, match="go with a model's name; this one is loaded already"):
+        pb.load_model(network, init_seed=1)
+    with pytest.raises(pb.UsageError, match="tokenizer must be one of transformers, got 'gpt2'"):
+        pb.load_model(network, "gpt2")
+    with pytest.raises(pb.UsageError, match="a tokenizer goes with a model of transformers"):
+        pb.load_model(tiny_llama, AutoTokenizer.from_pretrained(tiny_llama))
