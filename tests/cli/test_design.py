@@ -20,7 +20,7 @@ def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
     assert all(entry["after"] < 1e-12 < 0.05 < entry["before"] for entry in record.scalars["distances"])
     np.testing.assert_allclose(record.arrays["rows"].sum(axis=1), 1, rtol=1e-12)
     assert printed["scalars"]["parameters"]["gamma_key"][0] == 2.0
-    assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
+    assert 'class="chart"' in (tmp_path / "run" / "report.html").read_text()
     assert posbias("report", tmp_path / "run", "--png").returncode == 0
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"design.png", "rows.png", "transfer.png"}
 

@@ -45,7 +45,7 @@ def test_evaluate_saves_what_the_library_finds(finished, long_llama):
 def test_the_report_can_be_redrawn(posbias, finished):
     (finished / "report.html").unlink()
     assert posbias("report", finished).returncode == 0
-    assert (finished / "report.html").stat().st_size > 1_000_000
+    assert 'class="chart"' in (finished / "report.html").read_text()
 
 
 def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp_path):

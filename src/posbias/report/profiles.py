@@ -88,7 +88,6 @@ def _report_of_one(view: RunView, record: Record) -> Report:
     picture, figures = picture_of(view), figures_of(view)
     sections = [
         Section("What the intervals allow to say", "said", statements=grouped_findings(view)),
-        Section("Every picture", figures=figures if picture else figures[1:]),
         Section("Every number", "numbers", tables=details),
     ]
     return Report(
@@ -96,12 +95,13 @@ def _report_of_one(view: RunView, record: Record) -> Report:
         kicker=KICKER,
         verdict=verdict_of(view),
         picture=picture or figures[:1],
+        figures=figures if picture else figures[1:],
         caveats=view.caveats,
         note=NOTE,
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
         left_out=view.scalars.get("left_out", ()),
-        sections=[each for each in sections if each.statements or each.figures or each.tables],
+        sections=[each for each in sections if each.statements or each.tables],
         record=record,
         glossary=GLOSSARY,
     )
