@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help venv audit test test-slow lint types clean
 
 help:
-	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once)"
+	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once; 3 processor minutes)"
 	@echo "make test       every check: tests, ruff, strict types, import layers"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make venv       install into .venv, nothing else"
