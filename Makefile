@@ -8,7 +8,7 @@ SITE := $(VENV)/.docs
 .PHONY: help venv audit test test-slow lint types docs clean
 
 help:
-	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once)"
+	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once; 3 processor minutes)"
 	@echo "make test       every check: tests, ruff, strict types, import layers"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make docs       the site, with its tutorials run: build/site/index.html"

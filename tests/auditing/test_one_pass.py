@@ -12,8 +12,21 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
-from tiny_families import CONFIGS, MIXTURES, VOCABULARY, shaken_model
+from tiny_families import VOCABULARY, shaken_model
 
+KINDS = (
+    "bloom",
+    "gemma3_text",
+    "gptj",
+    "llama-biases",
+    "mixtral",
+    "mpt-clip",
+    "olmo2",
+    "opt-350m",
+    "phi",
+    "qwen3-window",
+)
+"""One for each way in which blocks are built."""
 IDS = np.random.default_rng(4).integers(3, VOCABULARY, 11)
 
 
@@ -40,8 +53,8 @@ def check(kind: str, options: PassOptions, *, passes: int) -> None:
     np.testing.assert_allclose(found["attention_rollout"], alone, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS | MIXTURES))
-def test_one_pass_serves_measurement_and_theories_of_every_family(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_serves_measurement_and_theories(kind: str) -> None:
     check(kind, PassOptions(), passes=1)
 
 
