@@ -29,6 +29,10 @@ class MethodFlags:
         typer.Option(help="all, or some separated by commas, such as key_bias,temperature(scale=0.16),recipe.json."),
     ] = "all"
     calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
+    choose_strength: Annotated[
+        bool,
+        typer.Option("--choose-strength", help="Let calibration samples choose a fit's strength: .25, .5, .75 or 1."),
+    ] = False
     by: Annotated[
         str | None,
         typer.Option(help="accuracy or logprob.", show_default="accuracy, unless it is near 0 or 1"),
@@ -106,6 +110,7 @@ def _settings(
     """The run's options from the command line's."""
     from posbias.evaluation import EvaluateOptions
     from posbias.mitigation.arms import MitigateOptions
+    from posbias.mitigation.fitting import FitOptions
     from posbias.mitigation.requirements import Requirement
     from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -124,6 +129,7 @@ def _settings(
     return MitigateOptions(
         methods="all" if methods == ["all"] else methods,
         calibration=tried.calibration,
+        fitting=FitOptions(strengths=(0.25, 0.5, 0.75, 1.0) if tried.choose_strength else ()),
         evaluation=evaluation,
         by=tried.by,
         documents=tried.documents,

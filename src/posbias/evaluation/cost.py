@@ -107,9 +107,16 @@ class PromptWork:
 
 
 def preflight_answers(
-    samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
+    samples: Sequence[Sample],
+    task: LanguageTask,
+    options: EvaluateOptions,
+    responder: Responder,
+    *,
+    copies: int = 1,
 ) -> dict[str, Any]:
     """Say what the requests of samples will cost before they begin, and refuse what cannot fit.
+
+    `copies`: how often every prompt stands in what is really asked.
 
     Returns:
         The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
@@ -119,7 +126,12 @@ def preflight_answers(
         return {}
     requests = requests_of(samples, task, options)
     encoded, skipped = responder.prepared(requests, generate=options.generate)
-    fitting = [index for index in range(len(requests)) if index not in skipped]
+    most = responder.max_positions
+    fitting = [
+        index
+        for index in range(len(requests))
+        if index not in skipped and (most is None or copies * len(encoded[index].prompt) <= most)
+    ]
     if not fitting:
         return {}
     first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]
@@ -130,7 +142,7 @@ def preflight_answers(
         generated=options.tokens_of(task),
         share=floor / plain if responder.options.reuse else 1.0,
     )
-    longest = max(len(encoded[index].prompt) for index in fitting)
+    longest = copies * max(len(encoded[index].prompt) for index in fitting)
     estimate = work.estimate(longest, responder.options) or without_passes(responder.model, longest)
     estimate = replace(estimate, shorter=SHORTER)
     remedies: dict[str, Remedy] = {}
