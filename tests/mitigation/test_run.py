@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from posbias.engines import Local
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder
@@ -193,9 +194,10 @@ def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
     assert "key_value(pairs=2)" in record.scalars["judgement"]["verdicts"][0]["effects"], "of two passages, too"
     with pytest.raises(UsageError, match="run must be the directory"):
         mitigate(TASK, responder, options("ordered", calibration=0, count=6))
-    local = LocalResponder(load_model(str(long_llama)))
     with pytest.raises(UsageError, match="ordered needs prompts that list passages"):
-        mitigate("needle(depths=3, tokens=90)", local, options("ordered", count=6))
+        mitigate(
+            "needle(depths=3, tokens=90)", LocalResponder(load_model(str(long_llama))), options("ordered", count=6)
+        )
 
 
 def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_by_name(long_llama, monkeypatch):
@@ -203,7 +205,7 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
     given = MitigateOptions(methods=["repeat_prompt"], calibration=0, evaluation=EvaluateOptions(count=2))
     task, asked = LANGUAGE_TASKS.parse("key_value(pairs=2)"), []
 
-    def full(*given, copies=1):
+    def full(*given, copies=1, workers=1):
         asked.append(copies)
         if copies > 1:
             raise UsageError("no room")
@@ -218,3 +220,25 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
     assert asked == [1, 2, 1, 2]
     assert kept == arms[:1]
     assert left_out == ["repeat_prompt was not tried: no room"]
+
+
+@pytest.mark.slow
+def test_workers_answer_as_this_process_does(long_llama, tmp_path):
+    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    given = MitigateOptions(
+        methods=["initial_token(gamma=5.0)", "parallel_windows"],
+        calibration=0,
+        evaluation=EvaluateOptions(count=2, generate=False),
+        documents=0,
+        short=False,
+    )
+    alone, _ = mitigate("key_value(pairs=2)", responder, given)
+    shared = replace(given, engine=Local(workers=2, threads=1))
+    record, _ = mitigate("key_value(pairs=2)", responder, shared, directory=tmp_path)
+    assert len(list((tmp_path / "parts").glob("*sample*"))) == 3 * 2, "each was made by a worker and kept"
+    for arm in range(3):
+        name = f"scores/logprob/{arm}"
+        np.testing.assert_allclose(record.arrays[name], alone.arrays[name], rtol=1e-4)
+    assert record.scalars["effort"][1]["tokens"] > 0
+    with pytest.raises(UsageError, match="workers load the model themselves, so they go with a local one"):
+        mitigate(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))

@@ -1,6 +1,6 @@
 """`posbias mitigate`: methods against position bias, tried and judged on one model and task."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,27 +74,30 @@ def mitigate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from finished samples, fits and a server's kept answers.")
     ] = False,
+    engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
     """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
+    from posbias.engines.engine import pinned
     from posbias.mitigation.run import mitigate as run_mitigation
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
     options.check_resume(resume, flags.out)
-    settings = _settings(tried, evaluated, local, flags, resume=resume)
+    settings = replace(_settings(tried, evaluated, local, flags, resume=resume), engine=engine.made())
     with running(context, flags, resume=resume) as run:
         if server is not None:
             responder = served.responder(server, tokenizer=tokenizer, directory=run.directory, reuse=resume)
         else:
             responder = local.responder(str(model))
-        record, found = run_mitigation(
-            evaluated.task,
-            responder,
-            settings,
-            directory=run.directory,
-            arguments=run.arguments,
-            command=run.command,
-        )
+        with pinned(settings.engine.pinned_threads):
+            record, found = run_mitigation(
+                evaluated.task,
+                responder,
+                settings,
+                directory=run.directory,
+                arguments=run.arguments,
+                command=run.command,
+            )
         run.finish(record, found=found)
     required = record.scalars["requirement"]
     if required is not None and not required["met"]:

@@ -113,10 +113,11 @@ def preflight_answers(
     responder: Responder,
     *,
     copies: int = 1,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Say what the requests of samples will cost before they begin, and refuse what cannot fit.
 
-    `copies`: how often every prompt stands in what is really asked.
+    `copies`: how often every prompt stands in what is really asked; `workers`: processes that share the samples.
 
     Returns:
         The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
@@ -148,5 +149,7 @@ def preflight_answers(
     remedies: dict[str, Remedy] = {}
     if responder.options.batch > 1:
         remedies["--batch 1"] = lambda: work.estimate(longest, replace(responder.options, batch=1))
-    cost = report_cost(responder.model, estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
+    cost = report_cost(
+        responder.model, estimate, len(fitting), workers=workers, max_memory=options.max_memory, remedies=remedies
+    )
     return {**cost, "prompts": len(fitting)} if cost else {}

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.checks import check_number, check_whole, checked
+from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, place
 from posbias.evaluation.responders import LocalResponder, Responder
@@ -62,6 +63,8 @@ class MitigateOptions:
     """Of a key bias, and the strengths from which fits choose."""
     influence: int = 0
     """Test samples on which influence is measured before and after every method inside the model, >= 0; 0: none."""
+    engine: Engine = field(default_factory=Local)
+    """Which processes or machines answer; fits, texts, short forms and influence stay in this one."""
     require: Requirement | None = None
     """Of the recommended model, or of the unchanged one where no method is."""
 

@@ -30,7 +30,7 @@ from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.evaluation import DECIDING, measures_of
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.samples import Sample, requests_of
+from posbias.evaluation.samples import Pieces, Sample, requests_of
 from posbias.measurement.cost import peak_tensor_bytes
 from posbias.mitigation.applying import mitigated
 from posbias.mitigation.arms import (
@@ -48,6 +48,7 @@ from posbias.mitigation.influence import influence_scalars, preflight_influence,
 from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
 from posbias.mitigation.recipe import write_recipe
 from posbias.mitigation.requirements import Requirement
+from posbias.mitigation.working import answers_of, work_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.parts import PartStore, below, clear_parts, fingerprint, finished_run, made_by
@@ -96,6 +97,8 @@ def mitigate(
     """
     options = options or MitigateOptions()
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    if not options.engine.in_process and not isinstance(responder, LocalResponder):
+        raise UsageError("workers load the model themselves, so they go with a local one, not with --server")
     calibration, test = split_samples(task, responder, options)
     settings = _settings(task, options, responder, [*calibration, *test])
     finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
@@ -109,7 +112,7 @@ def mitigate(
     text = _windows(responder, options, fits=any(arm.method is None for arm in arms[1:]))
     windows = [] if text is None else list(text.token_ids[options.documents :])
     arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, store)
-    found = [_answered(task, arm, options.test, directory, cost=cost) for arm in arms]
+    found = _answers(task, arms, test, options, directory, cost=cost, store=store)
     texts = _texts(arms, text, options, store)
     short, not_short = _short_forms(task, arms, options, directory)
     record = _record(task, options, arms, found, texts, short)
@@ -172,7 +175,7 @@ def _settings(
     asked = {
         name: value
         for name, value in vars(options).items()
-        if name not in ("evaluation", "require", "methods", "fitting")
+        if name not in ("evaluation", "require", "methods", "fitting", "engine")
     }
     evaluation = {name: getattr(options.evaluation, name) for name in ("seed", "generate", "score", "max_tokens")}
     described = {name: value for name, value in responder.describe().items() if name in DECIDING}
@@ -199,13 +202,14 @@ def announce_arms(
         What one arm costs where every prompt is run once; the arms that fit, and why others do not.
     """
     responder, asked = arms[0].responder, requests_of(test[:1], task, options.test)
-    cost, kept, left_out, seconds = preflight_answers(test, task, options.test, responder), [], [], 0.0
+    workers = options.engine.processes_here
+    cost, kept, left_out, seconds = preflight_answers(test, task, options.test, responder, workers=workers), [], [], 0.0
     for arm in arms:
         each, copies = cost, arm.method.copies if isinstance(arm.method, PromptMitigation) else 1
         try:
             if cost and copies > 1:
                 report(f"{arm.name} asks with prompts {copies} times as long:")
-                each = preflight_answers(test, task, options.test, responder, copies=copies)
+                each = preflight_answers(test, task, options.test, responder, copies=copies, workers=workers)
         except UsageError as error:
             if options.methods != ALL:
                 raise
@@ -233,6 +237,27 @@ def _windows(responder: Responder, options: MitigateOptions, *, fits: bool) -> P
     return load_prompts("default", model, n_positions=length, count=count, seed=seed)
 
 
+def _answers(
+    task: LanguageTask,
+    arms: Sequence[Arm],
+    test: Sequence[Sample],
+    options: MitigateOptions,
+    directory: Path | None,
+    *,
+    cost: Mapping[str, Any],
+    store: PartStore,
+) -> list[Record]:
+    """The evaluation of every arm, whose samples workers may have answered."""
+    pieces: Sequence[Mapping[str, Pieces]] = [{}] * len(arms)
+    if not options.engine.in_process:
+        work = work_of(arms, task, test, options.test, cost=cost)
+        pieces = answers_of(arms, work, engine=options.engine, store=store)
+    return [
+        _answered(task, arm, options.test, directory, cost=cost, answered=own)
+        for arm, own in zip(arms, pieces, strict=True)
+    ]
+
+
 def _answered(
     task: LanguageTask,
     arm: Arm,
@@ -241,6 +266,7 @@ def _answered(
     *,
     within: str = "",
     cost: Mapping[str, Any] | None = None,
+    answered: Mapping[str, Pieces] | None = None,
 ) -> Record:
     """The evaluation of one arm, in a directory of its own; a finished one is taken over."""
     own = None if directory is None else directory / ARMS / arm.slug / within
@@ -249,7 +275,7 @@ def _answered(
         options, responder = replace(options, directory=held), arm.answering
         record = finished_evaluation(task, responder, options)
         if record is None:
-            found = evaluate(task, responder, options=options, cost=cost)
+            found = evaluate(task, responder, options=options, cost=cost, answered=answered)
             record = evaluation_record(found, arguments)
             record.resolved["title"] += "" if arm.method is None else f", {arm.name}"
             if held is not None:
