@@ -14,8 +14,10 @@ from posbias.evaluation.responders.base import Request
 from posbias.interventions.keys import biased
 from posbias.mitigation import fitting, mitigated
 from posbias.mitigation.applying import answering_under
+from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.fitting import FitOptions, fit
 from posbias.mitigation.recipe import read_recipe, write_recipe
+from posbias.parts import PartStore
 from posbias.tasks.language import KeyValue
 from tiny_families import shaken_model
 
@@ -55,6 +57,42 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
     options = FitOptions(steps=3, knots=(0, 1, 90), seed=4)
     first, again = (fit("key_bias", model, calibration, text=text, options=options) for _ in range(2))
     assert str(first.method) == str(again.method)
+
+
+def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("posbias.mitigation.checkpoint.EVERY", 2)
+    options = FitOptions(steps=7, knots=(0, 1, 90), seed=4)
+    divergence, steps = fitting._divergence, []
+
+    def dying(*given, **named):
+        steps.append(1)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return divergence(*given, **named)
+
+    def fitted(resume):
+        steps.clear()
+        checkpoint = Checkpoint(PartStore(tmp_path, {}, resume=resume), "steps")
+        return fit("key_bias", model, calibration, text=text, options=options, checkpoint=checkpoint)
+
+    whole = fit("key_bias", model, calibration, text=text, options=options)
+    monkeypatch.setattr(fitting, "_divergence", dying)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(resume=False)
+    again = fitted(resume=True)
+    assert len(steps) == 3, "the four steps that were kept are not done again"
+    assert again.method == whole.method
+    assert again.how == whole.how
+
+
+def test_calibration_samples_choose_the_strength(model, calibration):
+    options = FitOptions(steps=6, rate=0.3, penalty=0.0, knots=(0, 1, 90), strengths=(0.01, 1.0))
+    found = fit("key_bias", model, calibration, options=options)
+    scores = found.how["strengths"]
+    assert str(found.method.strength) == max(scores, key=scores.get)
+    assert len(set(scores.values())) == 2
+    with pytest.raises(UsageError, match=r"fit: strength must lie in \[0, 1\], got 1.5"):
+        FitOptions(strengths=(1.5,))
 
 
 def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):

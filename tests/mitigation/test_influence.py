@@ -19,8 +19,8 @@ from posbias.mitigation.run import mitigate
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
-TASK = "key_value(pairs=3)"
-PLACES = (0, 2)
+TASK = "key_value(pairs=2)"
+PLACES = (0, 1)
 STRONG = "initial_token(gamma=40.0)"
 METHODS = [
     "initial_token(gamma=40.0, strength=0.0)",
@@ -66,11 +66,11 @@ def test_influence_is_measured_under_every_method_inside_the_model(run):
 def test_shares_are_those_of_the_model_under_the_method(run, model):
     record, _ = run
     sample = list(spans_of(LANGUAGE_TASKS.parse(TASK), model.tokenizer, EvaluateOptions(count=2, positions=PLACES)))[1]
-    token_ids, answer = encoded_prompt(sample.examples[2], model.tokenizer)
+    token_ids, answer = encoded_prompt(sample.examples[1], model.tokenizer)
     passes = PassOptions(output=f"target(tokens=[{answer}])", precision_prompts=0)
     with mitigated(model, STRONG) as changed:
         norms = measure_prompt(changed, token_ids, kinds=resolve_kinds("logprob"), key=(0, 0), options=passes).norms
-    begin, end = sample.spans(2)[1]
+    begin, end = sample.spans(1)[1]
     own = norms["logprob"][begin:end].sum() / norms["logprob"].sum()
     assert record.arrays[f"influence/{STRONG}"][1, 1] == pytest.approx(own, rel=1e-5)
     assert record.arrays[f"influence/{FLAT}"][1, 1] == (end - begin) / len(token_ids)

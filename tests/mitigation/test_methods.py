@@ -70,6 +70,49 @@ def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passe
     assert torch.equal(filled[:, 3:], cached)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_static_cache_gives_the_tokens_of_a_growing_one_or_is_refused_by_name(name):
+    model = shaken_model("gemma3_text")
+    wanted = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    wanted["attention_mask"] = torch.ones_like(token_ids(model))
+    with mitigated(model, spelled(name), passages=SPANS):
+        growing = model.network.generate(token_ids(model), **wanted)
+        if name == "positional_channel":
+            with pytest.raises(UsageError, match="positional_channel: static caches are not allowed; dynamic ones are"):
+                model.network.generate(token_ids(model), cache_implementation="static", **wanted)
+            return
+        static = model.network.generate(token_ids(model), cache_implementation="static", **wanted)
+    assert torch.equal(static, growing)
+
+
+HALF_ERROR = 4.0
+"""Times the plain model's own error in half precision, which a method may have: it rounds at other places."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_to_full_as_the_plain_model(name, dtype):
+    half, full = shaken_model("llama", dtype=dtype), shaken_model("llama", dtype=torch.float32)
+    full.network.load_state_dict(half.network.state_dict())
+    tokens = token_ids(full)
+
+    def stepped(model):
+        found = model.network(tokens[:, :12], use_cache=True)
+        for place in (12, 13):
+            found = model.network(tokens[:, place : place + 1], past_key_values=found.past_key_values)
+        return found.logits
+
+    def error(run):
+        return float((run(half).float() - run(full).float()).abs().max())
+
+    plain = error(logits)
+    with mitigated(half, spelled(name), passages=SPANS), mitigated(full, spelled(name), passages=SPANS):
+        assert error(logits) < HALF_ERROR * plain
+        assert error(stepped) < HALF_ERROR * plain
+
+
 def test_initial_token_multiplies_the_weight_of_the_first_key():
     model = shaken_model("llama", implementation="eager")
 

@@ -99,6 +99,10 @@ def test_relevant_passages_go_where_the_curve_is_high(curve: str) -> None:
     assert passages_of(inner.asked[-1])[4] == passages_of(second)[1]
     with pytest.raises(UsageError, match="1 scores for 5 passages"):
         answering_under(resolve_method(f"ordered(run={curve!r}, scores=(1.0,))", None), inner).respond([first])
+    answering_under(resolve_method("ordered(order=[1, 0, 2, 3, 4])", None), inner).respond([second])
+    assert passages_of(inner.asked[-1])[:2] == passages_of(second)[1::-1]
+    with pytest.raises(UsageError, match="an order of 2 for 5 passages"):
+        answering_under(resolve_method("ordered(order=[1, 0])", None), inner).respond([first])
 
 
 def test_a_repeated_prompt_keeps_the_passages_of_its_last_copy() -> None:

@@ -6,14 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from posbias.engines import Local
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder
-from posbias.mitigation.arms import MitigateOptions, split_samples
+from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
+from posbias.mitigation.base import MITIGATIONS
 from posbias.mitigation.judging import APPLY, HARM, NOTHING, Levels
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
 from posbias.mitigation.requirements import Requirement
-from posbias.mitigation.run import mitigate
+from posbias.mitigation.run import announce_arms, mitigate
 from posbias.models.loading import load_model
 from posbias.records import load_record
 from posbias.report import write_report
@@ -29,7 +31,7 @@ HELPFUL, HARMFUL, IDLE = (PlantedMethod(curve=curve) for curve in ((0.8, 0.8, 0.
 def options(*methods, count=24, **further):
     evaluation = {name: further.pop(name) for name in ("resume", "positions", "generate") if name in further}
     return MitigateOptions(
-        methods=list(methods), calibration=4, evaluation=EvaluateOptions(count=count, **evaluation), **further
+        methods=list(methods), evaluation=EvaluateOptions(count=count, **evaluation), **{"calibration": 4, **further}
     )
 
 
@@ -144,28 +146,31 @@ def test_requirements_that_say_nothing_are_refused(text):
         Requirement.parse(text)
 
 
-def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_llama, tmp_path):
+def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_llama, tmp_path, capsys):
     responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
     none = "temperature(scale=0.3, strength=0.0)"
     given = MitigateOptions(
-        methods=[none, "initial_token"],
+        methods=[none, "initial_token", "repeat_prompt"],
         calibration=4,
-        evaluation=EvaluateOptions(count=6, positions=(0, 2), generate=False),
+        evaluation=EvaluateOptions(count=6, positions=(0, 1), generate=False),
         documents=6,
         length=32,
     )
-    record, _ = mitigate("key_value(pairs=3)", responder, given, directory=tmp_path)
+    record, _ = mitigate("key_value(pairs=2)", responder, given, directory=tmp_path)
     assert record.scalars["judgement"]["measure"] == "logprob"
     np.testing.assert_array_equal(record.arrays["scores/logprob/0"], record.arrays["scores/logprob/1"])
     np.testing.assert_array_equal(record.arrays["text/0"], record.arrays["text/1"])
     assert np.abs(record.arrays["text/0"] - np.log(300)).max() < 1, "a model that has learnt nothing"
     assert record.scalars["fits"]["initial_token"]["calibration_samples"] == 4
+    plain, idle, _, repeated = (effort["peak_bytes"] for effort in record.scalars["effort"])
+    assert plain == idle < repeated, "twice the prompt takes more memory"
+    assert "prompts 2 times as long" in capsys.readouterr().err
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
     assert responder.model.intervention is None
     given = replace(given, methods=["positional_channel"], length=48)
     with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at
-        mitigate("key_value(pairs=3)", responder, given)
+        mitigate("key_value(pairs=2)", responder, given)
 
 
 def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):
@@ -175,3 +180,65 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     record.resolved = {**record.resolved, "methods": {name: "temperature(scale=0.2)"}}
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)
+
+
+def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
+    responder = PlantedResponder((0.1, 0.1, 0.95))
+    given = options("ordered", calibration=30, count=6)
+    record, _ = mitigate(TASK, responder, given, directory=tmp_path)
+    order = MITIGATIONS.parse(record.resolved["methods"]["ordered"]).order
+    assert order[-1] == 0, "the first retrieved passage into the slot that is used"
+    assert record.scalars["fits"]["ordered"]["calibration_samples"] == 30
+    before, after = (record.arrays[f"scores/accuracy/{arm}"].mean(axis=0) for arm in (0, 1))
+    assert after[0] > before[0]
+    assert "key_value(pairs=2)" in record.scalars["judgement"]["verdicts"][0]["effects"], "of two passages, too"
+    with pytest.raises(UsageError, match="run must be the directory"):
+        mitigate(TASK, responder, options("ordered", calibration=0, count=6))
+    with pytest.raises(UsageError, match="ordered needs prompts that list passages"):
+        mitigate(
+            "needle(depths=3, tokens=90)", LocalResponder(load_model(str(long_llama))), options("ordered", count=6)
+        )
+
+
+def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_by_name(long_llama, monkeypatch):
+    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    given = MitigateOptions(methods=["repeat_prompt"], calibration=0, evaluation=EvaluateOptions(count=2))
+    task, asked = LANGUAGE_TASKS.parse("key_value(pairs=2)"), []
+
+    def full(*given, copies=1, workers=1):
+        asked.append(copies)
+        if copies > 1:
+            raise UsageError("no room")
+        return {"seconds": 1.0}
+
+    monkeypatch.setattr("posbias.mitigation.run.preflight_answers", full)
+    arms = [Arm(UNCHANGED, responder), Arm("repeat_prompt", responder, MITIGATIONS.parse("repeat_prompt"))]
+    _, test = split_samples(task, responder, given)
+    with pytest.raises(UsageError, match="no room"):
+        announce_arms(task, test, given, arms)
+    _, kept, left_out = announce_arms(task, test, replace(given, methods="all"), arms)
+    assert asked == [1, 2, 1, 2]
+    assert kept == arms[:1]
+    assert left_out == ["repeat_prompt was not tried: no room"]
+
+
+@pytest.mark.slow
+def test_workers_answer_as_this_process_does(long_llama, tmp_path):
+    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    given = MitigateOptions(
+        methods=["initial_token(gamma=5.0)", "parallel_windows"],
+        calibration=0,
+        evaluation=EvaluateOptions(count=2, generate=False),
+        documents=0,
+        short=False,
+    )
+    alone, _ = mitigate("key_value(pairs=2)", responder, given)
+    shared = replace(given, engine=Local(workers=2, threads=1))
+    record, _ = mitigate("key_value(pairs=2)", responder, shared, directory=tmp_path)
+    assert len(list((tmp_path / "parts").glob("*sample*"))) == 3 * 2, "each was made by a worker and kept"
+    for arm in range(3):
+        name = f"scores/logprob/{arm}"
+        np.testing.assert_allclose(record.arrays[name], alone.arrays[name], rtol=1e-4)
+    assert record.scalars["effort"][1]["tokens"] > 0
+    with pytest.raises(UsageError, match="workers load the model themselves, so they go with a local one"):
+        mitigate(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))

@@ -1,6 +1,6 @@
 """`posbias mitigate`: methods against position bias, tried and judged on one model and task."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +29,10 @@ class MethodFlags:
         typer.Option(help="all, or some separated by commas, such as key_bias,temperature(scale=0.16),recipe.json."),
     ] = "all"
     calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
+    choose_strength: Annotated[
+        bool,
+        typer.Option("--choose-strength", help="Let calibration samples choose a fit's strength: .25, .5, .75 or 1."),
+    ] = False
     by: Annotated[
         str | None,
         typer.Option(help="accuracy or logprob.", show_default="accuracy, unless it is near 0 or 1"),
@@ -70,27 +74,30 @@ def mitigate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from finished samples, fits and a server's kept answers.")
     ] = False,
+    engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
     """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
+    from posbias.engines.engine import pinned
     from posbias.mitigation.run import mitigate as run_mitigation
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
     options.check_resume(resume, flags.out)
-    settings = _settings(tried, evaluated, local, flags, resume=resume)
+    settings = replace(_settings(tried, evaluated, local, flags, resume=resume), engine=engine.made())
     with running(context, flags, resume=resume) as run:
         if server is not None:
             responder = served.responder(server, tokenizer=tokenizer, directory=run.directory, reuse=resume)
         else:
             responder = local.responder(str(model))
-        record, found = run_mitigation(
-            evaluated.task,
-            responder,
-            settings,
-            directory=run.directory,
-            arguments=run.arguments,
-            command=run.command,
-        )
+        with pinned(settings.engine.pinned_threads):
+            record, found = run_mitigation(
+                evaluated.task,
+                responder,
+                settings,
+                directory=run.directory,
+                arguments=run.arguments,
+                command=run.command,
+            )
         run.finish(record, found=found)
     required = record.scalars["requirement"]
     if required is not None and not required["met"]:
@@ -106,6 +113,7 @@ def _settings(
     """The run's options from the command line's."""
     from posbias.evaluation import EvaluateOptions
     from posbias.mitigation.arms import MitigateOptions
+    from posbias.mitigation.fitting import FitOptions
     from posbias.mitigation.requirements import Requirement
     from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -124,6 +132,7 @@ def _settings(
     return MitigateOptions(
         methods="all" if methods == ["all"] else methods,
         calibration=tried.calibration,
+        fitting=FitOptions(strengths=(0.25, 0.5, 0.75, 1.0) if tried.choose_strength else ()),
         evaluation=evaluation,
         by=tried.by,
         documents=tried.documents,

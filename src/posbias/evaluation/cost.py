@@ -107,9 +107,17 @@ class PromptWork:
 
 
 def preflight_answers(
-    samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions, responder: Responder
+    samples: Sequence[Sample],
+    task: LanguageTask,
+    options: EvaluateOptions,
+    responder: Responder,
+    *,
+    copies: int = 1,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Say what the requests of samples will cost before they begin, and refuse what cannot fit.
+
+    `copies`: how often every prompt stands in what is really asked; `workers`: processes that share the samples.
 
     Returns:
         The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
@@ -119,7 +127,12 @@ def preflight_answers(
         return {}
     requests = requests_of(samples, task, options)
     encoded, skipped = responder.prepared(requests, generate=options.generate)
-    fitting = [index for index in range(len(requests)) if index not in skipped]
+    most = responder.max_positions
+    fitting = [
+        index
+        for index in range(len(requests))
+        if index not in skipped and (most is None or copies * len(encoded[index].prompt) <= most)
+    ]
     if not fitting:
         return {}
     first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]
@@ -130,11 +143,13 @@ def preflight_answers(
         generated=options.tokens_of(task),
         share=floor / plain if responder.options.reuse else 1.0,
     )
-    longest = max(len(encoded[index].prompt) for index in fitting)
+    longest = copies * max(len(encoded[index].prompt) for index in fitting)
     estimate = work.estimate(longest, responder.options) or without_passes(responder.model, longest)
     estimate = replace(estimate, shorter=SHORTER)
     remedies: dict[str, Remedy] = {}
     if responder.options.batch > 1:
         remedies["--batch 1"] = lambda: work.estimate(longest, replace(responder.options, batch=1))
-    cost = report_cost(responder.model, estimate, len(fitting), max_memory=options.max_memory, remedies=remedies)
+    cost = report_cost(
+        responder.model, estimate, len(fitting), workers=workers, max_memory=options.max_memory, remedies=remedies
+    )
     return {**cost, "prompts": len(fitting)} if cost else {}

@@ -148,6 +148,7 @@ def evaluate(
     *,
     options: EvaluateOptions | None = None,
     cost: Mapping[str, Any] | None = None,
+    answered: Mapping[str, Pieces] | None = None,
 ) -> Evaluation:
     """Put every sample at every position to one model, and judge its answers.
 
@@ -156,6 +157,7 @@ def evaluate(
         responder: With its own tokenizer, lengths and places in tokens are exact.
         options: Count, positions, seed, and where an interrupted run continues.
         cost: What `preflight_answers` expects; None: it is still to be asked.
+        answered: What `answer_samples` made of samples elsewhere, such as in another process, by `Sample.piece`.
 
     Raises:
         UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, a
@@ -171,18 +173,13 @@ def evaluate(
     data = file_sha256(task)
     store = PartStore(options.directory, settings, resume=options.resume)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
+    finished |= answered or {}
     waiting = [sample for sample in samples if sample.piece not in finished]
     cost = preflight_answers(waiting, task, options, responder) if cost is None else cost
     chunks = [waiting[start : start + options.together] for start in range(0, len(waiting), options.together)]
     for chunk in track(chunks, f"requests of {task}"):
-        before, begin = responder.counts(), time.perf_counter()
-        found = request_samples(chunk, task, options, responder)
-        seconds = time.perf_counter() - begin
-        taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
-        for sample, piece in zip(chunk, found, strict=True):
-            effort = {"counts": taken, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
-            finished[sample.piece] = store.keep(sample.piece, {**piece, EFFORT: as_bytes(effort)})
-            taken, seconds = {}, 0.0  # what the samples of a chunk took together is the first one's
+        found = answer_samples(chunk, task, options, responder, cost=cost)
+        finished |= {sample.piece: store.keep(sample.piece, piece) for sample, piece in zip(chunk, found, strict=True)}
     pieces = [finished[sample.piece] for sample in samples]
     efforts = [read_json(piece, EFFORT) for piece in pieces]
     described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
@@ -201,6 +198,27 @@ def evaluate(
         fingerprint=_fingerprint(settings, samples, options),
         seconds=sum(effort["seconds"] for effort in efforts),
     )
+
+
+def answer_samples(
+    samples: Sequence[Sample],
+    task: LanguageTask,
+    options: EvaluateOptions,
+    responder: Responder,
+    *,
+    cost: Mapping[str, Any],
+) -> list[Pieces]:
+    """Everything about some samples, requested together, with what that took; errors as `request_samples`."""
+    before, begin = responder.counts(), time.perf_counter()
+    found = request_samples(samples, task, options, responder)
+    seconds = time.perf_counter() - begin
+    taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
+    pieces = []
+    for piece in found:
+        effort = {"counts": taken, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
+        pieces.append({**piece, EFFORT: as_bytes(effort)})
+        taken, seconds = {}, 0.0  # what the samples took together is the first one's
+    return pieces
 
 
 def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -15,13 +15,16 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.checks import check_number, check_whole, checked
+from posbias.engines import Engine, Local
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions
+from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, place
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
 from posbias.mitigation.applying import answering_under, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
+from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.fitting import SEARCHED, FitOptions, fit
+from posbias.mitigation.prompts import Ordered
 from posbias.mitigation.recipe import RECIPE_SUFFIX
 from posbias.mitigation.requirements import Requirement
 from posbias.models.model import Model
@@ -40,7 +43,8 @@ class MitigateOptions:
 
     methods: str | Sequence[Any] = ALL
     """Spellings, objects or paths of recipes; `all`: every registered method that applies. A method with parameters to
-    fit that is named without any is fitted to the calibration samples."""
+    fit that is named without any is fitted to the calibration samples; `ordered` follows the unchanged model's curve
+    on them."""
     calibration: int = 12
     """Samples that come first, for fitting, >= 0."""
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))
@@ -56,9 +60,11 @@ class MitigateOptions:
     short: bool = True
     """Whether the task's short forms are requested, where it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
-    """Of a key bias."""
+    """Of a key bias, and the strengths from which fits choose."""
     influence: int = 0
     """Test samples on which influence is measured before and after every method inside the model, >= 0; 0: none."""
+    engine: Engine = field(default_factory=Local)
+    """Which processes or machines answer; fits, texts, short forms and influence stay in this one."""
     require: Requirement | None = None
     """Of the recommended model, or of the unchanged one where no method is."""
 
@@ -145,6 +151,8 @@ def is_fitted(entry: Any, options: MitigateOptions) -> bool:
     if not isinstance(entry, str) or entry not in MITIGATIONS:
         return False
     kind = MITIGATIONS[entry]
+    if kind is Ordered:
+        return options.calibration > 0
     return entry in SEARCHED or (bool(getattr(kind, "grid", None)) and options.calibration > 0)
 
 
@@ -162,9 +170,11 @@ def arms_of(
     for entry in given_methods(options):
         try:
             if is_fitted(entry, options):
-                if not local or not options.calibration:
+                if (not local and entry != Ordered.name) or not options.calibration:
                     missing = "the model itself, not one behind a server" if not local else "calibration samples; got 0"
                     raise UsageError(f"{entry} is fitted and needs {missing}")
+                if entry == Ordered.name:
+                    Ordered(order=range(task.n_items)).asked(request, responder)
                 arms.append(Arm(str(entry), responder))
                 continue
             method = resolve_method(entry, model)
@@ -189,6 +199,7 @@ def arms_of(
 
 
 def fitted_arms(
+    task: LanguageTask,
     arms: Sequence[Arm],
     calibration: Sequence[Sample],
     options: MitigateOptions,
@@ -204,7 +215,10 @@ def fitted_arms(
             continue
 
         def fitted(arm: Arm = arm) -> dict[str, np.ndarray]:
-            found = fit(arm.name, arm.model, examples, text=windows, options=options.fitting)
+            if arm.name == Ordered.name:
+                return {"fit": as_bytes(_measured_order(task, arm.responder, options))}
+            going = Checkpoint(store, f"fit-{arm.slug}-steps")
+            found = fit(arm.name, arm.model, examples, text=windows, options=options.fitting, checkpoint=going)
             return {"fit": as_bytes({"method": str(found.method), "how": found.how})}
 
         try:
@@ -217,3 +231,13 @@ def fitted_arms(
         ready.append(replace(arm, method=MITIGATIONS.parse(kept["method"])))
         fits[arm.name] = kept["how"]
     return ready, fits, left_out
+
+
+def _measured_order(task: LanguageTask, responder: Responder, options: MitigateOptions) -> dict[str, Any]:
+    """The order of passages for the unchanged model's curve on the calibration samples, and how it came about."""
+    chosen = replace(options.evaluation, count=options.calibration, directory=None, resume=False)
+    found = evaluate(task, responder, options=chosen, cost={})
+    use = measured_use(evaluation_record(found, {}))
+    placed = place([1 / rank for rank in range(1, task.n_items + 1)], use)
+    how = {"calibration_samples": options.calibration, "p_flat": placed.p_flat, "measure": use.measure}
+    return {"method": str(Ordered(order=placed.order)), "how": how}

@@ -50,6 +50,10 @@ class Mitigation(Intervention):
             UsageError: on entry, the model or the passages do not allow it; the message says why.
         """
 
+    def passes(self, n_passages: int) -> int:
+        """How often a prompt of so many passages is run, about."""
+        return 1
+
     def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:
         """What answers one prompt of so many tokens, and the passages that it is to know."""
         return self, passages
@@ -92,6 +96,15 @@ class PromptMitigation(ABC):
 
     def __post_init__(self) -> None:
         check_strength(self.name, self.strength)
+
+    @property
+    def copies(self) -> int:
+        """How often a prompt stands in what is asked in its place."""
+        return 1
+
+    def passes(self, n_passages: int) -> int:
+        """How often a prompt of so many passages is run, about."""
+        return 1
 
     @abstractmethod
     def around(self, responder: Responder) -> Responder:

@@ -23,10 +23,11 @@ from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
 from posbias.interventions.keys import biased
-from posbias.mitigation.base import MITIGATIONS, Mitigation, inside_methods
+from posbias.mitigation.base import MITIGATIONS, Mitigation, check_strength, inside_methods
 from posbias.mitigation.calibration import best_of, check_samples
 from posbias.mitigation.channel import PositionalChannel
-from posbias.mitigation.channel_search import fit_channel
+from posbias.mitigation.channel_search import ChannelOptions, fit_channel
+from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.key_bias import ContextBias, KeyBiasMethod, before
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
@@ -63,6 +64,8 @@ class FitOptions:
     """Whether the bias acts from the question on only; in ordinary text, from the middle of a window on."""
     seed: int = 0
     """Of the order of prompts and windows."""
+    strengths: tuple[float, ...] = ()
+    """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
     def __post_init__(self) -> None:
         check_whole("fit: steps", self.steps, least=1)
@@ -70,6 +73,8 @@ class FitOptions:
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)
         check_seed(self.seed)
+        for strength in self.strengths:
+            check_strength("fit", strength)
         if self.knots:
             LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
 
@@ -91,6 +96,7 @@ def fit(
     *,
     text: Windows = (),
     options: FitOptions | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Fitted:
     """A method with the parameters that suit a model, from calibration samples alone.
 
@@ -101,15 +107,36 @@ def fit(
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, for a key bias or a channel.
-        options: Of a key bias.
+        options: Of a key bias; of the others, the strengths to choose from.
+        checkpoint: Where a fit by gradient is kept as it goes, and taken up.
 
     Raises:
         UsageError: a method without parameters to fit, or too few samples.
     """
+    found = _fitted(method, model, calibration, text, options or FitOptions(), checkpoint)
+    strengths = () if options is None else options.strengths
+    if not strengths:
+        return found
+    candidates = [replace(found.method, strength=strength) for strength in strengths]
+    best, scores = best_of(candidates, check_model(model), calibration)
+    chosen = dict(zip(map(str, strengths), scores.values(), strict=True))
+    return Fitted(best, {**found.how, "strengths": chosen})
+
+
+def _fitted(
+    method: str,
+    model: Any,
+    calibration: Sequence[Example],
+    text: Windows,
+    options: FitOptions,
+    checkpoint: Checkpoint | None,
+) -> Fitted:
+    """At full strength."""
     if method in (KeyBiasMethod.name, ContextBias.name):
-        return fit_bias(method, model, calibration, text, options=options)
+        return fit_bias(method, model, calibration, text, options=options, checkpoint=checkpoint)
     if method == PositionalChannel.name:
-        return Fitted(*fit_channel(model, calibration, text))
+        chosen = ChannelOptions(from_question=options.from_question)
+        return Fitted(*fit_channel(model, calibration, text, options=chosen))
     kind = MITIGATIONS[method]
     if not (issubclass(kind, Mitigation) and kind.grid):
         fitted = [name for name in inside_methods() if MITIGATIONS[name].grid]
@@ -129,6 +156,7 @@ def fit_bias(
     text: Windows,
     *,
     options: FitOptions | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Fitted:
     """A bias by key under which a model gives the right answers wherever they stand.
 
@@ -138,6 +166,7 @@ def fit_bias(
         model: What `load_model` returns, of a family whose attention goes through transformers' interface.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, at least one where the penalty is above 0.
+        checkpoint: Where the fit is kept as it goes, and taken up.
         options: How. The record has the losses of every step's prompt and window before the step, in nats per token.
 
     Raises:
@@ -160,7 +189,8 @@ def fit_bias(
     windows = _rounds(max(1, len(text)), options.steps, generator)
     optimiser = torch.optim.Adam([values.free], lr=options.rate)
     losses = np.zeros((options.steps, 2))
-    for step in track(range(options.steps), "steps of the fit"):
+    done = 0 if checkpoint is None else checkpoint.resumed(values.free, optimiser, losses)
+    for step in track(range(done, options.steps), "steps of the fit"):
         for group in optimiser.param_groups:
             group["lr"] = options.rate * (1 - step / options.steps)
         optimiser.zero_grad()
@@ -180,6 +210,8 @@ def fit_bias(
                 f"fit: the loss of step {step} is not a finite number; try a smaller rate than {options.rate:g}"
             )
         optimiser.step()
+        if checkpoint is not None:
+            checkpoint.keep(step, values.free, optimiser, losses)
     how = {
         **asdict(options),
         "numbers": values.free.numel(),

@@ -130,18 +130,24 @@ class Ordered(Rewriting):
     The order is `place`'s: where the samples do not show that positions differ, best first.
     """
 
-    run: str
+    run: str = ""
     """Directory of a finished `evaluate` of the same model, with the measured curve."""
-    scores: tuple[float, ...] = ()
+    scores: Sequence[float] = ()
     """Relevance of the passages as the prompt gives them, >= 0; empty: 1, 1/2, 1/3 ..., the order of retrieval."""
+    order: Sequence[int] = ()
+    """In place of a run: which passage stands in every slot, counted from 0, as `place` says or `mitigate` measures; of
+    fewer passages those that there are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.run, str) or not self.run:
-            raise UsageError(f"{self.name}: run must be the directory of an evaluation, got {self.run!r}")
-        if not isinstance(self.scores, tuple | list):
-            raise UsageError(f"{self.name}: scores must be a list of numbers, got {self.scores!r}")
-        object.__setattr__(self, "scores", tuple(self.scores))
+        if not isinstance(self.run, str) or bool(self.run) == bool(self.order):
+            raise UsageError(
+                f"{self.name}: run must be the directory of an evaluation, or order given, got {self.run!r}"
+            )
+        for name in ("scores", "order"):
+            if not isinstance(getattr(self, name), tuple | list | range):
+                raise UsageError(f"{self.name}: {name} must be a list of numbers, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @cached_property
     def use(self) -> MeasuredUse:
@@ -150,17 +156,20 @@ class Ordered(Rewriting):
 
     @cached_property
     def _orders(self) -> dict[int, tuple[int, ...]]:
-        return {}
+        counts = range(1, len(self.order) + 1)
+        return {count: tuple(passage for passage in self.order if passage < count) for count in counts}
 
     def check(self, responder: Responder) -> None:
         """The run is read before the first request."""
-        _ = self.use
+        _ = self.run and self.use
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request in the order of `place`."""
         count = len(request.passages)
         if self.scores and len(self.scores) != count:
             raise UsageError(f"{self.name}: {len(self.scores)} scores for {count} passages; one is needed for each")
+        if self.order and count not in self._orders:
+            raise UsageError(f"{self.name}: an order of {len(self.order)} for {count} passages; one is needed for each")
         if count not in self._orders:
             relevance = self.scores or [1 / rank for rank in range(1, count + 1)]
             self._orders[count] = place(list(relevance), self.use).order
@@ -187,6 +196,10 @@ class AttentionSorting(Rewriting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole(f"{self.name}: rounds", self.rounds, least=1)
+
+    def passes(self, n_passages: int) -> int:
+        """One for each round, and the answer's."""
+        return 1 + self.rounds
 
     def check(self, responder: Responder) -> None:
         """Only a local model shows its attention."""
@@ -249,6 +262,11 @@ class RepeatPrompt(Rewriting):
         super().__post_init__()
         check_whole(f"{self.name}: times", self.times, least=2)
 
+    @property
+    def copies(self) -> int:
+        """As many as it says."""
+        return self.times
+
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its text repeated."""
         text = request.text
@@ -277,6 +295,10 @@ class SelfConsistency(Rewriting):
         super().__post_init__()
         check_whole(f"{self.name}: draws", self.draws, least=2)
         check_whole(f"{self.name}: seed", self.seed, least=0)
+
+    def passes(self, n_passages: int) -> int:
+        """One for each draw."""
+        return self.draws
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its passages in every shuffle."""

@@ -8,13 +8,14 @@ on from the samples, texts and fits that are there.
 The record has the verb "mitigate" (`posbias.report.mitigations` draws it). Arrays: `positions`; `scores/MEASURE/ARM`
 [n_samples n_positions]; `text/ARM` [n_documents], nats per token; ARM counts from 0, the unchanged model. Scalars:
 `arms` [name], `judgement` (`Judgement.as_record`), `curves` {measure: [[interval]]} by arm, `effort` [{seconds,
-requests, tokens}] by arm, `fits` {name: how}, `left_out` [text], `requirement`, `cost`; where influence was measured
-`influence` (`influence_scalars`), beside arrays `influence/NAME` [n_samples n_positions].
+requests, tokens, peak_bytes}] by arm, `fits` {name: how}, `left_out` [text], `requirement`, `cost`; where influence was
+measured `influence` (`influence_scalars`), beside arrays `influence/NAME` [n_samples n_positions].
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,27 @@ from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, fin
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.evaluation import DECIDING, measures_of
-from posbias.evaluation.responders import LocalResponder, Responder
+from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.samples import Sample
+from posbias.evaluation.samples import Pieces, Sample, requests_of
+from posbias.measurement.cost import peak_tensor_bytes
 from posbias.mitigation.applying import mitigated
-from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, arms_of, fitted_arms, given_methods, split_samples
+from posbias.mitigation.arms import (
+    ALL,
+    UNCHANGED,
+    Arm,
+    MitigateOptions,
+    arms_of,
+    fitted_arms,
+    given_methods,
+    split_samples,
+)
 from posbias.mitigation.base import PromptMitigation
 from posbias.mitigation.influence import influence_scalars, preflight_influence, shares_of
 from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
 from posbias.mitigation.recipe import write_recipe
 from posbias.mitigation.requirements import Requirement
+from posbias.mitigation.working import answers_of, work_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.parts import PartStore, below, clear_parts, fingerprint, finished_run, made_by
@@ -85,6 +97,8 @@ def mitigate(
     """
     options = options or MitigateOptions()
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    if not options.engine.in_process and not isinstance(responder, LocalResponder):
+        raise UsageError("workers load the model themselves, so they go with a local one, not with --server")
     calibration, test = split_samples(task, responder, options)
     settings = _settings(task, options, responder, [*calibration, *test])
     finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
@@ -92,32 +106,66 @@ def mitigate(
         return finished, True
     store = PartStore(directory, settings, resume=options.evaluation.resume)
     arms, left_out = arms_of(responder, options, task, test[0])
-    cost = _announce(task, test, options, responder, len(arms))
+    cost, arms, too_large = announce_arms(task, test, options, arms)
     if options.influence and arms[0].model is not None:
         preflight_influence(task, options.weighed, arms[0].model, len(arms))
     text = _windows(responder, options, fits=any(arm.method is None for arm in arms[1:]))
     windows = [] if text is None else list(text.token_ids[options.documents :])
-    arms, fits, unfitted = fitted_arms(arms, calibration, options, windows, store)
-    found = [_answered(task, arm, options.test, directory, cost=cost) for arm in arms]
+    arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, store)
+    found = _answers(task, arms, test, options, directory, cost=cost, store=store)
     texts = _texts(arms, text, options, store)
     short, not_short = _short_forms(task, arms, options, directory)
-    shares, not_weighed = shares_of(task, options.weighed, arms, store) if options.influence else ({}, [])
     record = _record(task, options, arms, found, texts, short)
+    peaks = _peaks(arms, requests_of(test, task, options.test), store)
+    for effort, peak in zip(record.scalars["effort"], peaks, strict=True):
+        effort["peak_bytes"] = peak
     record.arguments = dict(arguments or {"task": str(task), "methods": [arm.name for arm in arms[1:]]})
     record.resolved |= {"command": command, "fingerprint": fingerprint(settings)}
-    record.scalars |= {"fits": fits, "left_out": [*left_out, *unfitted, *not_short, *not_weighed], "cost": cost}
-    if shares:
-        rows = slice(options.weighed.count)
-        scores = {
-            arm.name: {name: table[rows] for name, table in _measures(each).items()}
-            for arm, each in zip(arms, found, strict=True)
-        }
-        record.scalars["influence"] = influence_scalars(task, options.weighed, shares, scores)
-        record.arrays |= {f"influence/{name}": table for name, table in shares.items()}
+    not_weighed = _weigh(task, options, arms, record, store) if options.influence else []
+    left_out = [*left_out, *too_large, *unfitted, *not_short, *not_weighed]
+    record.scalars |= {"fits": fits, "left_out": left_out, "cost": cost}
     for arm in arms:
         if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
             write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, fits[arm.name])
     return record, False
+
+
+def _weigh(
+    task: LanguageTask, options: MitigateOptions, arms: Sequence[Arm], record: Record, store: PartStore
+) -> list[str]:
+    """Put influence before and after into the record; returned is what was not measured, with the reason."""
+    shares, left_out = shares_of(task, options.weighed, arms, store)
+    if shares:
+        scores = {
+            arm.name: {
+                name.split("/")[1]: table[: options.weighed.count]
+                for name, table in record.arrays.items()
+                if name.startswith("scores/") and name.endswith(f"/{number}")
+            }
+            for number, arm in enumerate(arms)
+        }
+        record.scalars["influence"] = influence_scalars(task, options.weighed, shares, scores)
+        record.arrays |= {f"influence/{name}": table for name, table in shares.items()}
+    return left_out
+
+
+def _peaks(arms: Sequence[Arm], requests: Sequence[Request], store: PartStore) -> list[int | None]:
+    """Most bytes that tensors beside the weights take at once in every arm, for the longest text; None on a server."""
+    longest = replace(max(requests, key=lambda request: len(request.text)), max_tokens=2)
+    found: list[int | None] = []
+    for arm in arms:
+        inner = arm.responder
+        if not isinstance(inner, LocalResponder):
+            found.append(None)
+            continue
+        fresh = replace(arm, responder=LocalResponder(inner.model, inner.options))  # nothing of other prompts is there
+
+        def measured(arm: Arm = fresh, device: Any = inner.model.device) -> dict[str, np.ndarray]:
+            respond = partial(arm.answering.respond, [longest], score=True)
+            return {"bytes": np.array([peak_tensor_bytes(respond, device)])}
+
+        found.append(int(store.get(f"memory-{arm.slug}", measured)["bytes"][0]))
+    return found
 
 
 def _settings(
@@ -127,7 +175,7 @@ def _settings(
     asked = {
         name: value
         for name, value in vars(options).items()
-        if name not in ("evaluation", "require", "methods", "fitting")
+        if name not in ("evaluation", "require", "methods", "fitting", "engine")
     }
     evaluation = {name: getattr(options.evaluation, name) for name in ("seed", "generate", "score", "max_tokens")}
     described = {name: value for name, value in responder.describe().items() if name in DECIDING}
@@ -145,19 +193,38 @@ def _settings(
     }
 
 
-def _announce(
-    task: LanguageTask, test: Sequence[Sample], options: MitigateOptions, responder: Responder, n_arms: int
-) -> dict[str, Any]:
-    """Say what one arm will cost, and all; refuse what cannot fit into memory."""
-    cost = preflight_answers(test, task, options.test, responder)
+def announce_arms(
+    task: LanguageTask, test: Sequence[Sample], options: MitigateOptions, arms: Sequence[Arm]
+) -> tuple[dict[str, Any], list[Arm], list[str]]:
+    """Say what all arms will cost; refuse what cannot fit into memory, or leave it out of `all` methods.
+
+    Returns:
+        What one arm costs where every prompt is run once; the arms that fit, and why others do not.
+    """
+    responder, asked = arms[0].responder, requests_of(test[:1], task, options.test)
+    workers = options.engine.processes_here
+    cost, kept, left_out, seconds = preflight_answers(test, task, options.test, responder, workers=workers), [], [], 0.0
+    for arm in arms:
+        each, copies = cost, arm.method.copies if isinstance(arm.method, PromptMitigation) else 1
+        try:
+            if cost and copies > 1:
+                report(f"{arm.name} asks with prompts {copies} times as long:")
+                each = preflight_answers(test, task, options.test, responder, copies=copies, workers=workers)
+        except UsageError as error:
+            if options.methods != ALL:
+                raise
+            left_out.append(f"{arm.name} was not tried: {error}")
+            continue
+        kept.append(arm)
+        passes = 1 if arm.method is None else arm.method.passes(len(asked[0].passages))
+        seconds += passes * each.get("seconds", 0.0)
     if cost:
-        seconds = n_arms * cost["seconds"]
         spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         report(
-            f"estimate: that, {n_arms} times, once unchanged and once per method: {spent}; fits, ordinary text, short "
-            "tasks and methods that ask several times come on top"
+            f"estimate: answers of the unchanged model and under {len(kept) - 1} methods, some of which ask several "
+            f"times: {spent} in all; fits, ordinary text and short tasks come on top"
         )
-    return cost
+    return cost, kept, left_out
 
 
 def _windows(responder: Responder, options: MitigateOptions, *, fits: bool) -> Prompts | None:
@@ -170,6 +237,27 @@ def _windows(responder: Responder, options: MitigateOptions, *, fits: bool) -> P
     return load_prompts("default", model, n_positions=length, count=count, seed=seed)
 
 
+def _answers(
+    task: LanguageTask,
+    arms: Sequence[Arm],
+    test: Sequence[Sample],
+    options: MitigateOptions,
+    directory: Path | None,
+    *,
+    cost: Mapping[str, Any],
+    store: PartStore,
+) -> list[Record]:
+    """The evaluation of every arm, whose samples workers may have answered."""
+    pieces: Sequence[Mapping[str, Pieces]] = [{}] * len(arms)
+    if not options.engine.in_process:
+        work = work_of(arms, task, test, options.test, cost=cost)
+        pieces = answers_of(arms, work, engine=options.engine, store=store)
+    return [
+        _answered(task, arm, options.test, directory, cost=cost, answered=own)
+        for arm, own in zip(arms, pieces, strict=True)
+    ]
+
+
 def _answered(
     task: LanguageTask,
     arm: Arm,
@@ -178,6 +266,7 @@ def _answered(
     *,
     within: str = "",
     cost: Mapping[str, Any] | None = None,
+    answered: Mapping[str, Pieces] | None = None,
 ) -> Record:
     """The evaluation of one arm, in a directory of its own; a finished one is taken over."""
     own = None if directory is None else directory / ARMS / arm.slug / within
@@ -186,7 +275,7 @@ def _answered(
         options, responder = replace(options, directory=held), arm.answering
         record = finished_evaluation(task, responder, options)
         if record is None:
-            found = evaluate(task, responder, options=options, cost=cost)
+            found = evaluate(task, responder, options=options, cost=cost, answered=answered)
             record = evaluation_record(found, arguments)
             record.resolved["title"] += "" if arm.method is None else f", {arm.name}"
             if held is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posbias.drawing.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
+from posbias.memory import show_bytes
 from posbias.mitigation.base import MITIGATIONS, Mitigation
 from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import SNIPPET
@@ -237,8 +238,10 @@ def _effort_table(record: Record) -> Table:
             MISSING if requests is None or effort[what] is None else f"{effort[what] / requests:.4g}"
             for what in ("seconds", "tokens")
         ]
-        cells.append([name, str(effort["requests"]), *each])
-    return Table("What requests took", ["method", "requests", "seconds each", "tokens each"], cells)
+        peak = effort.get("peak_bytes")
+        cells.append([name, str(effort["requests"]), *each, MISSING if peak is None else show_bytes(peak)])
+    header = ["method", "requests", "seconds each", "tokens each", "memory beside the weights"]
+    return Table("What requests took", header, cells)
 
 
 def _figures(record: Record) -> list[Figure]:
