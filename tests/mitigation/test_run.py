@@ -196,7 +196,7 @@ def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
         mitigate(TASK, responder, options("ordered", calibration=0, count=6))
     with pytest.raises(UsageError, match="ordered needs prompts that list passages"):
         mitigate(
-            "needle(depths=3, tokens=90)", LocalResponder(load_model(str(long_llama))), options("ordered", count=6)
+            "needle(depths=3, tokens=400)", LocalResponder(load_model(str(long_llama))), options("ordered", count=6)
         )
 
 
