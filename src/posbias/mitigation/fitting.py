@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.architecture import LogSpline
@@ -183,35 +183,7 @@ def fit_bias(
     encoded = _encoded(network, calibration)
     begins = _question_begins(network, calibration) if options.from_question else [0] * len(encoded)
     values = _Values(network, options)
-    answers = _Answers(network, encoded, begins)
-    generator = np.random.default_rng(options.seed)
-    order = _rounds(len(encoded), options.steps, generator)
-    windows = _rounds(max(1, len(text)), options.steps, generator)
-    optimiser = torch.optim.Adam([values.free], lr=options.rate)
-    losses = np.zeros((options.steps, 2))
-    done = 0 if checkpoint is None else checkpoint.resumed(values.free, optimiser, losses)
-    for step in track(range(done, options.steps), "steps of the fit"):
-        for group in optimiser.param_groups:
-            group["lr"] = options.rate * (1 - step / options.steps)
-        optimiser.zero_grad()
-        index = int(order[step])
-        with biased(network, "fit", values.asked_from(begins[index]), first_query=begins[index]):
-            answer = answers.loss(index)
-            answer.backward()  # type: ignore[no-untyped-call]
-        losses[step, 0] = float(answer.detach())
-        if options.penalty > 0:
-            window = text[int(windows[step])]
-            begin = len(window) // 2 if options.from_question else 0
-            kept = options.penalty * _divergence(network, window, values, begin=begin)
-            kept.backward()  # type: ignore[no-untyped-call]
-            losses[step, 1] = float(kept.detach()) / options.penalty
-        if not np.isfinite(losses[step]).all():
-            raise RunError(
-                f"fit: the loss of step {step} is not a finite number; try a smaller rate than {options.rate:g}"
-            )
-        optimiser.step()
-        if checkpoint is not None:
-            checkpoint.keep(step, values.free, optimiser, losses)
+    losses = _descend(network, values, _Answers(network, encoded, begins), begins, text, options, checkpoint)
     how = {
         **asdict(options),
         "numbers": values.free.numel(),
@@ -221,6 +193,47 @@ def fit_bias(
         "text_loss": np.round(losses[:, 1], 6).tolist(),
     }
     return Fitted(values.method(), how)
+
+
+def _descend(
+    model: HuggingFaceModel,
+    values: "_Values",
+    answers: "_Answers",
+    begins: Sequence[int],
+    text: Windows,
+    options: FitOptions,
+    checkpoint: Checkpoint | None,
+) -> Float64[np.ndarray, "steps two"]:
+    """The losses of every step before it, of the answer and of ordinary text; the values are changed in place."""
+    generator = np.random.default_rng(options.seed)
+    order = _rounds(len(begins), options.steps, generator)
+    windows = _rounds(max(1, len(text)), options.steps, generator)
+    optimiser = torch.optim.Adam([values.free], lr=options.rate)
+    losses = np.zeros((options.steps, 2))
+    done = 0 if checkpoint is None else checkpoint.resumed(values.free, optimiser, losses)
+    for step in track(range(done, options.steps), "steps of the fit"):
+        for group in optimiser.param_groups:
+            group["lr"] = options.rate * (1 - step / options.steps)
+        optimiser.zero_grad()
+        index = int(order[step])
+        with biased(model, "fit", values.asked_from(begins[index]), first_query=begins[index]):
+            answer = answers.loss(index)
+            answer.backward()  # type: ignore[no-untyped-call]
+        losses[step, 0] = float(answer.detach())
+        if options.penalty > 0:
+            window = text[int(windows[step])]
+            begin = len(window) // 2 if options.from_question else 0
+            kept = options.penalty * _divergence(model, window, values, begin=begin)
+            kept.backward()  # type: ignore[no-untyped-call]
+            losses[step, 1] = float(kept.detach()) / options.penalty
+        if not np.isfinite(losses[step]).all():
+            raise RunError(
+                f"fit: the loss of step {step} is not a finite number; try a smaller rate than {options.rate:g}"
+            )
+        optimiser.step()
+        if checkpoint is not None:
+            checkpoint.keep(step, values.free, optimiser, losses)
+    return losses
 
 
 class _Values:
