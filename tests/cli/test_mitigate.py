@@ -20,7 +20,7 @@ def test_a_run_is_saved_printed_and_resumed(posbias, long_llama, tmp_path):
     out = tmp_path / "run"
     done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst<=0")
     assert done.returncode == 0, done.stderr
-    assert "estimate: that, 2 times" in done.stderr
+    assert "under each method (1)" in done.stderr
     assert "temperature(scale=0.3)" in done.stdout
     assert (out / "report.html").is_file()
     record = json.loads((out / "record.json").read_text())

@@ -119,14 +119,14 @@ def test_a_tie_is_found_where_there_is_one_and_only_there(run, slope, establishe
     assert pooled["established"] is established
     assert abs(pooled["value"]) > 0.95 or not established
     record = run[0]
-    kept = record.scalars["influence"]
-    record.scalars["influence"] = found
+    kept, positions = record.scalars["influence"], record.scalars["judgement"]["positions"]
+    record.scalars["influence"], record.scalars["judgement"]["positions"] = found, [0, 1, 2, 3, 4]
     try:
         report = report_of(record)
-        (sentence,) = [text for text in report.statements if "influence" in text]
+        (sentence,) = [text for text in report.verdict if "influence" in text]
         assert ("is not established to follow influence" in sentence) is not established
         assert ("follows influence:" in sentence) is established
         assert [row[0] for row in report.folded["Influence before and after"][1].cells] == list(ties), "nulls, too"
         assert html_of(report)
     finally:
-        record.scalars["influence"] = kept
+        record.scalars["influence"], record.scalars["judgement"]["positions"] = kept, positions

@@ -221,8 +221,8 @@ def announce_arms(
     if cost:
         spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         report(
-            f"estimate: answers of the unchanged model and under {len(kept) - 1} methods, some of which ask several "
-            f"times: {spent} in all; fits, ordinary text and short tasks come on top"
+            f"estimate: answers of the unchanged model and under each method ({len(kept) - 1}), however often it asks: "
+            f"{spent} in all; fits, ordinary text and short tasks come on top"
         )
     return cost, kept, left_out
 
