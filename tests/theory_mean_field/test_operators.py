@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, LogSpline, Prefix, SlidingWindow
+from posbias.errors import UsageError
 from posbias.interventions.keys import added_to
 from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (
@@ -119,6 +120,12 @@ def test_alibi_beside_a_key_bias_keeps_its_slope_apart_on_bins_and_positions():
     ((share, operator),) = biased_operators(steep, unit_bins(200))
     assert share == 1
     np.testing.assert_allclose(operator.matrix().sum(axis=1), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mask", [Causal(), SlidingWindow(width=5)], ids=str)
+def test_a_key_bias_beyond_floats_is_refused(mask):
+    with pytest.raises(UsageError, match=r"at most 700 nats; gamma_key\(alpha=1000.0\) spans 963 over 512 positions"):
+        biased_operators(group(mask, GammaKey(1000.0)), unit_bins(512))
 
 
 def check_on_bins(biased: HeadGroup, exact: list[HeadGroup]) -> None:

@@ -25,6 +25,8 @@ EXACT_POSITIONS = 512
 """Up to here every position has its own bin, if nothing asks for more."""
 MOST_BINS = 2048
 """Kernels of more bins are refused: a matrix has 32 MB then, and a pass over 24 layers takes a minute."""
+MOST_NATS = 700.0
+"""Between the largest and the least key bias: the weights of both must be normal float64 numbers."""
 RELATIVE_WIDTH = 0.02
 """Width of a bin over its position in long contexts; norms then agree to 0.03 % with unit bins (N = 1024)."""
 BINS_PER_WINDOW = 16
@@ -245,7 +247,8 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
     """Of a group whose logits depend on position: one operator for heads that are alike, with their share of all heads.
 
     Raises:
-        UsageError: logits that are neither slopes nor key biases, on bins wider than one position.
+        UsageError: logits that are neither slopes nor key biases, on bins wider than one position, or key biases whose
+            weights do not all fit into float64.
     """
     n, share, mask = bins.n_positions, 1 / group.n_heads, group.mask
     parts = _bias_and_slopes(group, n)
@@ -257,6 +260,11 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
             )
         return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
     bias, slopes = parts
+    if (span := float(np.ptp(bias, axis=1).max())) > MOST_NATS:
+        raise UsageError(
+            f"mean field takes key biases that span at most {MOST_NATS:g} nats; {group.encoding} spans {span:.0f} "
+            f"over {n} positions"
+        )
     keyed = group.encoding.parameters(group.n_heads)[group.heads] if isinstance(group.encoding, KeyEncoding) else None
     alike = slopes[:, None] if keyed is None else keyed
     _, first, counts = np.unique(alike, axis=0, return_index=True, return_counts=True)
