@@ -123,10 +123,31 @@ def test_a_tie_is_found_where_there_is_one_and_only_there(run, slope, establishe
     record.scalars["influence"], record.scalars["judgement"]["positions"] = found, [0, 1, 2, 3, 4]
     try:
         report = report_of(record)
-        (sentence,) = [text for text in report.verdict if "influence" in text]
+        (sentence,) = [text for text in report.verdict if "influence:" in text]
         assert ("is not established to follow influence" in sentence) is not established
         assert ("follows influence:" in sentence) is established
         assert [row[0] for row in report.folded["Influence before and after"][1].cells] == list(ties), "nulls, too"
         assert html_of(report)
+    finally:
+        record.scalars["influence"], record.scalars["judgement"]["positions"] = kept, positions
+
+
+@pytest.mark.parametrize(
+    ("move", "said"),
+    [(0.1, "a gives more influence to"), (-0.1, "a takes influence from"), (0.0, "a does not demonstrably change")],
+)
+def test_the_verdict_says_what_the_method_does_to_influence(run, move, said):
+    record, generator = run[0], np.random.default_rng(2)
+    before = generator.uniform(0.1, 0.2, (10, 5))
+    shares = {"unchanged": before, "a": before + move + generator.normal(0, 0.01, (10, 5)), FLAT: before}
+    scores = {name: {"logprob": generator.normal(0, 1, (10, 5))} for name in ("unchanged", "a")}
+    task = LANGUAGE_TASKS.parse("key_value(pairs=5)")
+    kept, positions = record.scalars["influence"], record.scalars["judgement"]["positions"]
+    record.scalars["influence"] = influence_scalars(task, EvaluateOptions(count=10), shares, scores)
+    record.scalars["judgement"]["positions"] = [0, 1, 2, 3, 4]
+    try:
+        (sentence,) = [text for text in report_of(record).verdict if text.startswith("a ")]
+        assert sentence.startswith(said)
+        assert f"from {before.mean():.3f}" in sentence
     finally:
         record.scalars["influence"], record.scalars["judgement"]["positions"] = kept, positions

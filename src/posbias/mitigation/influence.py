@@ -33,6 +33,7 @@ from posbias.models.model import Model
 from posbias.parts import PartStore
 from posbias.profiles import Profile
 from posbias.progress import track
+from posbias.statistics import Interval, mean_of
 from posbias.tasks.language import Example, LanguageTask
 from posbias.tasks.language.base import locate
 
@@ -162,6 +163,9 @@ def influence_scalars(
         FLAT: _means(shares[FLAT]),
         "before": _means(before),
         "changes": {name: _means(shares[name] - before) for name in changed},
+        "average": {
+            name: _average(shares[name] - (before if name != UNCHANGED else 0)) for name in (UNCHANGED, *changed)
+        },
         "ties": ties,
     }
 
@@ -169,6 +173,13 @@ def influence_scalars(
 def _means(table: Scores) -> list[dict[str, float | None]]:
     """By position, with pointwise intervals."""
     return [mean.as_record() for mean in position_means(table)]
+
+
+def _average(table: Scores) -> dict[str, float | None]:
+    """Over positions, with an interval over the samples that have all of them."""
+    complete = table[~np.isnan(table).any(axis=1)]
+    found = mean_of(complete.mean(axis=1)).interval() if len(complete) else Interval(np.nan, -np.inf, np.inf)
+    return found.as_record()
 
 
 def _ties(measure: str, pairs: Mapping[str, Pair], *, seed: int) -> list[dict[str, Any]]:

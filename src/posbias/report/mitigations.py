@@ -6,8 +6,10 @@ Everything comes from the record (layout: posbias/mitigation/run.py).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.drawing.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.memory import show_bytes
+from posbias.mitigation.arms import UNCHANGED
 from posbias.mitigation.base import MITIGATIONS, Mitigation
 from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import SNIPPET
@@ -45,7 +47,7 @@ def mitigation_report(record: Record) -> Report:
     return Report(
         title_of(record),
         kicker="posbias · methods against position bias, judged",
-        verdict=[found["recommendation"], *_required(record), *_influence_sentence(record)],
+        verdict=[found["recommendation"], *_required(record), *_influence_sentences(record)],
         caveats=found["warnings"],
         summary=[_verdict_table(record)],
         picture=_figures(record),
@@ -70,7 +72,29 @@ def _required(record: Record) -> list[str]:
     return [f"Required {required['required']} {verb}: {value} ({measure}, {required['arm']})."]
 
 
-def _influence_sentence(record: Record) -> list[str]:
+def _influence_sentences(record: Record) -> list[str]:
+    """What the recommended method, or the only one, does to the influence of the answer's item, and the tie."""
+    found = record.scalars.get("influence", {})
+    return [*_moved(found, record.scalars["judgement"]["recommended"]), *_tied(record)]
+
+
+def _moved(found: Stored, recommended: str | None) -> list[str]:
+    average = dict(found.get("average", {}))
+    before = average.pop(UNCHANGED, None)
+    (name, *others) = [recommended] if recommended in average else [*average, None]
+    if name is None or any(others) or found["samples"] < UNITS_FOR_CLAIM:
+        return []
+    low, high = average[name]["low"], average[name]["high"]
+    verb = "does not demonstrably change the influence of"
+    if low > 0 or high < 0:
+        verb = "gives more influence to" if low > 0 else "takes influence from"
+    return [
+        f"{name} {verb} the item that holds the answer: its share of the prompt's changes by "
+        f"{interval_text(average[name], '+.3f')} from {before['value']:.3f}, on average over positions."
+    ]
+
+
+def _tied(record: Record) -> list[str]:
     """Whether scores follow influence, in the measure that decided where that was tied."""
     ties = [tie for tie in record.scalars.get("influence", {}).get("ties", ()) if tie["what"] == OVER_POSITIONS]
     if not ties:
