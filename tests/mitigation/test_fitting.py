@@ -127,9 +127,12 @@ def test_what_is_shared_has_one_bias(model, calibration, text, shared, numbers):
         pass
 
 
-def test_a_bias_of_the_context_makes_the_answers_more_probable(model, calibration, text):
-    found = fit("context_bias", model, calibration, text=text, options=FitOptions(steps=24, rate=0.3, penalty=0.1))
-    assert found.how["numbers"] == 2 * 4
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_bias_of_the_context_makes_the_answers_more_probable(model, calibration, text, scales):
+    options = FitOptions(steps=24, rate=0.3, penalty=0.1, scales=scales)
+    found = fit("context_bias", model, calibration, text=text, options=options)
+    assert found.how["numbers"] == 2 * 4 * (1 + scales)
+    assert (found.method.scales is not None) is scales
     rounds = np.array(found.how["answer_loss"]).reshape(-1, 8).mean(axis=1)
     assert rounds[-1] < rounds[0]
     with (

@@ -13,7 +13,7 @@ POSITIONS = 14
 SPANS = [(2, 5), (6, 9), (9, 11)]
 SPELLED = {
     "key_bias": "key_bias(biases='gamma_key(alpha=3.0)')",
-    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3})",
+    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3}, scales={[[2.0, 0.5, 1.0, 0.1]] * 3})",
     "initial_token": "initial_token(gamma=3.0)",
     "temperature": "temperature(scale=0.6)",
     "attention_calibration": "attention_calibration(dummy=[7, 4])",
@@ -177,6 +177,8 @@ def test_influence_is_measured_under_a_method():
         ("key_bias(biases='alibi')", "biases must be"),
         ("key_bias(biases='gamma_key(alpha=2.0)', from_question=True)", "needs the passages"),
         ("context_bias(values=[])", "values must be numbers"),
+        ("context_bias(values=[[1.0]], scales=[[0.0]])", "scales must be above 0, got 0"),
+        ("context_bias(values=[[1.0]], scales=[[]])", "scales must be numbers"),
     ],
 )
 def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):
@@ -189,6 +191,24 @@ def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):
 def test_a_family_without_the_interface_is_refused_by_name():
     with pytest.raises(UsageError, match="bloom models do not let attention be replaced"):
         mitigated(shaken_model("bloom"), "temperature").install()
+
+
+def test_scales_of_all_heads_are_another_scaling_in_transformers(model):
+    blocks = [layer.self_attn for layer in model.network.model.layers]
+    heads = model.family.heads(model.config)
+    method = f"context_bias(values={[[0.0] * heads] * len(blocks)}, scales={[[1.7] * heads] * len(blocks)})"
+    with mitigated(model, method, passages=[(0, 1)]):
+        found = logits(model)
+    own = [block.scaling for block in blocks]
+    try:
+        for block, scaling in zip(blocks, own, strict=True):
+            block.scaling = 1.7 * scaling
+        wanted = logits(model)
+    finally:
+        for block, scaling in zip(blocks, own, strict=True):
+            block.scaling = scaling
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(wanted, logits(model), atol=1e-2)
 
 
 def test_spellings_come_back():

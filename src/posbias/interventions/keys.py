@@ -127,12 +127,18 @@ Logits = Callable[[int, int], Float[Tensor, "heads n"]]
 
 @contextmanager
 def biased(
-    model: HuggingFaceModel, intervention: Intervention | str, logits: Logits, *, first_query: int = 0
+    model: HuggingFaceModel,
+    intervention: Intervention | str,
+    logits: Logits,
+    *,
+    first_query: int = 0,
+    scales: Callable[[int], Float[Tensor, "heads"]] | None = None,
 ) -> Iterator[None]:
     """Within the context, numbers are added to the logits of every layer's keys, for queries from `first_query` on.
 
     Where a family's attention goes through transformers' interface they are carried by further features of queries and
-    keys, elsewhere by the mask, which only serves a bias for all queries.
+    keys, elsewhere by the mask, which only serves a bias for all queries. The model's own logits of these queries may
+    be multiplied by a scale for each head of a layer, too.
     """
     known: dict[int, Tensor] = {}
 
@@ -158,10 +164,14 @@ def biased(
     def attend(call: AttentionCall) -> Attended:
         positions = call.key_positions
         added = bias(call.layer, int(positions.max()) + 1, call.query)
-        share = (call.query_positions >= first_query).to(added) if first_query else None
+        acts = call.query_positions >= first_query
+        if scales is not None:
+            factor = scales(call.layer).to(call.query)[:, None].where(acts[:, None], 1.0)
+            call = replace(call, query=call.query * factor[..., None])
+        share = acts.to(added) if first_query else None
         return call.run_biased(added[:, positions].transpose(0, 1), share)
 
-    if is_wired(model) or first_query:
+    if is_wired(model) or first_query or scales is not None:
         with attending(model, intervention, attend):
             yield
         return

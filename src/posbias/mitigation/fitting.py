@@ -1,11 +1,13 @@
 """Fit a method to a model on calibration samples, with a penalty that keeps ordinary text as it was.
 
-A key bias: splines of ln(1 + j), a few numbers per head and layer. The loss of a step is the negative log-likelihood of
+A key bias: splines of ln(1 + j), a few numbers per head and layer; or a bias of all keys before the question, with a
+scale of the head's own logits. The loss of a step is the negative log-likelihood of
 a right answer, per token, plus `penalty` times the Kullback-Leibler divergence, per token, of the changed model's next
 token from the unchanged model's on a window of ordinary text. Adam, rate falling linearly to 0. No weight is touched.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -40,6 +42,9 @@ SHARING = ("none", "heads", "layers", "both")
 KEPT_BYTES = 2 << 30
 """Of keys and values before the question, where a bias acts from the question on: they are the same at every step."""
 
+SCALE_RATE = 0.4
+"""Of the rate of biases: that of the logarithm of a head's scale."""
+
 SEARCHED = (KeyBiasMethod.name, ContextBias.name, PositionalChannel.name)
 """Methods without a grid whose parameters are fitted or searched; the others have a default for all of them."""
 
@@ -62,6 +67,8 @@ class FitOptions:
     """One of `SHARING`."""
     from_question: bool = False
     """Whether the bias acts from the question on only; in ordinary text, from the middle of a window on."""
+    scales: bool = True
+    """Whether a context bias has a scale of every head's logits beside; not for a key bias."""
     seed: int = 0
     """Of the order of prompts and windows."""
     strengths: tuple[float, ...] = ()
@@ -161,8 +168,8 @@ def fit_bias(
     """A bias by key under which a model gives the right answers wherever they stand.
 
     Args:
-        method: "key_bias", splines over positions, or "context_bias", one number per head and layer for all keys before
-            the question.
+        method: "key_bias", splines over positions, or "context_bias", for every head and layer one number for all keys
+            before the question, and a scale.
         model: What `load_model` returns, of a family whose attention goes through transformers' interface.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, at least one where the penalty is above 0.
@@ -176,6 +183,8 @@ def fit_bias(
     options = options or FitOptions()
     if method == ContextBias.name:
         options = replace(options, knots=(), from_question=True)
+    else:
+        options = replace(options, scales=False)
     network = check_model(model)
     n_samples = check_samples(calibration)
     if options.penalty > 0 and not len(text):
@@ -216,7 +225,7 @@ def _descend(
             group["lr"] = options.rate * (1 - step / options.steps)
         optimiser.zero_grad()
         index = int(order[step])
-        with biased(model, "fit", values.asked_from(begins[index]), first_query=begins[index]):
+        with values.applied(model, begins[index]):
             answer = answers.loss(index)
             answer.backward()  # type: ignore[no-untyped-call]
         losses[step, 0] = float(answer.detach())
@@ -237,7 +246,7 @@ def _descend(
 
 
 class _Values:
-    """The numbers that are fitted: biases at all knots but the last, where they are 0; or of the context."""
+    """The numbers that are fitted: biases at all knots but the last, which is 0; or of the context, with scales."""
 
     def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
         self.heads, self.depth, self.options = (
@@ -248,19 +257,25 @@ class _Values:
         shape = (
             1 if options.shared in ("layers", "both") else self.depth,
             1 if options.shared in ("heads", "both") else self.heads,
-            max(1, len(options.knots) - 1),
+            max(1, len(options.knots) - 1) + options.scales,
         )
         self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
         self._bases: dict[int, Tensor] = {}
 
-    def asked_from(self, begins: int) -> Callable[[int, int], Float[Tensor, "heads n"]]:
-        """The biases of a layer's keys, where the question begins at that token."""
+    def applied(self, model: HuggingFaceModel, begins: int) -> AbstractContextManager[None]:
+        """The model with these numbers, where the question begins at that token."""
+
+        def of_layer(layer: int) -> Float[Tensor, "heads numbers"]:
+            return self.free[layer if len(self.free) > 1 else 0].expand(self.heads, -1)
 
         def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
             basis = self._basis(n_positions) if self.options.knots else before(begins, n_positions)[:, None]
-            return (self.free[layer if len(self.free) > 1 else 0] @ basis.T).expand(self.heads, -1)
+            return of_layer(layer)[:, : basis.shape[1]] @ basis.T
 
-        return logits
+        def scales(layer: int) -> Float[Tensor, "heads"]:
+            return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
+
+        return biased(model, "fit", logits, first_query=begins, scales=scales if self.options.scales else None)
 
     def _basis(self, n_positions: int) -> Float[Tensor, "n knots"]:
         if n_positions not in self._bases:
@@ -269,15 +284,21 @@ class _Values:
 
     def method(self) -> Mitigation:
         """With these numbers, to six digits; one encoding where the layers share."""
-        rounded = [[[float(f"{value:.6g}") for value in head] for head in layer] for layer in self.free.tolist()]
         if not self.options.knots:
-            layers = [[head[0] for head in layer] * (self.heads // len(layer)) for layer in rounded]
-            return ContextBias(layers * (self.depth // len(layers)))
+            whole = self.free.detach().expand(self.depth, self.heads, -1)
+            scales = _rounded((SCALE_RATE * whole[..., -1]).exp()) if self.options.scales else None
+            return ContextBias(_rounded(whole[..., 0]), scales)
+        rounded = _rounded(self.free)
         given = [[[*head, 0.0] for head in layer] for layer in rounded]
         encodings = [
             str(LogSpline(values=layer[0] if len(layer) == 1 else layer, knots=self.options.knots)) for layer in given
         ]
         return KeyBiasMethod(encodings[0] if len(given) == 1 else encodings, from_question=self.options.from_question)
+
+
+def _rounded(numbers: Tensor) -> Any:
+    """As nested lists, to six digits."""
+    return np.vectorize(lambda value: float(f"{value:.6g}"))(numbers.detach().numpy()).tolist()
 
 
 def _encoded(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
@@ -342,6 +363,6 @@ def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], val
     positions = list(range(begin, len(window)))
     with torch.no_grad():
         unchanged = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
-    with biased(model, "fit", values.asked_from(begin), first_query=begin):
+    with values.applied(model, begin):
         changed = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
     return torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)

@@ -66,37 +66,53 @@ class KeyBiasMethod(Mitigation):
 class ContextBias(Mitigation):
     """From the question on, the logits of all keys before it get one number per head: heed the passages more, or less.
 
-    The same at every place in the context, and so at every length. As fitted by `fit`.
+    The same at every place in the context, and so at every length. With `scales`, each head's own logits are multiplied
+    as well, which makes its attention sharper or flatter. As fitted by `fit`.
     """
 
     needs_passages: ClassVar[bool] = True
 
     values: Sequence[Sequence[float]]
     """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
+    scales: Sequence[Sequence[float]] | None = None
+    """Factors > 0 of the logits of queries from the question on, by layer and head; with a strength s, to the power of
+    s. None: 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            object.__setattr__(self, "values", tuple(tuple(map(float, layer)) for layer in self.values))
-            finite = bool(self.values) and np.isfinite(np.concatenate([np.array(layer) for layer in self.values])).all()
-        except (TypeError, ValueError):
-            finite = False
-        if not finite:
-            raise UsageError(f"context_bias: values must be numbers, [layer][head], got {str(self.values)[:60]}")
+        object.__setattr__(self, "values", _by_head("values", self.values))
+        if self.scales is not None:
+            object.__setattr__(self, "scales", _by_head("scales", self.scales))
+            if min(map(min, self.scales)) <= 0:
+                raise UsageError(f"context_bias: scales must be above 0, got {min(map(min, self.scales)):g}")
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
         heads, depth = model.family.heads(model.config), model.family.depth(model.config)
-        if [len(layer) for layer in self.values] != [heads] * depth:
-            raise UsageError(f"context_bias: the model has {depth} layers of {heads} heads; give a value for each")
+        for given in (self.values, self.scales or self.values):
+            if [len(layer) for layer in given] != [heads] * depth:
+                raise UsageError(f"context_bias: the model has {depth} layers of {heads} heads; give a value for each")
         table, begins = self.strength * torch.tensor(self.values, dtype=torch.float64), passages[-1][1]
+        factors = None if self.scales is None else torch.tensor(self.scales, dtype=torch.float64) ** self.strength
 
         def logits(layer: int, n_positions: int) -> torch.Tensor:
             return table[layer][:, None] * before(begins, n_positions)
 
-        with biased(model, self, logits, first_query=begins):
+        with biased(model, self, logits, first_query=begins, scales=None if factors is None else factors.__getitem__):
             yield
+
+
+def _by_head(name: str, given: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """Finite numbers by layer and head."""
+    try:
+        table = tuple(tuple(map(float, layer)) for layer in given)
+        finite = bool(table) and all(map(len, table)) and np.isfinite(np.concatenate(table)).all()
+    except (TypeError, ValueError):
+        finite = False
+    if not finite:
+        raise UsageError(f"context_bias: {name} must be numbers, [layer][head], got {str(given)[:60]}")
+    return table
 
 
 def before(begins: int, n_positions: int) -> Float[torch.Tensor, "n"]:
