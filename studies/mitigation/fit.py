@@ -21,7 +21,7 @@ def main(out: Path, method: str = "key_bias") -> None:
     model = pb.load_model("demo", dtype="bfloat16")
     calibration = list(KeyValue(pairs=8).examples(model.tokenizer, count=SAMPLES, positions=POSITIONS, seed=100))
     text = list(pb.load_prompts("default", model, n_positions=WINDOW, count=WINDOWS, seed=1).token_ids)
-    options = FitOptions(steps=300, penalty=1.0 if method == "key_bias" else 0.0)
+    options = FitOptions(steps=300, penalty=1.0 if method == "key_bias" else 0.0, scales=False)
     fitted = pb.fit(method, model, calibration, text=text, options=options)
     write_recipe(out, fitted.method, model, fitted.how)
 
