@@ -2,7 +2,8 @@
 
 Run `python benchmarks/evaluate/run.py` in an environment with the `bench` extra. Every method scores the answer by
 teacher forcing and generates greedily; results are asserted equal first, then the methods are timed in turn. The floor
-is in tokens: every distinct beginning run once.
+is in tokens, every distinct beginning run once; and in flops (`--flops`): those tokens' matrix products and causal
+attention at the rates that this machine reaches with nothing else, by products of the model's own shapes.
 """
 
 import argparse
@@ -15,11 +16,12 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
 
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Reply, Request
 from posbias.evaluation.responders.local import encode_requests
-from posbias.evaluation.responders.running import count_tokens
+from posbias.evaluation.responders.running import count_tokens, shared_length, visiting_order
 from posbias.models.loading import load_model
 from posbias.tasks.language import KeyValue
 
@@ -90,6 +92,74 @@ def timed(methods: dict[str, Callable[[], Outcome]], repeats: int) -> tuple[dict
     return results, {name: statistics.median(values) for name, values in seconds.items()}
 
 
+def flops(model: Any, requests: Sequence[Request]) -> tuple[float, float]:
+    """Of the matrix products and of the causal attention of every distinct beginning, the logits left out."""
+    network = model.network
+    linear = sum(m.weight.numel() for name, m in network.named_modules() if is_inner(name, m))
+    width = model.family.heads(model.config) * network.config.head_dim
+    depth, products, attention = model.family.depth(model.config), 0.0, 0.0
+    held: Any = np.zeros(0, dtype=np.int64)
+    prompts = [tokens.prompt for tokens in encode_requests(model.tokenizer, requests)]
+    for index in visiting_order(prompts):
+        begin = min(shared_length(held, prompts[index]), len(prompts[index]) - 1)
+        held = prompts[index]
+        products += 2.0 * linear * (len(held) - begin)
+        attention += 4.0 * width * depth * (len(held) ** 2 - begin**2) / 2
+    return products, attention
+
+
+def is_inner(name: str, module: Any) -> bool:
+    return isinstance(module, torch.nn.Linear) and "lm_head" not in name
+
+
+def rates(model: Any, n_tokens: int) -> tuple[float, float]:
+    """Flops per second: of the layers' products alone, one after the other, and of causal attention; best of three."""
+    config = model.network.config
+    layer = [m for name, m in model.network.named_modules() if is_inner(name, m) and ".layers.0." in name]
+    inputs = [torch.randn(n_tokens, m.in_features) for m in layer]
+    query, key, value = (torch.randn(1, config.num_attention_heads, n_tokens, config.head_dim) for _ in range(3))
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def products() -> None:
+        for module, given in zip(layer, inputs, strict=True):
+            module(given)
+
+    with torch.no_grad():
+        linear = sum(2.0 * m.weight.numel() * n_tokens for m in layer) / best_of(products)
+        causal = 2.0 * config.num_attention_heads * config.head_dim * n_tokens**2
+        return linear, causal / best_of(lambda: kernel(query, key, value, is_causal=True))
+
+
+def best_of(run: Callable[[], Any], repeats: int = 5) -> float:
+    """Seconds."""
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def print_flops(model: Any, requests: Sequence[Request], options: LocalOptions, *, generate: bool) -> None:
+    """Where the time of our method goes, beside the floor in flops; seconds of the clock."""
+    products, attention = flops(model, requests)
+    longest = max(len(tokens.prompt) for tokens in encode_requests(model.tokenizer, requests))
+    linear_rate, attention_rate = rates(model, longest)
+    begin = time.perf_counter()
+    ours(model, requests, options, generate=False)
+    scored = time.perf_counter() - begin
+    floor = products / linear_rate + attention / attention_rate
+    print(f"prompts of up to {longest} tokens, {torch.get_num_threads()} threads")
+    for name, count, rate in (("products", products, linear_rate), ("attention", attention, attention_rate)):
+        print(f"{name:<12} {count / 1e12:8.2f} Tflop at {rate / 1e9:6.1f} Gflop/s: {count / rate:8.1f} s")
+    print(f"scoring      {scored:8.1f} s, {scored / floor:.2f} of the floor of {floor:.1f} s")
+    if generate:
+        begin = time.perf_counter()
+        ours(model, requests, options, generate=True)
+        whole = time.perf_counter() - begin
+        print(f"with answers {whole:8.1f} s, {whole / floor:.2f} of the same floor")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
@@ -98,11 +168,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=0, help="generated per answer; 0: scoring alone")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true", help="without lm-eval")
+    parser.add_argument("--flops", action="store_true", help="ours alone, once, beside the floor in flops")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = load_model("demo")
     generate = arguments.tokens > 0
     requests = requests_of(model, arguments.pairs, arguments.samples, arguments.positions, max(1, arguments.tokens))
+    if arguments.flops:
+        print_flops(model, requests, LocalOptions(), generate=generate)
+        return
     plain, floor = count_tokens([tokens.prompt for tokens in encode_requests(model.tokenizer, requests)])
     methods: dict[str, Callable[[], Outcome]] = {
         "shared beginnings": lambda: ours(model, requests, LocalOptions(), generate=generate),

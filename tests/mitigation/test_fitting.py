@@ -127,6 +127,17 @@ def test_what_is_shared_has_one_bias(model, calibration, text, shared, numbers):
         pass
 
 
+def test_a_key_bias_from_the_question_on_has_scales_too(model, calibration):
+    options = FitOptions(steps=3, penalty=0.0, knots=(0, 1, 90), from_question=True)
+    found = fit("key_bias", model, calibration, options=options)
+    assert found.how["numbers"] == 2 * 4 * 3
+    assert np.shape(found.method.scales) == (2, 4)
+    assert np.ptp(found.method.scales) > 0
+    everywhere = fit("key_bias", model, calibration, options=replace(options, from_question=False))
+    assert everywhere.method.scales is None
+    assert not everywhere.how["scales"]
+
+
 @pytest.mark.parametrize("scales", [True, False])
 def test_a_bias_of_the_context_makes_the_answers_more_probable(model, calibration, text, scales):
     options = FitOptions(steps=24, rate=0.3, penalty=0.1, scales=scales)

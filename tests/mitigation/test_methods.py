@@ -11,9 +11,10 @@ from tiny_families import VOCABULARY, shaken_model
 
 POSITIONS = 14
 SPANS = [(2, 5), (6, 9), (9, 11)]
+SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3
 SPELLED = {
-    "key_bias": "key_bias(biases='gamma_key(alpha=3.0)')",
-    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3}, scales={[[2.0, 0.5, 1.0, 0.1]] * 3})",
+    "key_bias": f"key_bias(biases='gamma_key(alpha=3.0)', scales={SCALES})",
+    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3}, scales={SCALES})",
     "initial_token": "initial_token(gamma=3.0)",
     "temperature": "temperature(scale=0.6)",
     "attention_calibration": "attention_calibration(dummy=[7, 4])",
@@ -179,6 +180,8 @@ def test_influence_is_measured_under_a_method():
         ("context_bias(values=[])", "values must be numbers"),
         ("context_bias(values=[[1.0]], scales=[[0.0]])", "scales must be above 0, got 0"),
         ("context_bias(values=[[1.0]], scales=[[]])", "scales must be numbers"),
+        ("key_bias(biases='gamma_key(alpha=2.0)', scales=[[-1.0]])", "scales must be above 0, got -1"),
+        ("key_bias(biases='gamma_key(alpha=2.0)', scales=[[1.0]])", "has 3 layers of 4 heads"),
     ],
 )
 def test_what_is_not_allowed_is_refused_in_one_line(spelling, message):
@@ -193,10 +196,12 @@ def test_a_family_without_the_interface_is_refused_by_name():
         mitigated(shaken_model("bloom"), "temperature").install()
 
 
-def test_scales_of_all_heads_are_another_scaling_in_transformers(model):
+@pytest.mark.parametrize("name", ["context_bias(values={zeros}", "key_bias(biases='gamma_key(alpha=1.0)'"])
+def test_scales_of_all_heads_are_another_scaling_in_transformers(model, name):
     blocks = [layer.self_attn for layer in model.network.model.layers]
     heads = model.family.heads(model.config)
-    method = f"context_bias(values={[[0.0] * heads] * len(blocks)}, scales={[[1.7] * heads] * len(blocks)})"
+    given = name.format(zeros=[[0.0] * heads] * len(blocks))
+    method = f"{given}, scales={[[1.7] * heads] * len(blocks)})"
     with mitigated(model, method, passages=[(0, 1)]):
         found = logits(model)
     own = [block.scaling for block in blocks]

@@ -1,9 +1,10 @@
 """Fit a method to a model on calibration samples, with a penalty that keeps ordinary text as it was.
 
-A key bias: splines of ln(1 + j), a few numbers per head and layer; or a bias of all keys before the question, with a
-scale of the head's own logits. The loss of a step is the negative log-likelihood of
-a right answer, per token, plus `penalty` times the Kullback-Leibler divergence, per token, of the changed model's next
-token from the unchanged model's on a window of ordinary text. Adam, rate falling linearly to 0. No weight is touched.
+A key bias: splines of ln(1 + j), a few numbers per head and layer; or one number for all keys before the question. What
+acts from the question on has a scale of each head's own logits, too. The loss of a step is the negative log-likelihood
+of a right answer, per token, plus `penalty` times the Kullback-Leibler divergence, per token, of the changed model's
+next token from the unchanged model's on a window of ordinary text. Adam, rate falling linearly to 0. No weight is
+touched.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,8 @@ class FitOptions:
     from_question: bool = False
     """Whether the bias acts from the question on only; in ordinary text, from the middle of a window on."""
     scales: bool = True
-    """Whether a context bias has a scale of every head's logits beside; not for a key bias."""
+    """Whether every head's logits have a scale, too, for the queries from the question on; not where all queries have
+    the bias."""
     seed: int = 0
     """Of the order of prompts and windows."""
     strengths: tuple[float, ...] = ()
@@ -183,8 +185,7 @@ def fit_bias(
     options = options or FitOptions()
     if method == ContextBias.name:
         options = replace(options, knots=(), from_question=True)
-    else:
-        options = replace(options, scales=False)
+    options = replace(options, scales=options.scales and options.from_question)
     network = check_model(model)
     n_samples = check_samples(calibration)
     if options.penalty > 0 and not len(text):
@@ -284,16 +285,17 @@ class _Values:
 
     def method(self) -> Mitigation:
         """With these numbers, to six digits; one encoding where the layers share."""
+        whole = self.free.detach().expand(self.depth, self.heads, -1)
+        scales = _rounded((SCALE_RATE * whole[..., -1]).exp()) if self.options.scales else None
         if not self.options.knots:
-            whole = self.free.detach().expand(self.depth, self.heads, -1)
-            scales = _rounded((SCALE_RATE * whole[..., -1]).exp()) if self.options.scales else None
             return ContextBias(_rounded(whole[..., 0]), scales)
-        rounded = _rounded(self.free)
+        rounded = _rounded(self.free[..., : len(self.options.knots) - 1])
         given = [[[*head, 0.0] for head in layer] for layer in rounded]
         encodings = [
             str(LogSpline(values=layer[0] if len(layer) == 1 else layer, knots=self.options.knots)) for layer in given
         ]
-        return KeyBiasMethod(encodings[0] if len(given) == 1 else encodings, from_question=self.options.from_question)
+        biases = encodings[0] if len(given) == 1 else encodings
+        return KeyBiasMethod(biases, from_question=self.options.from_question, scales=scales)
 
 
 def _rounded(numbers: Tensor) -> Any:

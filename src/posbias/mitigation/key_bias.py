@@ -1,6 +1,6 @@
 """A key bias against position bias: from a formula, from a design, or fitted to what a model should retrieve."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,6 +14,9 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.keys import KeyBiased, biased
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
 from posbias.models.hugging_face import HuggingFaceModel
+
+Table = tuple[tuple[float, ...], ...]
+"""Numbers by layer and head."""
 
 
 @MITIGATIONS.register("key_bias")
@@ -29,10 +32,14 @@ class KeyBiasMethod(Mitigation):
     """A key encoding for all layers, or one for each, layer 0 nearest the input: `"gamma_key(alpha=1.5)"`."""
     from_question: bool = False
     """Whether only queries behind the last passage have the bias: what the passages say of one another stays."""
+    scales: Sequence[Sequence[float]] | None = None
+    """Factors > 0 of each head's own logits for the queries that have the bias, by layer and head; with a strength s,
+    to the power of s. They make attention sharper or flatter. None: 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "biases", KeyBiased(self.biases).biases)
+        object.__setattr__(self, "scales", _checked_scales(self.name, self.scales))
 
     @property
     def needs_passages(self) -> bool:  # type: ignore[override]
@@ -51,12 +58,12 @@ class KeyBiasMethod(Mitigation):
         def logits(layer: int, n_positions: int) -> torch.Tensor:
             return torch.tensor(self.strength * layers[layer].key_logits(n_positions, heads))
 
-        with biased(model, self, logits, first_query=begins):
+        with biased(model, self, logits, first_query=begins, scales=_factors(self, self.scales, depth, heads)):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
         """At full strength, for all queries, the logits by position that theories read."""
-        if self.strength == 1 and not self.from_question:
+        if self.strength == 1 and not self.from_question and self.scales is None:
             return KeyBiased(self.biases).description(model, own=own)
         return super().description(model, own=own)
 
@@ -75,35 +82,53 @@ class ContextBias(Mitigation):
     values: Sequence[Sequence[float]]
     """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
     scales: Sequence[Sequence[float]] | None = None
-    """Factors > 0 of the logits of queries from the question on, by layer and head; with a strength s, to the power of
-    s. None: 1."""
+    """As those of `key_bias`, for queries from the question on."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "values", _by_head("values", self.values))
-        if self.scales is not None:
-            object.__setattr__(self, "scales", _by_head("scales", self.scales))
-            if min(map(min, self.scales)) <= 0:
-                raise UsageError(f"context_bias: scales must be above 0, got {min(map(min, self.scales)):g}")
+        object.__setattr__(self, "values", _by_head(self.name, "values", self.values))
+        object.__setattr__(self, "scales", _checked_scales(self.name, self.scales))
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
         heads, depth = model.family.heads(model.config), model.family.depth(model.config)
-        for given in (self.values, self.scales or self.values):
-            if [len(layer) for layer in given] != [heads] * depth:
-                raise UsageError(f"context_bias: the model has {depth} layers of {heads} heads; give a value for each")
+        _check_shape(self.name, self.values, depth, heads)
         table, begins = self.strength * torch.tensor(self.values, dtype=torch.float64), passages[-1][1]
-        factors = None if self.scales is None else torch.tensor(self.scales, dtype=torch.float64) ** self.strength
 
         def logits(layer: int, n_positions: int) -> torch.Tensor:
             return table[layer][:, None] * before(begins, n_positions)
 
-        with biased(model, self, logits, first_query=begins, scales=None if factors is None else factors.__getitem__):
+        with biased(model, self, logits, first_query=begins, scales=_factors(self, self.scales, depth, heads)):
             yield
 
 
-def _by_head(name: str, given: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+def _factors(
+    method: Mitigation, scales: Sequence[Sequence[float]] | None, depth: int, heads: int
+) -> Callable[[int], Float[torch.Tensor, "heads"]] | None:
+    """By layer, at the method's strength."""
+    if scales is None:
+        return None
+    _check_shape(method.name, scales, depth, heads)
+    return (torch.tensor(scales, dtype=torch.float64) ** method.strength).__getitem__
+
+
+def _check_shape(method: str, given: Sequence[Sequence[float]], depth: int, heads: int) -> None:
+    if [len(layer) for layer in given] != [heads] * depth:
+        raise UsageError(f"{method}: the model has {depth} layers of {heads} heads; give a value for each")
+
+
+def _checked_scales(method: str, given: Sequence[Sequence[float]] | None) -> Table | None:
+    """Positive numbers by layer and head."""
+    if given is None:
+        return None
+    scales = _by_head(method, "scales", given)
+    if min(map(min, scales)) <= 0:
+        raise UsageError(f"{method}: scales must be above 0, got {min(map(min, scales)):g}")
+    return scales
+
+
+def _by_head(method: str, name: str, given: Sequence[Sequence[float]]) -> Table:
     """Finite numbers by layer and head."""
     try:
         table = tuple(tuple(map(float, layer)) for layer in given)
@@ -111,7 +136,7 @@ def _by_head(name: str, given: Sequence[Sequence[float]]) -> tuple[tuple[float, 
     except (TypeError, ValueError):
         finite = False
     if not finite:
-        raise UsageError(f"context_bias: {name} must be numbers, [layer][head], got {str(given)[:60]}")
+        raise UsageError(f"{method}: {name} must be numbers, [layer][head], got {str(given)[:60]}")
     return table
 
 
