@@ -162,6 +162,16 @@ def test_the_recommendation_names_the_best_and_warns_of_the_harmful():
     assert json.loads(json.dumps(found.as_record()))["verdicts"][1]["verdict"] == APPLY
 
 
+def test_a_method_that_changes_nothing_at_all_says_so():
+    scores, _ = paired((-0.9, -1.2, -0.5), (0, 0, 0))
+    found = one(scores, scores.copy())
+    assert found.verdict == NOTHING
+    assert found.reasons == ("It changes no score of these 40 samples at all.",)
+    assert all(str(change.value.text("+.3f")) == "+0.000" for change in found.changes.values())
+    answers = binary((0.9, 0.5), (0.9, 0.5), 1)[0]  # other samples might be answered otherwise
+    assert one(answers, answers).changes[MEAN].value.high > 0
+
+
 def test_samples_are_paired_and_too_few_decide_nothing():
     before, after = paired((0.9, 0.2, 0.5), (0.9, 0.7, 0.8), count=12)
     after[:4, 1] = np.nan

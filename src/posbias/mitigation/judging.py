@@ -94,6 +94,10 @@ class Change:
         return self.p if sign * self.value.value > 0 else 1.0
 
 
+UNCHANGED = Change(Interval(0.0, 0.0, 0.0), 1.0)
+"""Every log-probability is the same to the last digit, as of a method that leaves prompts of this length alone."""
+
+
 @dataclass(frozen=True)
 class Effect:
     """A side effect, tested."""
@@ -306,6 +310,8 @@ def _corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]
 
 def _changes(before: Scores, after: Scores, *, alpha: float) -> dict[str, Change]:
     """All endpoints; `alpha` is what a single test of the family has at first, for what would have been found."""
+    if np.array_equal(before, after) and not is_binary(np.hstack([before, after])):
+        return dict.fromkeys((MEAN, WORST, SPREAD, FORMERLY_BEST), UNCHANGED)
     count, n_positions = before.shape
     both = np.hstack([after, before])
     weights = np.repeat([1.0, -1.0], n_positions) / n_positions
@@ -407,6 +413,8 @@ def _decided(verdict: Verdict, measure: str) -> Verdict:
             f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict needs "
             f"{SAMPLES_FOR_CLAIM}."
         )
+    elif all(change is UNCHANGED for change in verdict.changes.values()):
+        reasons.append(f"It changes no score of these {verdict.n_samples} samples at all.")
     elif not gained and not harmed:
         reasons.append(f"No change of {label_of(measure)} is established: {_undecided(verdict)}.")
     decided = HARM if harmed else APPLY if gained else NOTHING
