@@ -1,10 +1,12 @@
 """`posbias correlate` end to end: what is printed is saved, errors are one line."""
 
 import numpy as np
+import pytest
 
 import posbias as pb
 from behaviour_runs import GOLD, saved
 from posbias.evaluation import correlate_runs
+from posbias.report.correlations import verdict_of
 
 
 def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(posbias, tmp_path):
@@ -23,3 +25,25 @@ def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(p
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("plain", "held", "begins", "says"),
+    [
+        (0.4, None, "Not established: whether", "0.400 [0.300, 0.500] over 10 positions"),
+        (0.6, None, "Yes: positions with more influence are answered better", "position alone may explain it"),
+        (0.6, 0.7, "Yes: positions with more influence are answered better", "ends explain (rank correlation of"),
+        (-0.6, None, "No, the reverse: positions with more influence are answered worse", "-0.600 [-0.700, -0.500]"),
+    ],
+)
+def test_the_verdict_says_whether_what_weighs_is_used(plain, held, begins, says):
+    """What is established here has a size of at least .5."""
+    record = correlate_runs([saved(), saved(model="other")])
+    entry = next(entry for entry in record.scalars["pooled"] if entry["source"] == "measured")
+    for found in entry["correlations"]["accuracy"]["correlations"]:
+        value = {"nothing": plain, "position_and_ends": held}.get(found["controlled"])
+        if value is not None:
+            found.update(value=value, low=value - 0.1, high=value + 0.1, established=abs(value) >= 0.5)
+    verdict = verdict_of(record)
+    assert verdict.startswith(begins)
+    assert says in verdict

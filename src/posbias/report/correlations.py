@@ -23,7 +23,7 @@ from posbias.report.behaviour import (
 )
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table
+from posbias.report.tables import Table, interval_text
 from posbias.report.wording import label
 from posbias.statistics import MISSING
 
@@ -44,7 +44,7 @@ def correlations_report(record: Record) -> Report:
     return Report(
         title_of(record),
         kicker="posbias · what weighs, and what is used, over several measurements",
-        verdict=[f"What weighs, and what is used: {said[0]}"],
+        verdict=[verdict_of(record)],
         picture=drawn[:1],
         summary=shown[:2],
         statements=said,
@@ -95,6 +95,28 @@ def statements(record: Record) -> list[str]:
             where = "" if n_groups == 1 else f" of {len(entry['groups'].get(measure, ()))} measurements"
             found += correlation_statements([entry], measure, where=where)
     return found or ["No series of influence has samples in common with a measure of behaviour."]
+
+
+def verdict_of(record: Record) -> str:
+    """Whether more influence goes with better answers, of the first measured series and its first measure."""
+    for entry in record.scalars["pooled"]:
+        for measure in tied_measures([entry]) if entry["source"] == "measured" else ():
+            found = {each["controlled"]: each for each in entry["correlations"][measure]["correlations"]}
+            plain, held = found["nothing"], found["position_and_ends"]
+            if plain["value"] is None:
+                continue
+            deciding = held if held["established"] else plain
+            n_positions = entry["correlations"][measure]["n_positions"]
+            about = f"{series_name(entry)} and {label(MEASURES, measure)}"
+            numbers = f"rank correlation of {about} {interval_text(deciding)} over {n_positions} positions"
+            if not deciding["established"]:
+                return f"Not established: whether positions with more influence are answered better ({numbers})."
+            lead, better = ("Yes", "better") if deciding["value"] > 0 else ("No, the reverse", "worse")
+            rest = (
+                ", beyond what position and ends explain" if held["established"] else "; position alone may explain it"
+            )
+            return f"{lead}: positions with more influence are answered {better}{rest} ({numbers})."
+    return "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
 
 
 def reasons(record: Record) -> list[str]:
