@@ -235,14 +235,27 @@ def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
 
 def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
     shown = verdict_of(view(prompts=distances(Interval(-0.05, -0.06, -0.04))))[2]
-    assert "the published residual rollout explains it best (distance W1 0.050 [0.040, 0.060]" in shown
+    assert "the published residual rollout explains the profile best, " in shown
+    assert "nearer to it than a flat line (distance W1 0.050 [0.040, 0.060], against " in shown
     for open_question in (Interval(-0.05, -0.1, 0.0), Interval(0.05, 0.04, 0.06)):
-        assert "no theory is shown to explain it" in verdict_of(view(prompts=distances(open_question)))[2]
-    before = contrast_of(Interval(0.0, -0.1, 0.1), Interval(-0.05, -0.06, -0.04))
-    run = replace(view(), contrasts={"jacobian": before})
-    assert verdict_of(run)[2].endswith("part of it was there before training.")
-    undecided = replace(before, difference=Interval(0.0, -0.1, 0.1))
-    assert "training" not in verdict_of(replace(view(), contrasts={"jacobian": undecided}))[2]
+        assert "no theory is shown to explain the profile" in verdict_of(view(prompts=distances(open_question)))[2]
+
+
+def test_the_verdict_says_which_end_random_weights_favour() -> None:
+    trained, start = leaning(0.08, 0.1), leaning(0.08, 0.1).subjects[0].measured["jacobian"]
+    rows = start.per_prompt
+    assert rows is not None
+    turned = MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
+
+    def beside(measured: MeasuredKind) -> str:
+        first = trained.subjects[0]
+        second = replace(first, name="initialised", measured={"jacobian": measured})
+        return verdict_of(replace(trained, subjects=(first, second)))[1]
+
+    assert "; before training it favoured the end, too, by 8 points [" in beside(start)
+    assert "; before training it favoured the beginning by 8 points [" in beside(turned)
+    noise = leaning(0.002, 30.0).subjects[0].measured["jacobian"]
+    assert "before training" not in beside(noise)
 
 
 def test_an_audit_answers_in_three_sentences(audit_record: Build) -> None:
@@ -250,4 +263,4 @@ def test_an_audit_answers_in_three_sentences(audit_record: Build) -> None:
     leads = [each.partition(":")[0] for each in said]
     assert leads[::2] == ["Yes, it loses the middle", "What can be done"]
     assert leads[1].startswith("It favours the beginning of the context, by ")
-    assert "the power rollout explains it best" in said[2]
+    assert "the power rollout explains the profile best" in said[2]

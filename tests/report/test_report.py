@@ -110,10 +110,10 @@ def test_tables_carry_every_number(audit_record: Build) -> None:
         block for block in view.subjects[0].comparisons if (block.theory, block.kind) == ("power_rollout", "jacobian")
     )
     assert block.prompts is not None
-    assert best["than flat"] == "closer"
+    assert best["than flat line"] == "closer"
     assert best["W1 [95 %]"] == str(block.prompts.distance)
     assert block.comparison.wasserstein == pytest.approx(block.prompts.distance.value)
-    assert best["flat"] == f"{block.comparison.flat.wasserstein:.3f}" == f"{block.prompts.flat.value:.3f}"
+    assert best["flat line"] == f"{block.comparison.flat.wasserstein:.3f}" == f"{block.prompts.flat.value:.3f}"
     noises = {row["noise"] for row in rows if (row["model"], row["measured"]) == ("demo as trained", "Jacobian")}
     assert len(noises) == 1, "one measurement has one noise"
     assert [row["layers"] for row in tables["Mixing over layers"]] == ["30"] * 4

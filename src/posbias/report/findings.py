@@ -48,7 +48,7 @@ def verdict_of(view: RunView) -> tuple[str, ...]:
     summary = subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
     end, favoured = _favoured(subject, kind, summary)
     advice = (_advice(view, subject, kind, end),) if subject.theories else ()
-    return (_middle(subject, kind, summary), favoured, *advice)
+    return (_middle(subject, kind, summary), f"{favoured}{_before_training(view, kind, end)}.", *advice)
 
 
 def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str:
@@ -69,45 +69,63 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str
 
 
 def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> tuple[str, str]:
-    """The end that has more, "" where that is not decided, and the sentence that says so."""
-    measured = subject.measured[kind]
-    sample, n_units = measured.sample, measured.n_independent
-    averages = measured.profile.influence[None] if sample is None else sample.averages(leave_one_out(len(sample.units)))
-    first, middle, last = (STATISTICS[name](averages) for name in ("first_tenth", "middle_tenth", "last_tenth"))
-    inside = STATISTICS["last_over_middle"](averages) + middle
-    whole, within = (jackknife(each - first).interval(least=-1.0, most=1.0) for each in (last, inside))
+    """The end that has more, "" where that is not decided, and the sentence that says so, without its full stop."""
+    n_units = subject.measured[kind].n_independent
+    whole, within = _gaps(subject, kind)
     sign = decided(whole, n_units)
     shares = {"end": _percent(summary["last_tenth"]), "beginning": _percent(summary["first_tenth"])}
     points = Interval(-whole.value, -whole.high, -whole.low) if sign < 0 else whole
     gap = points.text(".0f" if sign else "+.0f", scale=PERCENT, unit=" points")
     if not sign:
         numbers = f"its last tenth has {shares['end']}, its first tenth {shares['beginning']}"
-        return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}."
+        return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}"
     end, other = ("end", "beginning") if sign > 0 else ("beginning", "end")
     tenth = {"end": "last", "beginning": "first"}
     numbers = f"the {tenth[end]} tenth has {shares[end]} of the influence, the {tenth[other]} tenth {shares[other]}"
     text = f"It favours the {end} of the context, by {gap}: {numbers}"
     alone = {0: "whether that holds is not decided", -sign: f"the {other} has more"}.get(_sign(within))
-    return end, f"{text}{f'; without the very last position {alone}' if alone else ''}."
+    return end, f"{text}{f'; without the very last position {alone}' if alone else ''}"
+
+
+def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
+    """Last tenth minus first tenth, with the very last position and without it."""
+    measured = subject.measured[kind]
+    sample = measured.sample
+    averages = measured.profile.influence[None] if sample is None else sample.averages(leave_one_out(len(sample.units)))
+    first, middle, last = (STATISTICS[name](averages) for name in ("first_tenth", "middle_tenth", "last_tenth"))
+    inside = STATISTICS["last_over_middle"](averages) + middle
+    whole, within = (jackknife(each - first).interval(least=-1.0, most=1.0) for each in (last, inside))
+    return whole, within
+
+
+def _before_training(view: RunView, kind: str, end: str) -> str:
+    """Which end random weights favour, where that is decided."""
+    start = next((each for each in view.subjects[1:] if kind in each.measured and each.name in SUBJECTS), None)
+    if start is None:
+        return ""
+    gap, _ = _gaps(start, kind)
+    sign = decided(gap, start.measured[kind].n_independent)
+    if not sign:
+        return ""
+    favoured = "end" if sign > 0 else "beginning"
+    size = gap if sign > 0 else Interval(-gap.value, -gap.high, -gap.low)
+    also = ", too," if favoured == end else ""
+    return f"; before training it favoured the {favoured}{also} by {size.text('.0f', scale=PERCENT, unit=' points')}"
 
 
 def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
-    """What can be done, what explains the profile, and what of it was there before training."""
+    """What can be done, and which theory explains the profile."""
     command = MITIGATE.format(model=shlex.quote(view.title))
     place = f"put what matters near the {end}, and " if end else ""
-    text = f"What can be done: {place}try with `{command}` which method helps its answers"
+    text = f"What can be done: {place}test with `{command}` what helps its answers, since influence is not yet accuracy"
     nearest = _nearest(subject, kind)
     if nearest is None:
-        text += "; no theory is shown to explain it better than a flat line does"
-    else:
-        block, found = nearest
-        text += (
-            f"; the {theory_name(view, block.theory)} explains it best (distance W1 {found.distance}, against "
-            f"{found.flat.value:.3f} of a flat line)"
-        )
-    before = {-1: ", and part of it was there before training", 1: ", and it came with training"}
-    contrast = view.contrasts.get(kind)
-    return f"{text}{'' if contrast is None else before.get(contrast.decides, '')}."
+        return f"{text}; no theory is shown to explain the profile better than a flat line does."
+    block, found = nearest
+    times = found.flat.value / max(found.distance.value, 1e-9)
+    nearer = f"{times:.{1 if times < 10 else 0}f} times nearer to it than a flat line"
+    distances = f"distance W1 {found.distance}, against {found.flat.value:.3f}"
+    return f"{text}; the {theory_name(view, block.theory)} explains the profile best, {nearer} ({distances})."
 
 
 def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptComparison] | None:

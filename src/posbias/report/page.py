@@ -68,6 +68,8 @@ class Report(Section):
 
     kicker: str = ""
     """What sort of page this is, above its title."""
+    basis: str = ""
+    """What the verdict rests on: how much of which data."""
     verdict: Sequence[str] = ()
     """One to three sentences that answer what the run was made for, in words that need no glossary."""
     picture: Sequence[Figure | HeatMap] = ()

@@ -36,6 +36,11 @@ from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
 from posbias.report.wording import THEORIES as NAMED
 
 PREDICTED = "predicted influence"
+TEXTS = {
+    "default": "English novels, speeches and documents (the package's corpus)",
+    "synthetic": "uniformly random tokens, no language at all",
+}
+"""Sources of prompts in the words of a page; others are shown as they were given."""
 MOST_VERDICTS, MOST_TABLES = 3, 3
 """Runs of several that the verdict speaks of; tables that are not folded."""
 KICKER = "posbias · how a language model weighs the positions of its context"
@@ -93,6 +98,7 @@ def _report_of_one(view: RunView, record: Record) -> Report:
     return Report(
         view.title,
         kicker=KICKER,
+        basis=_basis(view, record),
         verdict=verdict_of(view),
         picture=picture or figures[:1],
         figures=figures if picture else figures[1:],
@@ -105,6 +111,21 @@ def _report_of_one(view: RunView, record: Record) -> Report:
         record=record,
         glossary=GLOSSARY,
     )
+
+
+def _basis(view: RunView, record: Record) -> str:
+    """How many prompts of which texts and lengths an audit's verdict rests on; "" where nothing was measured."""
+    prompts, model = record.resolved.get("prompts"), record.resolved.get("model")
+    if not isinstance(prompts, dict) or not isinstance(model, dict) or not view.subjects[0].measured:
+        return ""
+    source, longest = prompts["source"], model.get("max_positions")
+    text = f"{prompts['count']} prompts of {prompts['n_positions']} tokens from {TEXTS.get(source, source)}"
+    for subject in view.subjects[1:]:
+        counts = [measured.n_independent for measured in subject.measured.values()]
+        text += f"; at initialisation {max(counts)}, each with its own random weights" if counts else ""
+    if longest:
+        text += f"; the model takes {longest:,} tokens, longer prompts were not measured"
+    return f"{text}. In brackets: 95 % intervals."
 
 
 def picture_of(view: RunView) -> list[Figure]:

@@ -159,12 +159,12 @@ def _theory_table(views: Sequence[RunView]) -> Table:
         _reference(views),
         "theory",
         "W1 [95 %]",
-        "flat",
+        "flat line",
         "noise",
-        "one prompt",
-        "rank",
-        "min",
-        "than flat",
+        "single prompts",
+        "rank corr.",
+        "its minimum at",
+        "than flat line",
     ]
     cells = []
     for names, subject, block in _comparisons(views):

@@ -109,12 +109,18 @@ GLOSSARY = {
     "Total variation": "The share of influence that sits at other positions in one profile than in the other.",
     "Symmetric KL": "Mean of the two Kullback-Leibler divergences, in nats; a dash where one profile has a zero that"
     " the other has not.",
-    "Residual rollout": "The published theory: layer by layer, a mixture of attention and of standing still; the"
-    " product of all layers says where influence goes.",
+    "Attention-only rollout": "The published theory without residual connections: the product of all layers' attention"
+    " matrices, as the architecture has them.",
+    "Published residual rollout": "Layer by layer, a mixture of attention and of standing still; the product of all"
+    " layers says where influence goes.",
+    "Continuous limit": "The same theory for very long contexts, as a function of the relative position.",
+    "Mean-field theory": "Our theory for random weights, from the configuration alone and without a free parameter; it"
+    " says nothing of trained weights, and so stands beside the initialisation only.",
     "Rollout of its own attention": "The same product with the attention that the model really shows on the prompt in"
     " place of the one its architecture suggests.",
-    "Power rollout": "Our theory for trained models: squared attention weights and squared local derivatives are"
-    " added up, because contributions of different paths have unrelated directions.",
+    "Power rollout": "Our theory for trained models. It is given the model's own attention and derivatives on the same"
+    " prompts, where the published theories are given the architecture. Squared attention weights and squared local"
+    " derivatives are added up, because contributions of different paths have unrelated directions.",
 }
 
 ATTENTION_GLOSSARY = {

@@ -1,0 +1,93 @@
+"""How many samples a fit takes, and what carries over between tasks: `python studies/mitigation/curves.py OUT.json`.
+
+`context_bias` with one number per head, 200 steps, judged by the log-probability per token of right answers to samples
+that no fit has seen; an hour on one core. What is done is kept, and another call goes on with the rest.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import posbias as pb
+from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.mitigation.applying import answering_under
+from posbias.mitigation.fitting import FitOptions
+from posbias.tasks.language import LANGUAGE_TASKS
+from posbias.tasks.language.base import Example
+
+TASKS = {
+    "key_value(pairs=4)": (0, 1, 3),
+    "documents(documents=4)": (0, 1, 3),
+    "example_order(shots=8)": (0, 3, 7),
+}
+SIZES = (5, 10, 20, 40, 80)
+MIXED, HELD_OUT, STEPS = 20, 12, 200
+"""Samples of a task in fits that compare tasks; samples that judge; steps of a fit."""
+
+
+def examples(model: Any, task: str, count: int, seed: int) -> list[Example]:
+    """Samples, each at every position, sample by sample."""
+    drawn = LANGUAGE_TASKS.parse(task).examples(model.tokenizer, count=count, positions=TASKS[task], seed=seed)
+    return list(drawn)
+
+
+def scores(model: Any, task: str, method: Any) -> list[list[float]]:
+    """Log-probability per token of the right answers to the held-out samples, [sample][position]."""
+    requests = [
+        Request(prompt=item.prompt, answer=item.target, passages=item.passages)
+        for item in examples(model, task, HELD_OUT, seed=7)
+    ]
+    responder = LocalResponder(model, LocalOptions())
+    replies = (responder if method is None else answering_under(method, responder)).respond(
+        requests, generate=False, score=True
+    )
+    found = [reply.score.logprob / reply.score.n_tokens for reply in replies]
+    return np.reshape(found, (HELD_OUT, -1)).tolist()
+
+
+def fits() -> dict[str, list[tuple[str, int]]]:
+    """By name: tasks and how many samples of each."""
+    first, *_ = TASKS
+    found = {f"{first}: {size}": [(first, size)] for size in SIZES}
+    found |= {f"{task} alone": [(task, MIXED)] for task in TASKS if task != first}
+    found |= {f"without {left}": [(task, MIXED) for task in TASKS if task != left] for left in TASKS}
+    return found
+
+
+def summary(found: dict[str, Any]) -> None:
+    """Mean change from the unchanged model, with its 95 % bootstrap interval over samples."""
+    generator = np.random.default_rng(0)
+    for name, by_task in found.items():
+        print(name)
+        for task, values in by_task.items():
+            level = np.mean(found["unchanged"][task], axis=1)
+            change = np.mean(values, axis=1) - level
+            draws = change[generator.integers(0, len(change), (4000, len(change)))].mean(axis=1)
+            low, high = np.percentile(draws, [2.5, 97.5])
+            print(f"  {task:<26} {level.mean():+.3f}  {change.mean():+.3f} [{low:+.3f}, {high:+.3f}]")
+
+
+def main(out: Path) -> None:
+    """Fit, judge on every task, and print."""
+    model = pb.load_model("demo", dtype="bfloat16")
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    pending: Sequence[tuple[str, Any]] = [("unchanged", None), *fits().items()]
+    for name, drawn in pending:
+        if name in found:
+            continue
+        method = None
+        if drawn is not None:
+            calibration = [item for task, size in drawn for item in examples(model, task, size, seed=100)]
+            options = FitOptions(steps=STEPS, penalty=0.0, scales=False)
+            method = pb.fit("context_bias", model, calibration, options=options).method
+        found[name] = {task: scores(model, task, method) for task in TASKS}
+        out.write_text(json.dumps(found))
+    summary(found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
