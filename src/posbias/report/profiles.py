@@ -125,7 +125,7 @@ def _basis(view: RunView, record: Record) -> str:
         text += f"; at initialisation {max(counts)}, each with its own random weights" if counts else ""
     if longest:
         text += f"; the model takes {longest:,} tokens, longer prompts were not measured"
-    return f"{text}. In brackets: 95 % intervals."
+    return f"{text}. In brackets, and grey: 95 % intervals."
 
 
 def picture_of(view: RunView) -> list[Figure]:
