@@ -65,6 +65,9 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str
         lead = "Yes, it loses the middle"
     elif -1 in signs:
         lead = "No, the middle is not where it has least"
+    beginning = summary["first_tenth"]
+    if signs == [1, 1] and beginning.low <= FLAT_TENTH <= beginning.high:
+        said = f"{said.removesuffix('.')}, though the beginning is not shown to exceed an even share."
     return f"{lead}: {numbers}; {said[0].lower()}{said[1:]}"
 
 
@@ -125,7 +128,12 @@ def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     times = found.flat.value / max(found.distance.value, 1e-9)
     nearer = f"{times:.{1 if times < 10 else 0}f} times nearer to it than a flat line"
     distances = f"distance W1 {found.distance}, against {found.flat.value:.3f}"
-    return f"{text}; the {theory_name(view, block.theory)} explains the profile best, {nearer} ({distances})."
+    text += f"; the {theory_name(view, block.theory)} explains the profile best, {nearer} ({distances})"
+    for start in view.subjects[1:]:
+        before = _nearest(start, kind)
+        if start.name in SUBJECTS and before is not None:
+            text += f", before training the {theory_name(view, before[0].theory)} (W1 {before[1].distance.value:.3f})"
+    return f"{text}."
 
 
 def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptComparison] | None:

@@ -21,7 +21,7 @@ from posbias.drawing.figures import (
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.report.findings import grouped_findings, nearest_theory, shares_sentence, verdict_of
-from posbias.report.layout import THEORIES, RunView, view_of
+from posbias.report.layout import THEORIES, RunView, real_name, view_of
 from posbias.report.names import (
     is_measured,
     kind_name,
@@ -119,7 +119,8 @@ def _basis(view: RunView, record: Record) -> str:
     if not isinstance(prompts, dict) or not isinstance(model, dict) or not view.subjects[0].measured:
         return ""
     source, longest = prompts["source"], model.get("max_positions")
-    text = f"{prompts['count']} prompts of {prompts['n_positions']} tokens from {TEXTS.get(source, source)}"
+    called = "" if real_name(view.title) == view.title else f'Called "{view.title}" below. '
+    text = f"{called}{prompts['count']} prompts of {prompts['n_positions']} tokens from {TEXTS.get(source, source)}"
     for subject in view.subjects[1:]:
         counts = [measured.n_independent for measured in subject.measured.values()]
         text += f"; at initialisation {max(counts)}, each with its own random weights" if counts else ""

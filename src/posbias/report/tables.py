@@ -163,18 +163,16 @@ def _theory_table(views: Sequence[RunView]) -> Table:
         "noise",
         "single prompts",
         "rank corr.",
-        "its minimum at",
         "than flat line",
     ]
     cells = []
-    for names, subject, block in _comparisons(views):
-        minimum = STATISTICS["minimum_position"](subject.theories[block.theory].profile.influence)
+    for names, _, block in _comparisons(views):
         distance, noise, single, verdict = number_text(block.comparison.wasserstein), MISSING, MISSING, MISSING
         if block.prompts is not None:
             distance, verdict = str(block.prompts.distance), VERDICTS[block.prompts.decides]
             noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
         flat, rank = number_text(block.comparison.flat.wasserstein), number_text(block.comparison.spearman, 2)
-        cells.append([*names, distance, flat, noise, single, rank, number_text(float(minimum), 0), verdict])
+        cells.append([*names, distance, flat, noise, single, rank, verdict])
     return Table("How near is each theory?", header, cells)
 
 
