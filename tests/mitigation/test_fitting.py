@@ -15,7 +15,7 @@ from posbias.interventions.keys import biased
 from posbias.mitigation import fitting, mitigated
 from posbias.mitigation.applying import answering_under
 from posbias.mitigation.checkpoint import Checkpoint
-from posbias.mitigation.fitting import FitOptions, fit
+from posbias.mitigation.fitting import FitOptions, fit, passes_of_fit
 from posbias.mitigation.recipe import read_recipe, write_recipe
 from posbias.parts import PartStore
 from posbias.tasks.language import KeyValue
@@ -139,9 +139,8 @@ def test_a_key_bias_from_the_question_on_has_scales_too(model, calibration):
 
 
 @pytest.mark.parametrize("scales", [True, False])
-def test_a_bias_of_the_context_makes_the_answers_more_probable(model, calibration, text, scales):
-    options = FitOptions(steps=24, rate=0.3, penalty=0.1, scales=scales)
-    found = fit("context_bias", model, calibration, text=text, options=options)
+def test_a_bias_of_the_context_makes_the_answers_more_probable(model, calibration, scales):
+    found = fit("context_bias", model, calibration, options=FitOptions(steps=24, rate=0.3, scales=scales))
     assert found.how["numbers"] == 2 * 4 * (1 + scales)
     assert (found.method.scales is not None) is scales
     rounds = np.array(found.how["answer_loss"]).reshape(-1, 8).mean(axis=1)
@@ -176,6 +175,26 @@ def test_a_grid_is_searched_by_the_probability_of_the_answers(model, calibration
     scores = found.how["candidates"]
     assert str(found.method) == max(scores, key=scores.get)
     assert len(scores) == 8
+
+
+@pytest.mark.parametrize("strengths", [(), (0.5, 1.0)])
+def test_the_passes_of_a_grid_are_known_beforehand(model, calibration, strengths, monkeypatch):
+    scored, own = [], LocalResponder.respond
+
+    def counted(self, requests, **given):
+        scored.extend(requests)
+        return own(self, requests, **given)
+
+    monkeypatch.setattr(LocalResponder, "respond", counted)
+    options = FitOptions(strengths=strengths)
+    fit("temperature", model, calibration, options=options)
+    assert len(scored) == passes_of_fit("temperature", 4, 2, options) == (6 + len(strengths)) * 8
+
+
+def test_a_gradient_takes_more_passes_than_steps():
+    options = FitOptions(steps=10)
+    assert passes_of_fit("key_bias", 4, 2, options) == 70
+    assert passes_of_fit("context_bias", 4, 2, options) == 10
 
 
 def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):

@@ -209,7 +209,7 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
         asked.append(copies)
         if copies > 1:
             raise UsageError("no room")
-        return {"seconds": 1.0}
+        return {"seconds": 1.0, "seconds_per_prompt": 0.25}
 
     monkeypatch.setattr("posbias.mitigation.run.preflight_answers", full)
     arms = [Arm(UNCHANGED, responder), Arm("repeat_prompt", responder, MITIGATIONS.parse("repeat_prompt"))]

@@ -31,7 +31,7 @@ from posbias.measurement.attention.statistics import (
     PromptMean,
 )
 from posbias.measurement.attention.streaming import attention_statistics, working_precision
-from posbias.measurement.cost import SHORT_LENGTHS, calibrate, report_cost, without_passes
+from posbias.measurement.cost import calibrate, report_cost, short_lengths, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
 from posbias.models.model import Model
@@ -199,7 +199,7 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
         content = shorter.keeps_content(depth * heads, n_positions, number_bytes=number_bytes)
         return matrices + content * NUMBERS_PER_LOGIT * heads * n_positions**2 * number_bytes
 
-    longest = min(SHORT_LENGTHS[-1], n_positions // 2)
+    longest = short_lengths(n_positions)[-1]
     with blocks_of(heads * longest**2 // SHORT_BLOCKS):
         statistics = calibrate(model, n_positions, measured, usual=both, squares=forward)
         rollouts = calibrate(model, n_positions, rolled_out, usual=lambda _: None, squares=forward)

@@ -9,7 +9,7 @@ scaled from the longest of the short runs.
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from posbias.checks import checked
 from posbias.engines.engine import pinned
@@ -62,13 +61,11 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then look at what it returned; what it was given existed before."""
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
-                self._see(leaf, 0)
+        for tensor in _tensors((*args, *(kwargs or {}).values())):
+            self._see(tensor, 0)
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
-                self._see(leaf, 1)
+        for tensor in _tensors((result,)):
+            self._see(tensor, 1)
         self.peak = max(self.peak, self._live)
         return result
 
@@ -84,6 +81,16 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, size: int) -> None:
         self._live -= size
+
+
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    """Those among the values and in their lists, at any depth, that take memory; a third of torch's own time for it."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.device.type != "meta":
+                yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 SHORT_LENGTHS = (64, 96, 128)
@@ -265,7 +272,7 @@ def calibrate(
             Short runs have their peaks at different stages of the work, which a parabola through them mistakes for it.
         say_why: Whether to say why there is no estimate.
     """
-    lengths = _short_lengths(n_positions)
+    lengths = short_lengths(n_positions)
     known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
     # A network at initialisation can read them, too: its padding token's vector is zero, and has no mixing.
     with torch.no_grad():
@@ -314,13 +321,14 @@ def _line_and_square(lengths: Sequence[int], sizes: Sequence[int], squared: Sequ
     return (*_parabola(lengths[-2:], rest[-2:]), square)
 
 
-def _short_lengths(n_positions: int) -> list[int]:
-    """Up to three lengths, ascending, at most half of the one asked for, or up to itself where that is FEWEST or so."""
+def short_lengths(n_positions: int) -> list[int]:
+    """Up to three lengths, ascending: up to a quarter of the one asked for, to a half where that is very short, or to
+    itself where it is FEWEST or so."""
     if n_positions < 2 * FEWEST:
         shares = (n_positions // 4, n_positions // 2, n_positions)
         return sorted({min(n_positions, max(SHORTEST, length)) for length in shares})
-    scale = min(1.0, n_positions / (2 * SHORT_LENGTHS[-1]))
-    return [int(length * scale) for length in SHORT_LENGTHS]
+    longest = min(SHORT_LENGTHS[-1], max(n_positions // 4, min(n_positions // 2, SHORT_LENGTHS[0])))
+    return [length * longest // SHORT_LENGTHS[-1] for length in SHORT_LENGTHS]
 
 
 def weights_in_place(model: Model) -> int:

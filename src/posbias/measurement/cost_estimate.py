@@ -74,12 +74,11 @@ class CostEstimate:
     def line(self, count: int, *, workers: int = 1) -> str:
         """What to expect, for a reader."""
         seconds = self.seconds * -(-count // workers)
-        spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         needed = self.needed(workers)
         peak = f"{show_at_most(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
         loading = ", its peak while loading," if self.loading_bytes > needed else ""
         redrawn = ", re-initialised networks included" if self.redrawn_bytes else ""
-        return f"estimate: at most {peak}{loading} and {spent} for {count} prompts{redrawn}"
+        return f"estimate: at most {peak}{loading} and {show_seconds(seconds)} for {count} prompts{redrawn}"
 
     def needed(self, workers: int) -> int:
         """Bytes of all processes on this machine from now on: workers load the model too, and this process waits."""
@@ -153,6 +152,11 @@ class CostEstimate:
         sizes |= {"Python, libraries and the rest": self.process_bytes}
         parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes.items() if size)
         return parts if workers == 1 else f"each: {parts}"
+
+
+def show_seconds(seconds: float) -> str:
+    """With its unit, for a reader."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 Remedy = Callable[[], CostEstimate | None]

@@ -3,10 +3,11 @@
 A key bias: splines of ln(1 + j), a few numbers per head and layer; or one number for all keys before the question. What
 acts from the question on has a scale of each head's own logits, too. The loss of a step is the negative log-likelihood
 of a right answer, per token, plus `penalty` times the Kullback-Leibler divergence, per token, of the changed model's
-next token from the unchanged model's on a window of ordinary text. Adam, rate falling linearly to 0. No weight is
-touched.
+next token from the unchanged model's on a window of ordinary text. What acts from the question on leaves text without
+one as it is, and has no penalty. Adam, rate falling linearly to 0. No weight is touched.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -57,17 +58,17 @@ class FitOptions:
     """How a key bias is fitted."""
 
     steps: int = 300
-    """Of one calibration prompt and one window of text each, >= 1."""
+    """Of one calibration prompt each, and one window of text where there is a penalty, >= 1."""
     rate: float = 0.05
     """Of Adam at the first step, in nats."""
     penalty: float = 1.0
-    """Weight of the divergence on ordinary text, >= 0."""
+    """Weight of the divergence on ordinary text, >= 0; none where the bias acts from the question on."""
     knots: tuple[int, ...] = (0, 1, 8, 64, 512)
     """Keys whose biases are fitted, that at the last knot being 0; between them splines; not for a context bias."""
     shared: str = "none"
     """One of `SHARING`."""
     from_question: bool = False
-    """Whether the bias acts from the question on only; in ordinary text, from the middle of a window on."""
+    """Whether the bias acts from the question on only."""
     scales: bool = True
     """Whether every head's logits have a scale, too, for the queries from the question on; not where all queries have
     the bias."""
@@ -158,6 +159,29 @@ def _fitted(
     return Fitted(best, how)
 
 
+def passes_of_fit(method: str, samples: int, positions: int, options: FitOptions) -> int:
+    """Forward passes of a calibration prompt that `fit` takes, roughly: a backward pass is two, a window a prompt."""
+    prompts = samples * positions
+    strengths = len(options.strengths) * prompts
+    if method in (KeyBiasMethod.name, ContextBias.name):
+        options = _of_bias(method, options)
+        # What is before the question is computed once where nothing changes it.
+        each = 1 if options.from_question else 3 + 4 * (options.penalty > 0)
+        return options.steps * each + strengths
+    if method == PositionalChannel.name:
+        tried = ChannelOptions()
+        return tried.channels * len(tried.factors) * samples + (tried.finalists + 1) * prompts + strengths
+    grid = getattr(MITIGATIONS[method], "grid", {})
+    return math.prod(len(values) for values in grid.values()) * prompts + strengths
+
+
+def _of_bias(method: str, options: FitOptions) -> FitOptions:
+    """As the fit of that bias takes them."""
+    if method == ContextBias.name:
+        options = replace(options, knots=(), from_question=True)
+    return replace(options, penalty=0.0) if options.from_question else replace(options, scales=False)
+
+
 def fit_bias(
     method: str,
     model: Any,
@@ -174,7 +198,7 @@ def fit_bias(
             before the question, and a scale.
         model: What `load_model` returns, of a family whose attention goes through transformers' interface.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
-        text: Token ids of windows of ordinary text, at least one where the penalty is above 0.
+        text: Token ids of windows of ordinary text, at least one where there is a penalty.
         checkpoint: Where the fit is kept as it goes, and taken up.
         options: How. The record has the losses of every step's prompt and window before the step, in nats per token.
 
@@ -182,10 +206,7 @@ def fit_bias(
         UsageError: too few samples, no text, or a family that does not allow it.
         RunError: the loss is not a finite number.
     """
-    options = options or FitOptions()
-    if method == ContextBias.name:
-        options = replace(options, knots=(), from_question=True)
-    options = replace(options, scales=options.scales and options.from_question)
+    options = _of_bias(method, options or FitOptions())
     network = check_model(model)
     n_samples = check_samples(calibration)
     if options.penalty > 0 and not len(text):
@@ -232,8 +253,7 @@ def _descend(
         losses[step, 0] = float(answer.detach())
         if options.penalty > 0:
             window = text[int(windows[step])]
-            begin = len(window) // 2 if options.from_question else 0
-            kept = options.penalty * _divergence(model, window, values, begin=begin)
+            kept = options.penalty * _divergence(model, window, values)
             kept.backward()  # type: ignore[no-untyped-call]
             losses[step, 1] = float(kept.detach()) / options.penalty
         if not np.isfinite(losses[step]).all():
@@ -359,12 +379,11 @@ class _Answers:
         return prefix
 
 
-def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: _Values, *, begin: int) -> Tensor:
-    """KL(unchanged || changed) of the next token, per token from `begin` on."""
-    embeddings = model.embed(model.token_tensor([window.tolist()]))
-    positions = list(range(begin, len(window)))
+def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: _Values) -> Tensor:
+    """KL(unchanged || changed) of the next token, per token."""
+    embeddings, positions = model.embed(model.token_tensor([window.tolist()])), list(range(len(window)))
     with torch.no_grad():
         unchanged = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
-    with values.applied(model, begin):
+    with values.applied(model, 0):
         changed = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
     return torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)

@@ -32,6 +32,7 @@ from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.samples import Pieces, Sample, requests_of
 from posbias.measurement.cost import peak_tensor_bytes
+from posbias.measurement.cost_estimate import show_seconds
 from posbias.mitigation.applying import mitigated
 from posbias.mitigation.arms import (
     ALL,
@@ -44,6 +45,7 @@ from posbias.mitigation.arms import (
     split_samples,
 )
 from posbias.mitigation.base import PromptMitigation
+from posbias.mitigation.fitting import passes_of_fit
 from posbias.mitigation.influence import influence_scalars, preflight_influence, shares_of
 from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
 from posbias.mitigation.recipe import write_recipe
@@ -219,10 +221,12 @@ def announce_arms(
         passes = 1 if arm.method is None else arm.method.passes(len(asked[0].passages))
         seconds += passes * each.get("seconds", 0.0)
     if cost:
-        spent = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        fitted = [arm.name for arm in kept[1:] if arm.method is None]
+        passes = sum(passes_of_fit(name, options.calibration, len(asked), options.fitting) for name in fitted)
+        fits = f"fits ({len(fitted)}): {show_seconds(passes * cost['seconds_per_prompt'])}; " if fitted else ""
         report(
             f"estimate: answers of the unchanged model and under each method ({len(kept) - 1}), however often it asks: "
-            f"{spent} in all; fits, ordinary text and short tasks come on top"
+            f"{show_seconds(seconds)} in all; {fits}ordinary text and short tasks come on top"
         )
     return cost, kept, left_out
 
