@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
+from posbias.papers import verify
+from posbias.papers.claims import claims_record
 from posbias.papers.wu2025.graphs import read_mask
 from posbias.records import load_record
 from posbias.report.page import html_of, report_of
@@ -42,7 +44,7 @@ def test_report_saves_the_evidence_and_draws_every_claim_from_it(run, tmp_path):
             assert record.arrays[f"{curve['arrays']}/x"].shape == record.arrays[f"{curve['arrays']}/y"].shape
     page = (out / "report.html").read_text()
     assert page == html_of(report_of(record))
-    assert page.count("<figure ") == 6
+    assert page.count("<figure ") == 6 + 1  # what fails opens the page
     assert 'src="http' not in page
     assert "default-src 'none'" in page
     for entry in verdicts:
@@ -132,8 +134,21 @@ def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     assert record.resolved["title"] == "Published claims put to the test on 0000"
     page = (out / "report.html").read_text()
     assert "Premises on this model" in page
+    report = report_of(record)
+    assert report.verdict[0].startswith("Of 5 published statements: ")
+    assert report.picture
     document = json.loads(run("wu2025/theorem-4.1", *flags, "--json").stdout)
     assert [premise["met"] for premise in document[0]["premises"]] == [True, True, True]
+
+
+def test_the_page_opens_with_what_fails():
+    record = claims_record(verify("birth-2603.10123"), {}, seed=0)
+    report = report_of(record)
+    assert report.verdict[0] == "Of 6 published statements: 5 hold with a correction and 1 fails as stated."
+    assert report.verdict[1].startswith("What fails: With residual connections the middle is a factorial dead zone")
+    assert report.verdict[2].startswith("What is true instead: 1/(H-1)! is the k = H term alone")
+    assert [row[1] for row in report.summary[0].cells] == ["fails as stated", *["holds with a correction"] * 5]
+    assert [curve.name for curve in report.picture[0].curves] == ["m = 0.2", "m = 0.1", "m = 0.05"]
 
 
 @pytest.mark.parametrize(

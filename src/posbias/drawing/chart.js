@@ -5,7 +5,7 @@
   const DASHES = {
     solid: "", dash: "8 4", dot: "2 4", dashdot: "8 4 2 4", longdash: "14 5", longdashdot: "14 4 2 4",
   };
-  const LEFT = 54, RIGHT = 12, TOP = 10, NEAR = 40, MISSING = 65535, NARROW = 480, LETTER = 7.2;
+  const LEFT = 66, RIGHT = 12, TOP = 10, NEAR = 40, MISSING = 65535, NARROW = 480, LETTER = 7.2;
   const INK = "#1a1a1a", FAINT = "#8a8a8a";
   let clips = 0;
 

@@ -119,7 +119,7 @@ def _basis(view: RunView, record: Record) -> str:
     if not isinstance(prompts, dict) or not isinstance(model, dict) or not view.subjects[0].measured:
         return ""
     source, longest = prompts["source"], model.get("max_positions")
-    called = "" if real_name(view.title) == view.title else f'Called "{view.title}" below. '
+    called = "" if real_name(view.title) == view.title else f'Called "{view.title}" below and in commands. '
     text = f"{called}{prompts['count']} prompts of {prompts['n_positions']} tokens from {TEXTS.get(source, source)}"
     for subject in view.subjects[1:]:
         counts = [measured.n_independent for measured in subject.measured.values()]

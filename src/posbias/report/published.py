@@ -1,11 +1,12 @@
 """Published claims put to the test and published experiments run again, each from its record alone.
 
-Of claims a table of all verdicts, then each with its evidence; of an experiment the sentences, tables and figures as it
-made them.
+Of claims how many hold, what fails and a table of all verdicts, then each with its evidence; of an experiment the
+sentences, tables and figures as it made them.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,15 @@ from posbias.statistics import MISSING
 
 MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}
 """Colours of verdicts; the others lie between."""
+PREDICATES = {
+    "holds": ("holds", "hold"),
+    "premises not met (holds all the same)": ("holds without its premises", "hold without their premises"),
+    "premises not met (fails all the same)": ("fails, its premises not met", "fail, their premises not met"),
+    "holds with a correction": ("holds with a correction", "hold with a correction"),
+    "fails": ("fails", "fail"),
+    "fails as stated": ("fails as stated", "fail as stated"),
+}
+"""Verdicts as predicates of one statement and of several; the page lists them from the last to the first."""
 CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two where it has a band."""
 
@@ -27,28 +37,37 @@ Stored = Mapping[str, Any]
 
 @REPORTS.register("verify")
 def claims_report(record: Record) -> Report:
-    """Every claim with its verdict, its number and the curves behind it."""
-    verdicts = record.scalars["verdicts"]
-    counts = Counter(entry["verdict"] for entry in verdicts)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    """How many claims hold, and every claim, what fails first, with its number and the curves behind it."""
+    verdicts = sorted(record.scalars["verdicts"], key=lambda entry: -list(PREDICATES).index(entry["verdict"]))
+    first = verdicts[0]
+    picture = replace(_evidence(record, first), slug="verdict", title=f"{first['claim']}: {first['verdict']}")
     cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
     return Report(
         record.resolved.get("title", "Published claims put to the test"),
         kicker="posbias · published statements on position bias as numerical experiments",
-        verdict=[f"Of {len(verdicts)} published statement{'' if len(verdicts) == 1 else 's'}: {told}."],
+        verdict=_told(verdicts),
+        picture=[picture],
         summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
         sections=[_claim(record, entry, number) for number, entry in enumerate(verdicts)],
         record=record,
     )
 
 
+def _told(verdicts: Sequence[Stored]) -> list[str]:
+    """How many hold; what the first one that fails says, and what is true instead."""
+    counts = Counter(entry["verdict"] for entry in verdicts)
+    parts = [f"{counts[each]} {PREDICATES[each][counts[each] > 1]}" for each in PREDICATES if counts[each]]
+    told = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    said = [f"Of {len(verdicts)} published statement{'' if len(verdicts) == 1 else 's'}: {told}."]
+    failed = next((entry for entry in verdicts if MARKS.get(entry["verdict"]) == "fails"), None)
+    if failed:
+        said.append(f"What fails: {failed['statement']}")
+        said += [f"What is true instead: {failed['sharper']}."] if failed["sharper"] else []
+    return said
+
+
 def _claim(record: Record, entry: Stored, number: int) -> Section:
     instances = f"{entry['instances']} instance{'' if entry['instances'] == 1 else 's'}"
-    stored = entry["figure"]
-    curves = [
-        Curve(curve["label"], record.arrays[f"{curve['arrays']}/x"], record.arrays[f"{curve['arrays']}/y"], stroke)
-        for curve, stroke in zip(stored["curves"], RUNS, strict=False)
-    ]
     note = f"Assumes: {'; '.join(entry['assumptions'])}."
     note += f" Broken on purpose: {entry['broken']}." if entry["broken"] else ""
     if "premises" in entry:
@@ -58,7 +77,6 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
             for each in entry["premises"]
         ]
         note = f"Premises on this model: {'; '.join(premises)}."
-    axes = "".join(name for name in "xy" if stored[f"log_{name}"])
     return Section(
         entry["claim"],
         anchor=f"claim-{number}",
@@ -67,10 +85,21 @@ def _claim(record: Record, entry: Stored, number: int) -> Section:
         source=f"{entry['paper']}; {entry['source']}",
         texts=[entry["statement"], f"{entry['computed']}: {_value(entry)}; {instances}."],
         statements=[entry["sharper"]] if entry["sharper"] else [],
-        figures=[Figure("evidence", "", stored["x_label"], stored["y_label"], tuple(curves), log_axes=axes)],
+        figures=[_evidence(record, entry)],
         pictures=False,
         note=note,
     )
+
+
+def _evidence(record: Record, entry: Stored) -> Figure:
+    """The curves behind a verdict."""
+    stored = entry["figure"]
+    curves = [
+        Curve(curve["label"], record.arrays[f"{curve['arrays']}/x"], record.arrays[f"{curve['arrays']}/y"], stroke)
+        for curve, stroke in zip(stored["curves"], RUNS, strict=False)
+    ]
+    axes = "".join(name for name in "xy" if stored[f"log_{name}"])
+    return Figure("evidence", "", stored["x_label"], stored["y_label"], tuple(curves), log_axes=axes)
 
 
 def _value(entry: Stored) -> str:

@@ -169,7 +169,7 @@ class DeadZone(Claim):
             for mixing, profile in profiles.items()
         }
         promised = 1 / factorial(DEPTH - 1)
-        values = ", ".join(f"{middle:.2g} (m={mixing:g})" for mixing, middle in middles.items())
+        values = ", ".join(f"{middle:.2g} (m = {mixing:g})" for mixing, middle in middles.items())
         return Finding(
             computed=f"least N * profile at the middle over mixings; promised {promised:.0e}, flat profile 1",
             value=min(middles.values()),
@@ -177,8 +177,8 @@ class DeadZone(Claim):
             corrected=max(middles.values()) <= DEAD,
             figure=_profiles_figure([(f"m = {mixing:g}", profile) for mixing, profile in profiles.items()]),
             sharper=(
-                f"1/(H-1)! is the k = H term alone; at H=24 the middle has {values}, and next to the end the profile "
-                "is L m (1-m)^(L-1) / N"
+                f"1/(H-1)! is the k = H term alone; at H = {DEPTH} the middle has {values} of an even share, and next "
+                "to the end the profile is L m (1-m)^(L-1) / N"
             ),
             numbers={
                 "promised": promised,
