@@ -82,7 +82,7 @@ def main(out: Path) -> None:
         method = None
         if drawn is not None:
             calibration = [item for task, size in drawn for item in examples(model, task, size, seed=100)]
-            options = FitOptions(steps=STEPS, penalty=0.0, scales=False)
+            options = FitOptions(steps=STEPS, scales=False)
             method = pb.fit("context_bias", model, calibration, options=options).method
         found[name] = {task: scores(model, task, method) for task in TASKS}
         out.write_text(json.dumps(found))

@@ -1,7 +1,4 @@
-"""The fits of README.md: `python studies/mitigation/fit.py OUT.json [NAME]`, half an hour on one core each.
-
-What acts from the question on leaves ordinary text as it is, which has no question, and is fitted without a penalty.
-"""
+"""The fits of README.md: `python studies/mitigation/fit.py OUT.json [NAME]`, half an hour on one core each."""
 
 import sys
 from pathlib import Path
@@ -15,10 +12,10 @@ POSITIONS = (0, 2, 4, 5, 7)
 WINDOWS, WINDOW = 64, 192
 FITS = {
     "key_bias": (40, FitOptions(scales=False)),
-    "context_bias": (40, FitOptions(penalty=0.0, scales=False)),
+    "context_bias": (40, FitOptions(scales=False)),
     "from_question": (
         200,
-        FitOptions(steps=1000, penalty=0.0, knots=(0, 1, 4, 16, 64, 160, 320, 640), from_question=True),
+        FitOptions(steps=1000, knots=(0, 1, 4, 16, 64, 160, 320, 640), from_question=True),
     ),
 }
 """Samples, each at all positions, and how they are fitted."""

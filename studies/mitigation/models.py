@@ -1,0 +1,79 @@
+"""Verdicts on other models: `python studies/mitigation/models.py run OUT MODEL TASK POSITIONS METHODS [CALIBRATION]`.
+
+A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
+`posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py table RECORD...` prints the table
+of README.md from the records.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import posbias as pb
+from posbias.mitigation.fitting import FitOptions
+from posbias.mitigation.recipe import write_recipe
+from posbias.records import load_record
+from posbias.tasks.language import LANGUAGE_TASKS
+
+ENDPOINTS = ("mean", "worst position")
+EVEN = 1e-9
+"""Nats below which nothing changes."""
+
+
+def run(out: str, model: str, task: str, positions: str, methods: str, calibration: str = "8") -> None:
+    """Fit the recipe, then judge."""
+    recipe = Path(f"{out}.json")
+    if not recipe.exists():
+        loaded = pb.load_model(model)
+        drawn = LANGUAGE_TASKS.parse(task).examples(
+            loaded.tokenizer, count=int(calibration), positions=[int(place) for place in positions.split(",")], seed=0
+        )
+        fitted = pb.fit("context_bias", loaded, list(drawn), options=FitOptions(steps=100))
+        write_recipe(recipe, fitted.method, loaded, fitted.how)
+    asked = ["--task", task, "--positions", positions, "--count", "40", "--calibration", calibration]
+    judged = ["--no-generate", "--by", "logprob", "--documents", "6", "--no-short", "--out", out, "--resume"]
+    command = [sys.executable, "-m", "posbias", "mitigate", model, *asked, *judged, "--methods", f"{recipe},{methods}"]
+    subprocess.run(command, check=True)
+
+
+def table(*directories: str) -> None:
+    """For every task a row per method and a column per model: change of the mean, and of the worst position."""
+    cells: dict[str, dict[str, dict[str, str]]] = {}
+    models = []
+    for directory in directories:
+        record = load_record(Path(directory))
+        task, model = record.arguments["task"].partition("(")[0], Path(record.arguments["model"]).stem
+        models += [] if model in models else [model]
+        rows = cells.setdefault(task, {})
+        levels = [each["value"] for each in record.scalars["judgement"]["before"]]
+        level = f"{sum(levels) / len(levels):.2f}; {min(levels):.2f} (`{record.arguments['task']}`)"
+        rows.setdefault("unchanged (level)", {})[model] = level
+        for entry in record.scalars["judgement"]["verdicts"]:
+            name = "context_bias" if entry["name"].endswith(".json") else entry["name"]
+            rows.setdefault(f"`{name}`", {})[model] = _cell(entry)
+    for task, rows in cells.items():
+        print(f"\n| {task} | {' | '.join(models)} |\n|{'---|' * (len(models) + 1)}")
+        for name, row in rows.items():
+            print(f"| {name} | {' | '.join(row.get(model, '') for model in models)} |")
+
+
+def _cell(entry: dict[str, Any]) -> str:
+    """Changes, and the verdict where there is one."""
+    changes = [entry["changes"][each]["value"] for each in ENDPOINTS]
+    if all(abs(change["value"]) < EVEN for change in changes):
+        return "0"
+    text = entry["effects"].get("ordinary text")
+    harmed = text and any(reason.startswith("Harm: ordinary text") for reason in entry["reasons"])
+    verdict = "" if entry["verdict"] == "no effect established" else f" **{entry['verdict']}**"
+    return "; ".join(map(_change, changes)) + verdict + (f" (text {_change(text['value'])})" if harmed else "")
+
+
+def _change(interval: dict[str, float]) -> str:
+    text = f"{interval['value']:+.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
+    return re.sub(r"\b0\.", ".", text)
+
+
+if __name__ == "__main__":
+    {"run": run, "table": table}[sys.argv[1]](*sys.argv[2:])
