@@ -99,7 +99,7 @@ def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(page)
         target = (page.parent / path).resolve() if path else page
         if left_out(target):
             continue
-        assert target.exists(), link
+        assert target.is_file(), link
         assert target.is_relative_to(ROOT), link
         assert not anchor or anchor in anchors(target), link
 
