@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 audit: venv
-	$(BIN)/posbias audit demo --length 256 --count 16 --out runs/demo
+	$(BIN)/posbias audit demo --length 256 --count 16 --workers 2 --out runs/demo
 
 # One worker per core, one thread each: twice as fast as one worker with two threads.
 test: venv lint types
