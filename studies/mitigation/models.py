@@ -1,4 +1,4 @@
-"""Verdicts on other models: `python studies/mitigation/models.py run OUT MODEL TASK POSITIONS METHODS [CALIBRATION]`.
+"""Verdicts on other models: `models.py run OUT MODEL TASK POSITIONS METHODS [CALIBRATION [DTYPE]]`.
 
 A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
 `posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py table RECORD...` prints the table
@@ -22,17 +22,19 @@ EVEN = 1e-9
 """Nats below which nothing changes."""
 
 
-def run(out: str, model: str, task: str, positions: str, methods: str, calibration: str = "8") -> None:
+def run(
+    out: str, model: str, task: str, positions: str, methods: str, calibration: str = "8", dtype: str = "float32"
+) -> None:
     """Fit the recipe, then judge."""
     recipe = Path(f"{out}.json")
     if not recipe.exists():
-        loaded = pb.load_model(model)
+        loaded = pb.load_model(model, dtype=dtype)
         drawn = LANGUAGE_TASKS.parse(task).examples(
             loaded.tokenizer, count=int(calibration), positions=[int(place) for place in positions.split(",")], seed=0
         )
         fitted = pb.fit("context_bias", loaded, list(drawn), options=FitOptions(steps=100))
         write_recipe(recipe, fitted.method, loaded, fitted.how)
-    asked = ["--task", task, "--positions", positions, "--count", "40", "--calibration", calibration]
+    asked = ["--task", task, "--positions", positions, "--count", "40", "--calibration", calibration, "--dtype", dtype]
     judged = ["--no-generate", "--by", "logprob", "--documents", "6", "--no-short", "--out", out, "--resume"]
     command = [sys.executable, "-m", "posbias", "mitigate", model, *asked, *judged, "--methods", f"{recipe},{methods}"]
     subprocess.run(command, check=True)
