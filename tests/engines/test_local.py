@@ -182,13 +182,6 @@ def test_wrong_engines(spelled, message):
         ENGINES.parse(spelled)
 
 
-def test_workers_share_the_threads_that_nobody_sets():
-    alone = Local().pinned_threads
-    assert Local(workers=2).pinned_threads == max(1, alone // 2)
-    assert Local(workers=10 * alone).pinned_threads == 1
-    assert Local(workers=2, threads=alone).pinned_threads == alone
-
-
 def test_no_units_start_nothing(tmp_path):
     assert list(Local(workers=2).run(Squares(tmp_path), [])) == []
     assert collect(Squares(tmp_path), [], engine=Local(workers=2), store=PartStore(None, {}, resume=False)) == []

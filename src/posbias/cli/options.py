@@ -142,11 +142,7 @@ class EngineFlags:
     ] = None
     threads: Annotated[
         int | None,
-        typer.Option(
-            help="Threads per prompt or stack; equal threads, equal bits.",
-            min=1,
-            show_default="all cores, shared by local workers",
-        ),
+        typer.Option(help="Threads per prompt or stack; equal threads, equal bits.", min=1, show_default="all cores"),
     ] = None
     ray_address: Annotated[
         str | None, typer.Option(help="host:port of a Ray cluster, or auto.", show_default="one on this machine")

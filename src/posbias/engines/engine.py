@@ -93,8 +93,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     threads: int | None = None
-    """Threads for each unit, >= 1; None: as many as PyTorch would use where the run is started, which local
-    workers share. Equal threads, equal bits."""
+    """Threads for each unit, >= 1; None: as many as PyTorch would use where the run is started. Equal threads, equal
+    bits: with w workers on c cores, c / w is fastest."""
     retries: int = 2
     """How often a unit is tried again after its worker died, >= 0."""
 

@@ -129,11 +129,6 @@ class Local(Engine):
             yield Outcome(unit, arrays)
 
     @property
-    def pinned_threads(self) -> int:
-        """The threads of every unit; where nobody sets them, the workers share what PyTorch uses in this process."""
-        return self.threads or max(1, super().pinned_threads // self.workers)
-
-    @property
     def processes_here(self) -> int:
         """The workers."""
         return self.workers
