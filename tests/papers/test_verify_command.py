@@ -146,9 +146,17 @@ def test_the_page_opens_with_what_fails():
     report = report_of(record)
     assert report.verdict[0] == "Of 6 published statements: 5 hold with a correction and 1 fails as stated."
     assert report.verdict[1].startswith("What fails: With residual connections the middle is a factorial dead zone")
-    assert report.verdict[2].startswith("What is true instead: 1/(H-1)! is the k = H term alone")
+    assert report.verdict[2].startswith("What was found: 1/(H-1)! is the k = H term alone")
     assert [row[1] for row in report.summary[0].cells] == ["fails as stated", *["holds with a correction"] * 5]
     assert [curve.name for curve in report.picture[0].curves] == ["m = 0.2", "m = 0.1", "m = 0.05"]
+    for entry in record.scalars["verdicts"]:
+        entry["verdict"] = "fails"
+    assert report_of(record).verdict[1].startswith("What fails, first: ")
+    for entry in record.scalars["verdicts"]:
+        entry["verdict"] = "holds"
+    holding = report_of(record)
+    assert holding.verdict == ["Of 6 published statements: 6 hold."]
+    assert not holding.picture
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ PREDICATES = {
     "fails": ("fails", "fail"),
     "fails as stated": ("fails as stated", "fail as stated"),
 }
-"""Verdicts as predicates of one statement and of several; the page lists them from the last to the first."""
+"""Verdicts as predicates of one statement and of several; the table of the page begins with the last."""
 CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two where it has a band."""
 
@@ -41,12 +41,13 @@ def claims_report(record: Record) -> Report:
     verdicts = sorted(record.scalars["verdicts"], key=lambda entry: -list(PREDICATES).index(entry["verdict"]))
     first = verdicts[0]
     picture = replace(_evidence(record, first), slug="verdict", title=f"{first['claim']}: {first['verdict']}")
+    decided = first["verdict"] != "holds"
     cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
     return Report(
         record.resolved.get("title", "Published claims put to the test"),
         kicker="posbias · published statements on position bias as numerical experiments",
         verdict=_told(verdicts),
-        picture=[picture],
+        picture=[picture] if decided else [],
         summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
         sections=[_claim(record, entry, number) for number, entry in enumerate(verdicts)],
         record=record,
@@ -54,15 +55,15 @@ def claims_report(record: Record) -> Report:
 
 
 def _told(verdicts: Sequence[Stored]) -> list[str]:
-    """How many hold; what the first one that fails says, and what is true instead."""
+    """How many hold; what the first one that fails says, and what was found."""
     counts = Counter(entry["verdict"] for entry in verdicts)
     parts = [f"{counts[each]} {PREDICATES[each][counts[each] > 1]}" for each in PREDICATES if counts[each]]
     told = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
     said = [f"Of {len(verdicts)} published statement{'' if len(verdicts) == 1 else 's'}: {told}."]
-    failed = next((entry for entry in verdicts if MARKS.get(entry["verdict"]) == "fails"), None)
+    failed = [entry for entry in verdicts if MARKS.get(entry["verdict"]) == "fails"]
     if failed:
-        said.append(f"What fails: {failed['statement']}")
-        said += [f"What is true instead: {failed['sharper']}."] if failed["sharper"] else []
+        said.append(f"What fails{', first' * (len(failed) > 1)}: {failed[0]['statement']}")
+        said += [f"What was found: {failed[0]['sharper']}."] if failed[0]["sharper"] else []
     return said
 
 
