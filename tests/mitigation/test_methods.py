@@ -1,5 +1,8 @@
 """Every method inside a model: its strength, caches and padding, users' own networks; nothing is left behind."""
 
+import copy
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -156,6 +159,16 @@ def test_a_network_of_transformers_is_changed_in_place_and_stays_trainable():
     assert all(parameter.requires_grad for parameter in network.parameters())
     with torch.no_grad():
         assert torch.equal(network(tokens).logits, before)
+
+
+def test_what_is_installed_stays_though_nobody_keeps_the_handle():
+    network = shaken_model("llama").network
+    tokens = torch.arange(3, 12)[None]
+    before = network(tokens).logits
+    mitigated(network, "initial_token(gamma=3.0)").install()
+    gc.collect()
+    assert not torch.equal(network(tokens).logits, before)
+    assert copy.deepcopy(network).config == network.config
 
 
 def test_influence_is_measured_under_a_method():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch.nn.modules.module import register_module_forward_hook
 
 from posbias.engines import Local
 from posbias.errors import RunError, UsageError
@@ -13,7 +14,9 @@ from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
 from posbias.mitigation.base import MITIGATIONS
 from posbias.mitigation.judging import APPLY, HARM, NOTHING, Levels
+from posbias.mitigation.key_bias import ContextBias
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
+from posbias.mitigation.recipe import PASSAGES_SNIPPET, SNIPPET, write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.run import announce_arms, mitigate
 from posbias.models.loading import load_model
@@ -167,6 +170,8 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert "prompts 2 times as long" in capsys.readouterr().err
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
+    with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
+        mitigate("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
     assert responder.model.intervention is None
     given = replace(given, methods=["positional_channel"], length=48)
     with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at
@@ -180,6 +185,32 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     record.resolved = {**record.resolved, "methods": {name: "temperature(scale=0.2)"}}
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)
+    record.resolved["methods"] = {name: "context_bias(values=[[1.0]])"}
+    (table,) = report_of(record).folded["Use it with transformers"]
+    assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "snippet"),
+    [("initial_token(gamma=50.0)", SNIPPET), ("context_bias", PASSAGES_SNIPPET)],
+)
+def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, snippet):
+    model, recipe = load_model(str(long_llama)), tmp_path / "recipe.json"
+    method = ContextBias([[-40.0] * 4] * 2) if "context" in spelled else MITIGATIONS.parse(spelled)
+    logits = []
+
+    def keep(_module, _inputs, outputs):
+        if hasattr(outputs, "logits"):
+            logits.append(outputs.logits[0, -1].clone())
+
+    for strength in (0.0, 1.0):
+        write_recipe(recipe, replace(method, strength=strength), model, {})
+        passages, question = ["one two three\n", "four five six\n"], "Which one? "
+        given = {"NAME": str(long_llama), "PASSAGES": passages, "QUESTION": question}
+        with register_module_forward_hook(keep):
+            exec(snippet.format(recipe=str(recipe)), {**given, "PROMPT": "".join(passages) + question})
+    assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"
+    assert len(snippet.splitlines()) <= 10
 
 
 def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):

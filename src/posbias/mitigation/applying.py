@@ -21,6 +21,9 @@ from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.loading import model_in_hand
 from posbias.tasks.language.base import locate
 
+INSTALLED = "_posbias_installed"
+"""Attribute of a network that holds what was installed on it."""
+
 
 @checked
 class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
@@ -70,10 +73,17 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     def install(self) -> "mitigated":
         """Leave the model under the method for good, or until `remove`."""
         self.__enter__()
+        # Held by the network: where the caller keeps nothing, this object and its hooks would be collected.
+        vars(self._model.network)[INSTALLED] = self
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "mitigated":
+        """The same: it belongs to the network that it was installed on, not to a copy of that."""
         return self
 
     def remove(self) -> None:
         """Take an installed method off again."""
+        vars(self._model.network).pop(INSTALLED, None)
         self._open.close()
 
 

@@ -22,10 +22,11 @@ from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
 from posbias.mitigation.applying import answering_under, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
+from posbias.mitigation.calibration import contents
 from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.fitting import SEARCHED, FitOptions, fit
 from posbias.mitigation.prompts import Ordered
-from posbias.mitigation.recipe import RECIPE_SUFFIX
+from posbias.mitigation.recipe import RECIPE_SUFFIX, samples_of_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.models.model import Model
 from posbias.parts import PartStore
@@ -134,6 +135,19 @@ def split_samples(
     return calibration, test
 
 
+def check_unseen(options: MitigateOptions, test: Sequence[Sample]) -> None:
+    """Refuse recipes that were fitted to test samples."""
+    for entry in given_methods(options):
+        if isinstance(entry, str) and entry.endswith(RECIPE_SUFFIX):
+            seen = samples_of_recipe(entry)
+            again = [sample.name for sample in test if seen & contents(sample.examples)]
+            if again:
+                raise UsageError(
+                    f"{entry!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); "
+                    "take others, by another --seed"
+                )
+
+
 def _content(sample: Sample) -> str:
     """What makes two samples the same, whatever their names."""
     return sample.piece.removeprefix(f"sample-{sample.name}-")
@@ -216,7 +230,9 @@ def fitted_arms(
 
         def fitted(arm: Arm = arm) -> dict[str, np.ndarray]:
             if arm.name == Ordered.name:
-                return {"fit": as_bytes(_measured_order(task, arm.responder, options))}
+                ordered = _measured_order(task, arm.responder, options)
+                ordered["how"]["samples"] = sorted(contents(examples))
+                return {"fit": as_bytes(ordered)}
             going = Checkpoint(store, f"fit-{arm.slug}-steps")
             found = fit(arm.name, arm.model, examples, text=windows, options=options.fitting, checkpoint=going)
             return {"fit": as_bytes({"method": str(found.method), "how": found.how})}

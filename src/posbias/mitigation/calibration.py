@@ -1,5 +1,6 @@
 """Calibration samples: whether there are enough, how probable their answers are, and the candidate that suits them."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,16 @@ def check_samples(calibration: Sequence[Example]) -> int:
     if samples < LEAST_SAMPLES:
         raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
     return samples
+
+
+def contents(examples: Sequence[Example]) -> set[str]:
+    """What tells samples apart, whatever stands around them: a hash of what follows the passages, and of the answer."""
+    found = set()
+    for one in examples:
+        text = one.prompt if isinstance(one.prompt, str) else one.prompt[-1]["content"]
+        question = text[one.passages[-1][1] :] if one.passages else text
+        found.add(hashlib.sha256(f"{question}\0{one.target}".encode()).hexdigest()[:16])
+    return found
 
 
 def answer_logprob(model: HuggingFaceModel, method: Mitigation | None, calibration: Sequence[Example]) -> float:

@@ -28,7 +28,7 @@ from posbias.evaluation.responders.local import EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
 from posbias.interventions.keys import biased
 from posbias.mitigation.base import MITIGATIONS, Mitigation, check_strength, inside_methods
-from posbias.mitigation.calibration import best_of, check_samples
+from posbias.mitigation.calibration import best_of, check_samples, contents
 from posbias.mitigation.channel import PositionalChannel
 from posbias.mitigation.channel_search import ChannelOptions, fit_channel
 from posbias.mitigation.checkpoint import Checkpoint
@@ -95,7 +95,8 @@ class Fitted:
 
     method: Mitigation
     how: dict[str, Any]
-    """Plain values for a recipe or record: options, calibration samples, and what the fit saw of them."""
+    """Plain values for a recipe or record: options, calibration samples, and what the fit saw of them; `samples` are
+    `contents` of these, by which a run refuses to judge the recipe on them."""
 
 
 @checked
@@ -124,6 +125,7 @@ def fit(
         UsageError: a method without parameters to fit, or too few samples.
     """
     found = _fitted(method, model, calibration, text, options or FitOptions(), checkpoint)
+    found = replace(found, how={**found.how, "samples": sorted(contents(calibration))})
     strengths = () if options is None else options.strengths
     if not strengths:
         return found

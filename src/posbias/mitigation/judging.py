@@ -459,6 +459,13 @@ def label_of(measure: str) -> str:
     return {"logprob": "log-probability per token", "reciprocal_rank": "1 / rank"}.get(measure, measure)
 
 
+def _tried_besides(verdict: Verdict) -> str:
+    """On what else harm was looked for."""
+    if not verdict.effects:
+        return "but only this task was tried: neither ordinary text nor a short form of it"
+    return f"neither here nor for {' and '.join(verdict.effects)}"
+
+
 def _recommendation(verdicts: Sequence[Verdict], measure: str) -> tuple[str | None, str]:
     """The method whose worst position is best among those to apply, and one paragraph."""
     gaining = [each for each in verdicts if each.verdict == APPLY and each.after is not None]
@@ -482,7 +489,8 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str) -> tuple[str | No
         said.append(f"{before:.2f} to {after:.2f} ({best.changes[endpoint].value.text('+.2f')}{open_one})")
     text = (
         f"Apply {best.name}: on {best.n_samples} samples that nothing was fitted on, {label_of(measure)} goes from "
-        f"{said[0]} on average over positions, and from {said[1]} at the worst position; no harm is established."
+        f"{said[0]} on average over positions, and from {said[1]} at the worst position; no harm is established, "
+        f"{_tried_besides(best)}."
     )
     others = [each.name for each in gaining if each is not best]
     if others:

@@ -29,6 +29,18 @@ tokens = tokenizer(PROMPT, return_tensors="pt")
 print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
 """
 """For users of transformers."""
+PASSAGES_SNIPPET = """\
+import posbias as pb
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(NAME)
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+ends = [len(tokenizer("".join(PASSAGES[: k + 1])).input_ids) for k in range(len(PASSAGES))]  # each ends its line
+tokens = tokenizer("".join(PASSAGES) + QUESTION, return_tensors="pt")
+with pb.mitigated(model, {recipe!r}, passages=list(zip([0, *ends], ends))):  # no weight is touched
+    print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
+"""
+"""The same for methods that are told where the passages of the prompt stand."""
 
 
 def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:
@@ -60,6 +72,12 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
                     f"{wanted.get(name)!r}, this model's {value!r}"
                 )
     return MITIGATIONS.parse(recipe["method"])
+
+
+def samples_of_recipe(path: str | Path) -> set[str]:
+    """`contents` of the samples that a recipe was fitted to; empty where it does not say."""
+    fitted = read_json(Path(path), most_bytes=MOST_BYTES).get("fitted")
+    return set(fitted.get("samples", ())) if isinstance(fitted, dict) else set()
 
 
 def _identity(model: HuggingFaceModel) -> dict[str, Any]:

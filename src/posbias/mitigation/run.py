@@ -40,6 +40,7 @@ from posbias.mitigation.arms import (
     Arm,
     MitigateOptions,
     arms_of,
+    check_unseen,
     fitted_arms,
     given_methods,
     split_samples,
@@ -108,6 +109,7 @@ def mitigate(
         return finished, True
     store = PartStore(directory, settings, resume=options.evaluation.resume)
     arms, left_out = arms_of(responder, options, task, test[0])
+    check_unseen(options, test)
     cost, arms, too_large = announce_arms(task, test, options, arms)
     if options.influence and arms[0].model is not None:
         preflight_influence(task, options.weighed, arms[0].model, len(arms))

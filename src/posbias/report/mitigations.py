@@ -12,7 +12,7 @@ from posbias.memory import show_bytes
 from posbias.mitigation.arms import UNCHANGED
 from posbias.mitigation.base import MITIGATIONS, Mitigation
 from posbias.mitigation.influence import OVER_POSITIONS
-from posbias.mitigation.recipe import SNIPPET
+from posbias.mitigation.recipe import PASSAGES_SNIPPET, SNIPPET
 from posbias.records import Record
 from posbias.report.behaviour import MEASURES
 from posbias.report.layout import title_of
@@ -195,9 +195,11 @@ def _snippet(record: Record) -> dict[str, list[Table]]:
     kind = record.resolved["methods"].get(name, "").partition("(")[0]
     if kind not in MITIGATIONS or not issubclass(MITIGATIONS[kind], Mitigation):
         return {}
+    spelled = MITIGATIONS.parse(record.resolved["methods"][name])
+    snippet = PASSAGES_SNIPPET if getattr(spelled, "needs_passages", False) else SNIPPET
     fitted = name in record.scalars.get("fits", {})
     method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else name
-    lines = SNIPPET.format(recipe=method).splitlines()
+    lines = snippet.format(recipe=method).splitlines()
     return {"Use it with transformers": [Table(f"{name} on a model of transformers", ["Python"], [[x] for x in lines])]}
 
 
