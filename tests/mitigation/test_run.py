@@ -167,7 +167,10 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert record.scalars["fits"]["initial_token"]["calibration_samples"] == 4
     plain, idle, _, repeated = (effort["peak_bytes"] for effort in record.scalars["effort"])
     assert plain == idle < repeated, "twice the prompt takes more memory"
-    assert "prompts 2 times as long" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "prompts 2 times as long" in said
+    assert "under 3 methods" in said
+    assert "fits: " in said
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
     with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
@@ -240,7 +243,7 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
         asked.append(copies)
         if copies > 1:
             raise UsageError("no room")
-        return {"seconds": 1.0, "seconds_per_prompt": 0.25}
+        return {"seconds": 1.0, "seconds_per_pass": 0.25}
 
     monkeypatch.setattr("posbias.mitigation.run.preflight_answers", full)
     arms = [Arm(UNCHANGED, responder), Arm("repeat_prompt", responder, MITIGATIONS.parse("repeat_prompt"))]

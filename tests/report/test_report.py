@@ -1,11 +1,9 @@
 """The record layout, the tables, and the page itself, opened in a real browser."""
 
-import html
 import io
 import json
 import math
 import re
-import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browser import BROWSER, QUIET
+from browser import BROWSER, looked_at
 from posbias.architecture import Architecture
 from posbias.auditing import comparison_record
 from posbias.comparison import Mixing, Subject
@@ -271,19 +269,8 @@ def test_predictions_of_several_runs_are_named_by_what_differs() -> None:
 
 
 LOOK = """
-const frames = [...document.querySelectorAll("iframe")];
 const check = frame => {
-  const page = frame.contentDocument, view = frame.contentWindow;
-  const shown = name => [...page.querySelectorAll(name)].filter(each => each.getClientRects().length);
-  const box = each => each.getBoundingClientRect();
-  const apart = figure => {
-    const parts = ["figcaption", ".controls", ".plot", ".legend"].map(name => box(figure.querySelector(name)));
-    return parts.every((part, index) => !index || part.top >= parts[index - 1].bottom - 0.5);
-  };
-  const inside = text => {
-    const own = box(text), all = box(text.ownerSVGElement);
-    return own.left >= all.left - 1 && own.right <= all.right + 1 && own.bottom <= all.bottom + 1;
-  };
+  const page = frame.contentDocument, view = frame.contentWindow, shown = name => shownIn(page, name);
   const found = {
     wide: page.documentElement.scrollWidth - view.innerWidth,
     verdict: box(page.querySelector(".verdict")).bottom,
@@ -313,30 +300,17 @@ const check = frame => {
     resolve(found);
   }, 300));
 };
-addEventListener("load", () => setTimeout(async () => {
-  document.title = JSON.stringify(await Promise.all(frames.map(check)));
-}, 300));
 """
 """What a page is asked in every frame: by its own measures, nothing of it is simulated."""
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
 def test_a_browser_shows_the_answer_first_and_cuts_nothing_at_either_width(tmp_path: Path, audit_record: Build) -> None:
-    assert BROWSER is not None
     record = audit_record(model="an-organisation/a-model-with-a-rather-long-name-Instruct")
     page = write_report([record], tmp_path / "report")
     assert page.stat().st_size < 1_500_000
     frames = [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
-    frame = '<iframe src="report/report.html" width={} height={} style="border: 0; color-scheme: {}"></iframe>'
-    harness = "".join(frame.format(*each) for each in frames)
-    (tmp_path / "frames.html").write_text(f"<!DOCTYPE html><title></title>{harness}<script>{LOOK}</script>")
-    command = [BROWSER, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000"]
-    command += ["--allow-file-access-from-files", "--dump-dom", (tmp_path / "frames.html").as_uri()]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert finished.returncode == 0, finished.stderr[-500:]
-    title = re.search(r"<title>(.+?)</title>", finished.stdout)
-    assert title is not None, finished.stderr[-500:]
-    looks = json.loads(html.unescape(title[1]))
+    looks = looked_at([(page, *frame) for frame in frames], LOOK, tmp_path)
     charts = page.read_text().count('class="chart"')
     for (width, height, scheme), look in zip(frames, looks, strict=True):
         assert look["wide"] <= 0, (width, look)

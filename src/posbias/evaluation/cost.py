@@ -60,6 +60,7 @@ class PromptWork:
             found = calibrate(self.model, longest + max(0, self.generated - self.answer), self.run, usual=self.run_one)
             if found is None:
                 return None
+            found = replace(found, pass_seconds=found.seconds)
             if self.generated and not cached:
                 return replace(found, seconds=(1 + self.generated) * found.seconds)
             found = replace(found, seconds=self.share * found.seconds)
@@ -120,7 +121,7 @@ def preflight_answers(
     `copies`: how often every prompt stands in what is really asked; `workers`: processes that share the samples.
 
     Returns:
-        The estimate as plain values for a record; empty for a server, with nothing to request, or where short runs
+        The estimate as plain values for a record, `seconds_per_pass` of a prompt run once by itself; empty for a server, with nothing to request, or where short runs
         fail, which the run itself will report.
     """
     if not isinstance(responder, LocalResponder):
@@ -152,4 +153,4 @@ def preflight_answers(
     cost = report_cost(
         responder.model, estimate, len(fitting), workers=workers, max_memory=options.max_memory, remedies=remedies
     )
-    return {**cost, "prompts": len(fitting)} if cost else {}
+    return {**cost, "prompts": len(fitting), "seconds_per_pass": estimate.pass_seconds} if cost else {}

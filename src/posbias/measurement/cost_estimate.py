@@ -49,6 +49,8 @@ class CostEstimate:
     drawing_bytes: int = 0
     """Beside that while it is drawn: an output table of its own, before it is tied to the input's."""
     device: torch.device = CPU
+    pass_seconds: float = 0.0
+    """Of a prompt run once by itself, where `seconds` are of more or less than that."""
     kept: Callable[[int], int] = lambda n_positions: 0
     """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
     shorter: str = "--length {}"

@@ -173,8 +173,8 @@ def passes_of_fit(method: str, samples: int, positions: int, options: FitOptions
     if method == PositionalChannel.name:
         tried = ChannelOptions()
         return tried.channels * len(tried.factors) * samples + (tried.finalists + 1) * prompts + strengths
-    grid = getattr(MITIGATIONS[method], "grid", {})
-    return math.prod(len(values) for values in grid.values()) * prompts + strengths
+    grid = getattr(MITIGATIONS[method], "grid", {})  # none: the curve is measured, one answer to each prompt
+    return math.prod(len(values) for values in grid.values()) * prompts + (strengths if grid else 0)
 
 
 def _of_bias(method: str, options: FitOptions) -> FitOptions:

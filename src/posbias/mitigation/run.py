@@ -224,11 +224,11 @@ def announce_arms(
         seconds += passes * each.get("seconds", 0.0)
     if cost:
         fitted = [arm.name for arm in kept[1:] if arm.method is None]
-        passes = sum(passes_of_fit(name, options.calibration, len(asked), options.fitting) for name in fitted)
-        fits = f"fits ({len(fitted)}): {show_seconds(passes * cost['seconds_per_prompt'])}; " if fitted else ""
+        runs = sum(passes_of_fit(name, options.calibration, len(asked), options.fitting) for name in fitted)
+        fits = f"; {len(fitted)} fits: {show_seconds(runs * cost['seconds_per_pass'])}" if fitted else ""
         report(
-            f"estimate: answers of the unchanged model and under each method ({len(kept) - 1}), however often it asks: "
-            f"{show_seconds(seconds)} in all; {fits}ordinary text and short tasks come on top"
+            f"estimate: answers of the unchanged model and under {len(kept) - 1} methods, however often each asks: "
+            f"{show_seconds(seconds)}{fits}; besides these ordinary text and short tasks"
         )
     return cost, kept, left_out
 
