@@ -54,4 +54,5 @@ def test_no_page_cuts_anything_at_either_width(posbias, long_llama: Path, tmp_pa
         assert look["wide"] <= 0, (page.parent.name, frame, look)
         assert look["wideUnfolded"] <= 0, (page.parent.name, frame, look)
         assert (look["overlapping"], look["cut"]) == ([], []), (page.parent.name, frame)
-        assert look["verdict"] and look["charts"], page.parent.name
+        assert look["verdict"], page.parent.name
+        assert look["charts"], page.parent.name

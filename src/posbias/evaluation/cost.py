@@ -121,8 +121,8 @@ def preflight_answers(
     `copies`: how often every prompt stands in what is really asked; `workers`: processes that share the samples.
 
     Returns:
-        The estimate as plain values for a record, `seconds_per_pass` of a prompt run once by itself; empty for a server, with nothing to request, or where short runs
-        fail, which the run itself will report.
+        The estimate as plain values for a record, `seconds_per_pass` of a prompt run once by itself; empty for a
+        server, with nothing to request, or where short runs fail, which the run itself will report.
     """
     if not isinstance(responder, LocalResponder):
         return {}
