@@ -1,9 +1,9 @@
 """What an audit takes beside its floor: the bare forward and backward passes of its prompts, timed in the same process.
 
 `OMP_NUM_THREADS=1 python benchmarks/audit/run.py` audits the demo model as `make audit` does, in one process.
-Behind every third unit (a prompt, or an initialisation with its prompt) the floor of the same prompt is run: one forward
-pass, and one backward pass to the embeddings for every covector. Processor seconds are compared, those of the process
-from its start; the floor's own are taken off.
+Behind every third unit (a prompt, or an initialisation with its prompt) the floor of the same prompt is run: one
+forward pass, and one backward pass to the embeddings for every covector. Processor seconds are compared, those of the
+process from its start; the floor's own are taken off.
 """
 
 import argparse
