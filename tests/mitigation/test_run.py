@@ -169,7 +169,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert plain == idle < repeated, "twice the prompt takes more memory"
     said = capsys.readouterr().err
     assert "prompts 2 times as long" in said
-    assert "under 3 methods" in said
+    assert "under each method (3)" in said
     assert "fits: " in said
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")

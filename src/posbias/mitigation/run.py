@@ -227,7 +227,7 @@ def announce_arms(
         runs = sum(passes_of_fit(name, options.calibration, len(asked), options.fitting) for name in fitted)
         fits = f"; {len(fitted)} fits: {show_seconds(runs * cost['seconds_per_pass'])}" if fitted else ""
         report(
-            f"estimate: answers of the unchanged model and under {len(kept) - 1} methods, however often each asks: "
+            f"estimate: answers of the unchanged model and under each method ({len(kept) - 1}), however often it asks: "
             f"{show_seconds(seconds)}{fits}; besides these ordinary text and short tasks"
         )
     return cost, kept, left_out
