@@ -46,12 +46,15 @@ def table(*directories: str) -> None:
     models = []
     for directory in directories:
         record = load_record(Path(directory))
-        task, model = record.arguments["task"].partition("(")[0], Path(record.arguments["model"]).stem
+        task, model = (
+            record.arguments["task"].partition("(")[0],
+            Path(record.arguments["model"]).name.removesuffix(".gguf"),
+        )
         models += [] if model in models else [model]
         rows = cells.setdefault(task, {})
         levels = [each["value"] for each in record.scalars["judgement"]["before"]]
-        level = f"{sum(levels) / len(levels):.2f}; {min(levels):.2f} (`{record.arguments['task']}`)"
-        rows.setdefault("unchanged (level)", {})[model] = level
+        level = _short(f"{sum(levels) / len(levels):.2f}; {min(levels):.2f}")
+        rows.setdefault("unchanged (level)", {})[model] = f"{level} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
             name = "context_bias" if entry["name"].endswith(".json") else entry["name"]
             rows.setdefault(f"`{name}`", {})[model] = _cell(entry)
@@ -73,8 +76,12 @@ def _cell(entry: dict[str, Any]) -> str:
 
 
 def _change(interval: dict[str, float]) -> str:
-    text = f"{interval['value']:+.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
-    return re.sub(r"\b0\.", ".", text)
+    return _short(f"{interval['value']:+.2f} [{interval['low']:.2f}, {interval['high']:.2f}]")
+
+
+def _short(text: str) -> str:
+    """Without zeros before the point, and signs of what rounds to 0."""
+    return re.sub(r"[+-](\.00)\b", r"\1", re.sub(r"\b0\.", ".", text))
 
 
 if __name__ == "__main__":

@@ -188,9 +188,10 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     record.resolved = {**record.resolved, "methods": {name: "temperature(scale=0.2)"}}
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)
-    record.resolved["methods"] = {name: "context_bias(values=[[1.0]])"}
-    (table,) = report_of(record).folded["Use it with transformers"]
-    assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
+    for kind, needing in (("context_bias", []), ("key_bias", [name])):
+        record.resolved |= {"methods": {name: f"{kind}(values=[[1.0, 2."}, "needing_passages": needing}
+        (table,) = report_of(record).folded["Use it with transformers"]
+        assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
 
 
 @pytest.mark.parametrize(
@@ -228,6 +229,8 @@ def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
     assert "key_value(pairs=2)" in record.scalars["judgement"]["verdicts"][0]["effects"], "of two passages, too"
     with pytest.raises(UsageError, match="run must be the directory"):
         mitigate(TASK, responder, options("ordered", calibration=0, count=6))
+    with pytest.raises(UsageError, match="takes 6 calibration samples; got 4"):
+        mitigate(TASK, responder, options("ordered", calibration=4, count=6))
     with pytest.raises(UsageError, match="ordered needs prompts that list passages"):
         mitigate(
             "needle(depths=3, tokens=400)", LocalResponder(load_model(str(long_llama))), options("ordered", count=6)

@@ -18,6 +18,7 @@ from posbias.checks import check_number, check_whole, checked
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, place
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
 from posbias.mitigation.applying import answering_under, resolve_method
@@ -189,6 +190,11 @@ def arms_of(
                     raise UsageError(f"{entry} is fitted and needs {missing}")
                 if entry == Ordered.name:
                     Ordered(order=range(task.n_items)).asked(request, responder)
+                    if options.calibration < SAMPLES_FOR_CLAIM:
+                        raise UsageError(
+                            f"ordered follows a measured curve, which takes {SAMPLES_FOR_CLAIM} calibration samples; "
+                            f"got {options.calibration}"
+                        )
                 arms.append(Arm(str(entry), responder))
                 continue
             method = resolve_method(entry, model)

@@ -195,8 +195,8 @@ def _snippet(record: Record) -> dict[str, list[Table]]:
     kind = record.resolved["methods"].get(name, "").partition("(")[0]
     if kind not in MITIGATIONS or not issubclass(MITIGATIONS[kind], Mitigation):
         return {}
-    spelled = MITIGATIONS.parse(record.resolved["methods"][name])
-    snippet = PASSAGES_SNIPPET if getattr(spelled, "needs_passages", False) else SNIPPET
+    told = name in record.resolved.get("needing_passages", ()) or MITIGATIONS[kind].needs_passages is True
+    snippet = PASSAGES_SNIPPET if told else SNIPPET
     fitted = name in record.scalars.get("fits", {})
     method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else name
     lines = snippet.format(recipe=method).splitlines()
