@@ -18,9 +18,8 @@ const frames = [...document.querySelectorAll("iframe")];
 const shownIn = (page, name) => [...page.querySelectorAll(name)].filter(each => each.getClientRects().length);
 const box = each => each.getBoundingClientRect();
 const apart = figure => {
-  const parts = ["figcaption", ".controls", ".plot", ".legend"].map(name => figure.querySelector(name));
-  const boxes = parts.filter(part => part).map(box);
-  return boxes.every((part, index) => !index || part.top >= boxes[index - 1].bottom - 0.5);
+  const parts = ["figcaption", ".controls", ".plot", ".legend"].map(name => box(figure.querySelector(name)));
+  return parts.every((part, index) => !index || part.top >= parts[index - 1].bottom - 0.5);
 };
 const inside = text => {
   const own = box(text), all = box(text.ownerSVGElement);
