@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,10 +130,20 @@ def test_kill_at_any_moment_leaves_a_whole_record(tmp_path):
         assert np.all(loaded.arrays["n"] == loaded.scalars["n"])
 
 
+def test_the_readable_copy_repeats_measured_profiles_on_one_line_each(tmp_path):
+    values = np.float32([0.5, 0.25, 0.125, 0.125])
+    record = replace(example(0.5), arrays={"trained/measured/logit/influence": values, "theories/x/influence": values})
+    written = (record.save(tmp_path) / RECORD_FILE).read_text()
+    assert '"trained/measured/logit/influence": [ 0.5, 0.25, 0.125, 0.125 ]' in written
+    assert set(json.loads(written)["profiles"]) == {"trained/measured/logit/influence"}
+    record_schema().validate(json.loads(written))
+    assert load_record(tmp_path).as_json() == json.loads(written)
+
+
 def test_the_schema_is_of_this_format_and_knows_every_field():
     schema = record_schema().schema
     assert schema["properties"]["format_version"] == {"const": FORMAT_VERSION}
-    assert set(schema["properties"]) == set(schema["required"]) == set(example(0.5).as_json())
+    assert set(schema["properties"]) == set(example(0.5).as_json()) == {*schema["required"], "profiles"}
 
 
 def test_what_the_schema_does_not_allow_is_found(tmp_path):

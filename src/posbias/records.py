@@ -57,11 +57,17 @@ RENAMED_ARRAYS = {"per_birth": "per_initialisation", "tie": "influence"}
 """What parts of their arrays' names are called now."""
 RENAMED_VERBS = {"tie": "correlate"}
 
+PROFILES = "profiles"
+"""The key of the JSON document under which numbers of arrays are repeated, for readers without the arrays."""
 MEASURED = "measured"
 """The part of an array's name that tells a measurement from a prediction."""
 Status = Literal["done", "failed"]
 UNWRITTEN = ("arrays", "sealed")
 """What of a record is not in its JSON document."""
+LONGEST_PROFILE = 1 << 16
+"""Positions of the longest measured profile whose numbers the JSON document repeats."""
+NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
+"""A list of plain numbers in an indented JSON document; no string has a line feed in it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -127,10 +133,14 @@ class Record(Showing):
         return Series(name, self.arrays[f"{stem}/{INFLUENCE}"], low, high, drawn)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the arrays, as one JSON document."""
+        """Everything but the arrays, as one JSON document; of those, the numbers of each measured profile."""
         cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
         document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name not in UNWRITTEN}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
+        measured = (f"{stem}/{INFLUENCE}" for stem in self.profile_stems() if MEASURED in stem.split("/"))
+        document[PROFILES] = {
+            name: plain(self.arrays[name]) for name in measured if self.arrays[name].size <= LONGEST_PROFILE
+        }
         return document
 
     def save(self, directory: str | Path) -> Path:
@@ -143,6 +153,7 @@ class Record(Showing):
 
         directory = Path(directory)
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
+        text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -187,13 +198,14 @@ def load_record(directory: str | Path) -> Record:
             "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/")): array
             for name, array in arrays.items()
         }
-        record = Record(**{**_renamed(document), "arrays": arrays})
+        fields = {name: value for name, value in _renamed(document).items() if name != PROFILES}
+        record = Record(**{**fields, "arrays": arrays})
         _check_types(record)
         record.verb = RENAMED_VERBS.get(record.verb, record.verb)
         record.sealed = "sha256" in metadata
     except (TypeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
-    _complete(directory / RECORD_FILE, document)
+    _complete(directory / RECORD_FILE, metadata["record"])
     return record
 
 
@@ -266,13 +278,13 @@ def remove_record(directory: Path) -> None:
     remove_report(directory)
 
 
-def _complete(path: Path, document: Mapping[str, Any]) -> None:
+def _complete(path: Path, text: str) -> None:
     """Bring the directory up to the arrays file, where a run was killed before its readable copy was written."""
-    text = json.dumps(document, indent=1, allow_nan=False).encode()
+    written = text.encode()
     with suppress(OSError):  # a directory that can only be read is read as it is
-        if not path.exists() or path.read_bytes() != text:  # whatever else lies there, even if it is no text
+        if not path.exists() or path.read_bytes() != written:  # whatever else lies there, even if it is no text
             remove_report(path.parent)
-            write_atomically(path, text)
+            write_atomically(path, written)
 
 
 def remove_report(directory: Path) -> None:

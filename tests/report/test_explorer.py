@@ -105,7 +105,9 @@ def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
     if BROWSER is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
     run = record.save(tmp_path_factory.mktemp("run"))
-    files = [run / "arrays.safetensors", run / "record.json"]
+    older = {name: value for name, value in record.as_json().items() if name != "profiles"}
+    (run / "older.json").write_text(json.dumps(older))
+    files = [run / "record.json", run / "older.json", run / "arrays.safetensors"]
     given = {
         "profiles": [spec(browser) for browser, _ in ARCHITECTURES],
         "targets": [{"profile": profile.tolist(), "mixing": mixing} for profile, mixing in TARGETS],
@@ -221,11 +223,13 @@ def test_a_drawn_target_is_met_or_refused(found: Any) -> None:
 
 def test_measured_profiles_are_dropped_in(found: Any, record: Record) -> None:
     assert found["dropped"]["n"] == 80
-    assert "record.json has no numbers: take arrays.safetensors" in found["dropped"]["told"]
-    runs = {run["name"]: run["values"] for run in found["dropped"]["runs"]}
-    assert set(runs) == {"a model, trained, logit", "a model, initialised, logit"}
-    for state in ("trained", "initialised"):
-        assert runs[f"a model, {state}, logit"] == record.arrays[f"{state}/measured/logit/influence"].tolist()
+    assert "older.json has no numbers of trained/measured/logit/influence: take arrays" in found["dropped"]["told"]
+    of_the_record, of_the_arrays = found["dropped"]["runs"][:2], found["dropped"]["runs"][2:]
+    for runs in (of_the_record, of_the_arrays):
+        values = {run["name"]: run["values"] for run in runs}
+        assert set(values) == {"a model, trained, logit", "a model, initialised, logit"}
+        for state in ("trained", "initialised"):
+            assert values[f"a model, {state}, logit"] == record.arrays[f"{state}/measured/logit/influence"].tolist()
 
 
 def test_nothing_is_cut_and_the_url_holds_what_was_drawn(found: Any) -> None:

@@ -67,12 +67,14 @@ def running(
 
 def record_document(record: "Record") -> dict[str, Any]:
     """A record with its verdict and arrays, as one JSON document."""
-    from posbias.records import plain
+    from posbias.records import PROFILES, plain
     from posbias.report import verdict
 
     answer = verdict(record) if record.status == "done" else ()
     arrays = {name: plain(array) for name, array in record.arrays.items()}
-    return {**record.as_json(), "verdict": answer, "arrays": arrays}
+    document = {**record.as_json(), "verdict": answer, "arrays": arrays}
+    del document[PROFILES]  # they are among the arrays, which are whole here
+    return document
 
 
 def print_record(record: "Record") -> None:

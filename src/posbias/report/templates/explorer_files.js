@@ -11,18 +11,16 @@ function save(name, values) {
 const FLOATS = { F64: Float64Array, F32: Float32Array };
 const isMeasured = (name) => name.split("/").includes("measured") && name.endsWith("/influence");
 
-/** Measured profiles of a run: from arrays.safetensors, whose header holds the record, or from a JSON document. */
+/** Measured profiles of a run: from record.json or what --json printed, or from arrays.safetensors, whose header holds the record. */
 function measuredIn(buffer, file) {
   const bytes = new Uint8Array(buffer);
   const text = (from, to) => new TextDecoder().decode(bytes.subarray(from, to));
   let [record, arrays] = [null, {}];
   if (file.endsWith(".json")) {
     record = JSON.parse(text(0, bytes.length));
-    arrays = Object.fromEntries(
-      Object.entries(record.arrays ?? {}).filter(([, values]) => typeof values[0] === "number"),
-    );
-    if (!Object.keys(arrays).length)
-      throw new Error(`${file} has no numbers: take arrays.safetensors, which lies beside it.`);
+    arrays = { ...record.arrays, ...record.profiles };
+    const [unread] = Object.keys(arrays).filter((name) => isMeasured(name) && typeof arrays[name][0] === "string");
+    if (unread) throw new Error(`${file} has no numbers of ${unread}: take arrays.safetensors, which lies beside it.`);
   } else {
     const start = 8 + Number(new DataView(buffer).getBigUint64(0, true));
     const header = JSON.parse(text(8, start));
