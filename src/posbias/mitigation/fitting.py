@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -213,10 +213,10 @@ def fit_bias(
     n_samples = check_samples(calibration)
     if options.penalty > 0 and not len(text):
         raise UsageError("fit: windows of ordinary text are needed where the penalty is above 0")
-    encoded = _encoded(network, calibration)
+    encoded = encoded_answers(network, calibration)
     begins = _question_begins(network, calibration) if options.from_question else [0] * len(encoded)
     values = _Values(network, options)
-    losses = _descend(network, values, _Answers(network, encoded, begins), begins, text, options, checkpoint)
+    losses = descend(network, values, Answers(network, encoded, begins), begins, text, options, checkpoint)
     how = {
         **asdict(options),
         "numbers": values.free.numel(),
@@ -228,10 +228,10 @@ def fit_bias(
     return Fitted(values.method(), how)
 
 
-def _descend(
+def descend(
     model: HuggingFaceModel,
-    values: "_Values",
-    answers: "_Answers",
+    values: "Trained",
+    answers: "Answers",
     begins: Sequence[int],
     text: Windows,
     options: FitOptions,
@@ -266,6 +266,16 @@ def _descend(
         if checkpoint is not None:
             checkpoint.keep(step, values.free, optimiser, losses)
     return losses
+
+
+class Trained(Protocol):
+    """What a fit changes."""
+
+    free: Tensor
+    """The numbers, float64, with a gradient; all 0 where nothing is changed."""
+
+    def applied(self, model: HuggingFaceModel, begins: int) -> AbstractContextManager[None]:
+        """The model with these numbers, where the question begins at that token."""
 
 
 class _Values:
@@ -325,7 +335,7 @@ def _rounded(numbers: Tensor) -> Any:
     return np.vectorize(lambda value: float(f"{value:.6g}"))(numbers.detach().numpy()).tolist()
 
 
-def _encoded(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
+def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
     """Prompts and right answers in tokens; every prompt must fit into the context."""
     encoded = encode_requests(model.tokenizer, [Request(prompt=e.prompt, answer=e.target) for e in examples])
     longest = max(len(one.prompt) + len(one.answer) for one in encoded)
@@ -351,7 +361,7 @@ def _rounds(n_items: int, steps: int, generator: np.random.Generator) -> Int64[n
     return np.concatenate(rounds)[:steps].astype(np.int64)
 
 
-class _Answers:
+class Answers:
     """Calibration prompts with their answers; what stands before a bias begins to act is run once and kept."""
 
     def __init__(self, model: HuggingFaceModel, encoded: Sequence[EncodedRequest], begins: Sequence[int]) -> None:
@@ -381,7 +391,7 @@ class _Answers:
         return prefix
 
 
-def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: _Values) -> Tensor:
+def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: Trained) -> Tensor:
     """KL(unchanged || changed) of the next token, per token."""
     embeddings, positions = model.embed(model.token_tensor([window.tolist()])), list(range(len(window)))
     with torch.no_grad():
