@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -268,6 +268,7 @@ def descend(
     return losses
 
 
+@runtime_checkable
 class Trained(Protocol):
     """What a fit changes."""
 
