@@ -31,6 +31,18 @@ def test_a_run_is_saved_printed_and_resumed(posbias, long_llama, tmp_path):
     assert json.loads(again.stdout)["run_id"] == record["run_id"]
 
 
+def test_options_of_a_fit_and_the_text_that_judges_are_given(posbias, long_llama, tmp_path):
+    text, out = tmp_path / "own.txt", tmp_path / "run"
+    text.write_text(" ".join(f"line {number} of a text of my own" for number in range(400)))
+    asked = ("--methods", "key_bias", "--fit", 'steps=3, shared="heads", knots=[0, 8]', "--text", text)
+    done = posbias("mitigate", long_llama, *QUICK, *asked, "--documents", "2", "--out", out)
+    assert done.returncode == 0, done.stderr
+    fitted = json.loads((out / "record.json").read_text())["scalars"]["fits"]["key_bias"]
+    assert (fitted["steps"], fitted["shared"], fitted["numbers"]) == (3, "heads", 2)
+    recipe = json.loads(next((out / "arms").glob("key-bias-*/recipe.json")).read_text())
+    assert recipe["method"].count("log_spline") == 2, "one for each of two layers"
+
+
 def test_an_unmet_requirement_sets_the_exit_code_and_keeps_the_run(posbias, long_llama, tmp_path):
     out = tmp_path / "run"
     done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst>=0.6")
@@ -47,6 +59,9 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),
         (("--methods", "key_bias", "--calibration", "2"), "2 calibration samples given; at least 4"),
         (("--by", "rank"), "by must be accuracy or logprob"),
+        (("--fit", "stepz=3"), "parameters of options: steps, rate, penalty"),
+        (("--fit", "shared='all'"), "fit: shared must be"),
+        (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
     ):
         done = posbias("mitigate", long_llama, *QUICK, *arguments)
         assert done.returncode == 2, (arguments, done.stderr)

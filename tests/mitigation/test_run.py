@@ -11,8 +11,10 @@ from posbias.engines import Local
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder
+from posbias.mitigation import run
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
 from posbias.mitigation.base import MITIGATIONS
+from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.judging import APPLY, HARM, NOTHING, Levels
 from posbias.mitigation.key_bias import ContextBias
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
@@ -20,6 +22,8 @@ from posbias.mitigation.recipe import PASSAGES_SNIPPET, SNIPPET, write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.run import announce_arms, mitigate
 from posbias.models.loading import load_model
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.sources import default_corpus
 from posbias.records import load_record
 from posbias.report import write_report
 from posbias.report.page import html_of, report_of
@@ -179,6 +183,33 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     given = replace(given, methods=["positional_channel"], length=48)
     with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at
         mitigate("key_value(pairs=2)", responder, given)
+
+
+@pytest.mark.parametrize("text", ["default", "own"])
+def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monkeypatch, text):
+    own, read = tmp_path / "own.txt", []
+    own.write_text(" ".join(f"line {number} of a text of my own" for number in range(400)))
+
+    def loaded(source, **asked):
+        read.append(source)
+        return load_prompts(source, **asked)
+
+    monkeypatch.setattr(run, "load_prompts", loaded)
+    options = MitigateOptions(
+        methods=["key_bias"],
+        calibration=4,
+        evaluation=EvaluateOptions(count=6, positions=(0, 1), generate=False),
+        fitting=FitOptions(steps=1),
+        documents=2,
+        length=32,
+        short=False,
+        text="default" if text == "default" else str(own),
+    )
+    mitigate("key_value(pairs=2)", LocalResponder(load_model(str(long_llama)), LocalOptions()), options)
+    judged, fitted = read
+    files = {group.name for group in default_corpus(judged.partition("#")[2])} if text == "default" else {own.name}
+    assert files.isdisjoint(group.name for group in default_corpus(fitted.partition("#")[2]))
+    assert fitted == "default" if text == "own" else len(files) == 2
 
 
 def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):

@@ -29,10 +29,13 @@ class MethodFlags:
         typer.Option(help="all, or some separated by commas, such as key_bias,temperature(scale=0.16),recipe.json."),
     ] = "all"
     calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
-    choose_strength: Annotated[
-        bool,
-        typer.Option("--choose-strength", help="Let calibration samples choose a fit's strength: .25, .5, .75 or 1."),
-    ] = False
+    fit: Annotated[
+        str,
+        typer.Option(
+            help="How methods are fitted, such as 'steps=600, shared=\"heads\", strengths=[0.5, 1.0]'.",
+            show_default="docs/mitigation.md",
+        ),
+    ] = ""
     by: Annotated[
         str | None,
         typer.Option(help="accuracy or logprob.", show_default="accuracy, unless it is near 0 or 1"),
@@ -45,6 +48,9 @@ class MethodFlags:
         ),
     ] = None
     documents: Annotated[int, typer.Option(help="Windows of ordinary text for perplexity.", min=0)] = 16
+    text: Annotated[
+        str, typer.Option(help="Ordinary text: a file or data set, as --prompts takes them; fits never read it.")
+    ] = "default"
     tolerance: Annotated[float, typer.Option(help="Nats per token of it that a method may cost.", min=0.0)] = 0.02
     short: Annotated[bool, typer.Option(help="Put the short forms of the task, too, where it has any.")] = True
     influence: Annotated[
@@ -113,7 +119,7 @@ def _settings(
     """The run's options from the command line's."""
     from posbias.evaluation import EvaluateOptions
     from posbias.mitigation.arms import MitigateOptions
-    from posbias.mitigation.fitting import FitOptions
+    from posbias.mitigation.fitting import FITS
     from posbias.mitigation.requirements import Requirement
     from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -132,10 +138,11 @@ def _settings(
     return MitigateOptions(
         methods="all" if methods == ["all"] else methods,
         calibration=tried.calibration,
-        fitting=FitOptions(strengths=(0.25, 0.5, 0.75, 1.0) if tried.choose_strength else ()),
+        fitting=FITS.parse(f"options({tried.fit})"),
         evaluation=evaluation,
         by=tried.by,
         documents=tried.documents,
+        text=tried.text,
         tolerance=tried.tolerance,
         short=tried.short,
         influence=tried.influence,

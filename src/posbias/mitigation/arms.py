@@ -55,6 +55,9 @@ class MitigateOptions:
     """Measure that decides, `accuracy` or `logprob`; None: accuracy, unless it is near its floor or ceiling."""
     documents: int = 16
     """Windows of ordinary text on which perplexity is compared (local models), >= 0; 0: none."""
+    text: str = "default"
+    """Where they come from, a source of `load_prompts`. What fits read is always of another source: where this is
+    "default", half of the corpus judges and fits read the other half; else fits read the corpus."""
     length: int = 256
     """Of each window in tokens, >= 2."""
     tolerance: float = 0.02

@@ -35,6 +35,7 @@ from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.key_bias import ContextBias, KeyBiasMethod, before
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
+from posbias.registry import Registry
 from posbias.tasks.language import Example
 from posbias.tasks.language.base import locate
 
@@ -53,6 +54,11 @@ SEARCHED = (KeyBiasMethod.name, ContextBias.name, PositionalChannel.name)
 Windows = Sequence[Int64[np.ndarray, "token"]]
 
 
+FITS: Registry["FitOptions"] = Registry("fit")
+"""Its one variant reads the options of a fit from text: `options(steps=600)`."""
+
+
+@FITS.register("options")
 @dataclass(frozen=True)
 class FitOptions:
     """How a key bias is fitted."""
@@ -63,7 +69,7 @@ class FitOptions:
     """Of Adam at the first step, in nats."""
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, >= 0; none where the bias acts from the question on."""
-    knots: tuple[int, ...] = (0, 1, 8, 64, 512)
+    knots: Sequence[int] = (0, 1, 8, 64, 512)
     """Keys whose biases are fitted, that at the last knot being 0; between them splines; not for a context bias."""
     shared: str = "none"
     """One of `SHARING`."""
@@ -74,10 +80,12 @@ class FitOptions:
     the bias."""
     seed: int = 0
     """Of the order of prompts and windows."""
-    strengths: tuple[float, ...] = ()
+    strengths: Sequence[float] = ()
     """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
     def __post_init__(self) -> None:
+        for name in ("knots", "strengths"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         check_whole("fit: steps", self.steps, least=1)
         check_number("fit: rate", self.rate, above=0.0)
         check_number("fit: penalty", self.penalty)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
@@ -68,7 +68,10 @@ RECIPE = "recipe.json"
 """A fitted method, in its arm's directory."""
 ORDINARY_TEXT = "ordinary text"
 FIT_WINDOWS = 32
-"""Windows of ordinary text that a fit may read; others than those that are judged."""
+"""Windows of ordinary text that a fit may read; of another source than those that are judged."""
+DEFAULT = "default"
+JUDGED_FILES, FITTED_FILES = "jargon_file,us_founding_documents", "austen,king_james_bible,milton_shakespeare"
+"""Halves of the default corpus."""
 
 
 @checked
@@ -113,8 +116,7 @@ def mitigate(
     cost, arms, too_large = announce_arms(task, test, options, arms)
     if options.influence and arms[0].model is not None:
         preflight_influence(task, options.weighed, arms[0].model, len(arms))
-    text = _windows(responder, options, fits=any(arm.method is None for arm in arms[1:]))
-    windows = [] if text is None else list(text.token_ids[options.documents :])
+    text, windows = _windows(responder, options, fits=any(arm.method is None for arm in arms[1:]))
     arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, store)
     found = _answers(task, arms, test, options, directory, cost=cost, store=store)
     texts = _texts(arms, text, options, store)
@@ -233,14 +235,19 @@ def announce_arms(
     return cost, kept, left_out
 
 
-def _windows(responder: Responder, options: MitigateOptions, *, fits: bool) -> Prompts | None:
-    """Ordinary text: first what is judged, then what fits may read; None where nobody reads any."""
-    if not isinstance(responder, LocalResponder) or not (options.documents or fits):
-        return None
-    model = responder.model
+def _windows(
+    responder: Responder, options: MitigateOptions, *, fits: bool
+) -> tuple[Prompts | None, list[Int64[np.ndarray, "token"]]]:
+    """Ordinary text that is judged, None where none is; and what fits may read, of another source."""
+    if not isinstance(responder, LocalResponder):
+        return None, []
+    model, halves = responder.model, options.text == DEFAULT
     length = options.length if model.max_positions is None else min(options.length, model.max_positions)
-    count, seed = options.documents + (FIT_WINDOWS if fits else 0), options.evaluation.seed
-    return load_prompts("default", model, n_positions=length, count=count, seed=seed)
+    load = partial(load_prompts, model=model, n_positions=length, seed=options.evaluation.seed)
+    judged = f"{DEFAULT}#{JUDGED_FILES}" if halves else options.text
+    read = f"{DEFAULT}#{FITTED_FILES}" if halves else DEFAULT
+    text = load(judged, count=options.documents) if options.documents else None
+    return text, list(load(read, count=FIT_WINDOWS).token_ids) if fits else []
 
 
 def _answers(
@@ -299,16 +306,10 @@ def _texts(
     found: list[np.ndarray | None] = []
     for arm in track(arms, ORDINARY_TEXT):
         around = isinstance(arm.method, PromptMitigation)
-        if (
-            text is None
-            or not options.documents
-            or arm.model is None
-            or around
-            or getattr(arm.method, "needs_passages", False)
-        ):
+        if text is None or arm.model is None or around or getattr(arm.method, "needs_passages", False):
             found.append(None)
             continue
-        windows = text.token_ids[: options.documents]
+        windows = text.token_ids
         piece = store.get(f"text-{arm.slug}", lambda arm=arm, windows=windows: {"nats": _nats(arm, windows)})  # type: ignore[misc]
         found.append(piece["nats"])
     return found

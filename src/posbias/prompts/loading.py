@@ -55,12 +55,13 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
     Records of token ids get none.
 
     Args:
-        source: "default" (the corpus in the package); the path of a .txt file (UTF-8; a line that holds only a form
-            feed separates documents), or of a .jsonl or .parquet file (field `text`, else `token_ids`; another one as
-            "FILE#FIELD"); "hf:owner/name[config]:split#field", a dataset of Hugging Face or a local directory of data
-            files, streamed; "synthetic", uniform random tokens; token ids of shape [at least count, n_positions]; or
-            `Prompts`. Of the last two the first `count` are taken. Any of these inside a `PromptSource`, for document
-            starts or shuffled tokens. "chat:FILE.jsonl": the first `count` distinct conversations of that length.
+        source: "default" (the corpus in the package; some of its files as "default#austen,jargon_file"); the path of a
+            .txt file (UTF-8; a line that holds only a form feed separates documents), or of a .jsonl or .parquet file
+            (field `text`, else `token_ids`; another one as "FILE#FIELD"); "hf:owner/name[config]:split#field", a
+            dataset of Hugging Face or a local directory of data files, streamed; "synthetic", uniform random tokens;
+            token ids of shape [at least count, n_positions]; or `Prompts`. Of the last two the first `count` are taken.
+            Any of these inside a `PromptSource`, for document starts or shuffled tokens. "chat:FILE.jsonl": the first
+            `count` distinct conversations of that length.
         model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
         n_positions: Tokens in each prompt, 2 ... model.max_positions.
         count: How many prompts, >= 1.
@@ -162,8 +163,8 @@ def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, s
 
 def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
     text = os.fspath(request.source)
-    if text == "default":
-        return text, default_corpus()
+    if text.partition("#")[0] == "default":
+        return text, default_corpus(text.partition("#")[2])
     if text.startswith(SCHEME):
         dataset = parse_dataset(text)
         return dataset.name, [dataset_group(dataset, seed=seed)]

@@ -63,15 +63,27 @@ class Group:
     """Whether all further segments are known to be empty, as where a stream has ended."""
 
 
-def default_corpus() -> list[Group]:
-    """The corpus inside the package, one group per file; see corpus/SOURCES.md."""
+def default_corpus(names: str = "") -> list[Group]:
+    """The corpus inside the package, one group per file; see corpus/SOURCES.md.
+
+    Args:
+        names: Of the files wanted, separated by commas; none: all.
+
+    Raises:
+        UsageError: no file has such a name.
+    """
     folder = resources.files("posbias.prompts") / "corpus"
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".txt")), key=lambda entry: entry.name)
 
     def read(entry: Traversable) -> list[Document]:
         return documents_of(entry.read_text(encoding="utf-8"))
 
-    return [Group(entry.name, (partial(read, entry),)) for entry in files]
+    known = [entry.name.removesuffix(".txt") for entry in files]
+    wanted = names.split(",") if names else known
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise UsageError(f"the default corpus has no {unknown[0]!r}; allowed: {', '.join(known)}")
+    return [Group(entry.name, (partial(read, entry),)) for entry in files if entry.name.removesuffix(".txt") in wanted]
 
 
 def text_file(path: Path, n_positions: int, *, starts: bool = False) -> Group:
