@@ -27,7 +27,8 @@ SPELLED = {
 """Of methods whose parameters have no defaults that would change a short prompt."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
 INSIDE = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]
-FREE = [name for name in INSIDE if not MITIGATIONS[name].needs_passages]
+BATCHED = [name for name in INSIDE if name != "attention_calibration"]
+"""The other one takes one prompt at a time."""
 
 
 def spelled(name):
@@ -60,17 +61,18 @@ def test_strength_leads_from_the_model_as_it_is_to_the_method(model, name):
     assert torch.equal(logits(model), before), "afterwards the model is what it was"
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name", BATCHED)
 def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passes(model, name):
     wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     both = torch.cat([token_ids(model), token_ids(model, 5)])
     padded = torch.cat([torch.zeros_like(both[:, :3]), both], 1)
     shown = torch.cat([torch.zeros_like(both[:, :3]), torch.ones_like(both)], 1)
-    with mitigated(model, spelled(name)), torch.no_grad():
+    with mitigated(model, spelled(name), passages=SPANS), torch.no_grad():
         cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
         whole = model.network.generate(both, attention_mask=torch.ones_like(both), use_cache=False, **wanted)
         filled = model.network.generate(padded, attention_mask=shown, **wanted)
-    assert torch.equal(cached, whole)
+    if name != "positional_channel":  # of the last query: a whole pass changes fewer queries than steps with a cache do
+        assert torch.equal(cached, whole)
     assert torch.equal(filled[:, 3:], cached)
 
 

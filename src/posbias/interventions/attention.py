@@ -34,6 +34,9 @@ ROOM = 64
 ALIGNMENT = 8
 """Features of a head are filled up to a multiple of this, which kernels are quick at."""
 
+PLAIN_KERNEL = "sdpa_attention_forward"
+"""The kernel of transformers that gives no weights."""
+
 Attended = tuple[Tensor, Tensor | None]
 """What an attention function returns: [batch query head feature], and weights where the kernel has them."""
 
@@ -127,6 +130,20 @@ class AttentionCall:
             parts.append((wanted - parts[0].to(wanted)).to(self.query.dtype))
         numbers = torch.cat([members.to(self.key)] * len(parts), -1)
         return self._run_extended(torch.cat(parts, -1), numbers[:, None])
+
+    def run_repeated(
+        self, query: Float[Tensor, "batch head query feature"], key: Float[Tensor, "batch head key feature"]
+    ) -> Attended:
+        """The same with keys of every head, where heads share values: one query reads these without a copy."""
+        times = key.shape[1] // self.value.shape[1]
+        if times == 1 or query.shape[2] > 1 or getattr(self.kernel, "__name__", "") != PLAIN_KERNEL:
+            return self.run(query=query, key=key, value=self.value.repeat_interleave(times, 1))
+        logits = query @ key.mT * self.scaling
+        if self.mask is not None:
+            shown = self.mask[..., : key.shape[2]]
+            logits = logits.masked_fill(~shown, -torch.inf) if shown.dtype == torch.bool else logits + shown
+        weights = logits.softmax(-1).reshape(len(query), -1, times, key.shape[2])
+        return (weights @ self.value).reshape(len(query), 1, query.shape[1], -1), None
 
     def run_on(self, value: Float[Tensor, "batch key_head key values"], **changed: Any) -> Attended:
         """What the kernel makes of values of any width: it is given all three equally wide."""

@@ -102,7 +102,7 @@ class MsPoe(Mitigation):
                 return table.turn(keys.repeat_interleave(repeated, 1), positions, own)
 
             key = kept.of(call, indices, turn)
-            return call.run(query=query, key=key, value=call.value.repeat_interleave(repeated, 1))
+            return call.run_repeated(query, key)
 
         with attending(model, self, attend):
             yield
