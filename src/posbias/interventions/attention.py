@@ -132,9 +132,9 @@ class AttentionCall:
         return self._run_extended(torch.cat(parts, -1), numbers[:, None])
 
     def run_repeated(
-        self, query: Float[Tensor, "batch head query feature"], key: Float[Tensor, "batch head key feature"]
+        self, query: Float[Tensor, "batch head query feature"], key: Float[Tensor, "batch key_head key feature"]
     ) -> Attended:
-        """The same with keys of every head, where heads share values: one query reads these without a copy."""
+        """The same with keys of every head, or shared as values are; one query reads shared values without a copy."""
         times = key.shape[1] // self.value.shape[1]
         if times == 1 or query.shape[2] > 1 or getattr(self.kernel, "__name__", "") != PLAIN_KERNEL:
             return self.run(query=query, key=key, value=self.value.repeat_interleave(times, 1))
