@@ -48,7 +48,7 @@ def model(long_llama):
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
-    record, _ = mitigate(TASK, LocalResponder(model, LocalOptions()), options(), directory=directory)
+    record = mitigate(TASK, LocalResponder(model, LocalOptions()), options(), directory=directory)
     return record, directory
 
 
@@ -81,14 +81,14 @@ def test_what_is_measured_is_not_measured_again(run, model, monkeypatch):
     monkeypatch.setattr(influence_module, "measure_prompt", None)
     again = options()
     object.__setattr__(again.evaluation, "resume", True)
-    found, _ = mitigate(TASK, LocalResponder(model, LocalOptions()), again, directory=directory)
+    found = mitigate(TASK, LocalResponder(model, LocalOptions()), again, directory=directory)
     assert found.scalars["influence"] == record.scalars["influence"]
 
 
 def test_a_server_shows_no_influence():
     evaluation = EvaluateOptions(count=6, positions=PLACES)
     given = MitigateOptions(methods=[PlantedMethod()], calibration=0, evaluation=evaluation, influence=2)
-    record, _ = mitigate(TASK, PlantedResponder((0.5, 0.5)), given)
+    record = mitigate(TASK, PlantedResponder((0.5, 0.5)), given)
     assert "influence" not in record.scalars
     assert "not one behind a server" in record.scalars["left_out"][-1]
 

@@ -47,8 +47,7 @@ def planted(tmp_path_factory):
     """A finished run, and where it lies."""
     directory = tmp_path_factory.mktemp("run")
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"))
-    record, found = mitigate(TASK, PlantedResponder(CURVE), given, directory=directory)
-    assert not found
+    record = mitigate(TASK, PlantedResponder(CURVE), given, directory=directory)
     record.save(directory)
     return record, directory
 
@@ -104,14 +103,12 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
         mitigate(TASK, Failing(CURVE), given, directory=tmp_path)
     again = PlantedResponder(CURVE)
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"), resume=True)
-    record, found = mitigate(TASK, again, given, directory=tmp_path)
-    assert not found
+    record = mitigate(TASK, again, given, directory=tmp_path)
     assert again.requests == 5 * (24 - 16) + 2 * 24, "of the unchanged model what was left, and its short form"
     assert record.scalars["judgement"] == whole.scalars["judgement"]
     record.save(tmp_path)
     idle = PlantedResponder(CURVE)
-    record, found = mitigate(TASK, idle, given, directory=tmp_path)
-    assert found
+    assert mitigate(TASK, idle, given, directory=tmp_path).run_id == record.run_id
     assert idle.requests == 0
 
 
@@ -163,7 +160,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
         documents=6,
         length=32,
     )
-    record, _ = mitigate("key_value(pairs=2)", responder, given, directory=tmp_path)
+    record = mitigate("key_value(pairs=2)", responder, given, directory=tmp_path)
     assert record.scalars["judgement"]["measure"] == "logprob"
     np.testing.assert_array_equal(record.arrays["scores/logprob/0"], record.arrays["scores/logprob/1"])
     np.testing.assert_array_equal(record.arrays["text/0"], record.arrays["text/1"])
@@ -251,7 +248,7 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
 def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
     responder = PlantedResponder((0.1, 0.1, 0.95))
     given = options("ordered", calibration=30, count=6)
-    record, _ = mitigate(TASK, responder, given, directory=tmp_path)
+    record = mitigate(TASK, responder, given, directory=tmp_path)
     order = MITIGATIONS.parse(record.resolved["methods"]["ordered"]).order
     assert order[-1] == 0, "the first retrieved passage into the slot that is used"
     assert record.scalars["fits"]["ordered"]["calibration_samples"] == 30
@@ -300,9 +297,9 @@ def test_workers_answer_as_this_process_does(long_llama, tmp_path):
         documents=0,
         short=False,
     )
-    alone, _ = mitigate("key_value(pairs=2)", responder, given)
+    alone = mitigate("key_value(pairs=2)", responder, given)
     shared = replace(given, engine=Local(workers=2, threads=1))
-    record, _ = mitigate("key_value(pairs=2)", responder, shared, directory=tmp_path)
+    record = mitigate("key_value(pairs=2)", responder, shared, directory=tmp_path)
     assert len(list((tmp_path / "parts").glob("*sample*"))) == 3 * 2, "each was made by a worker and kept"
     for arm in range(3):
         name = f"scores/logprob/{arm}"

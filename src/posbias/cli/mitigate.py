@@ -86,6 +86,7 @@ def mitigate(
     """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
     from posbias.engines.engine import pinned
     from posbias.mitigation.run import mitigate as run_mitigation
+    from posbias.records import finished_record
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
     options.check_resume(resume, flags.out)
@@ -95,8 +96,9 @@ def mitigate(
             responder = served.responder(server, tokenizer=tokenizer, directory=run.directory, reuse=resume)
         else:
             responder = local.responder(str(model))
+        kept = None if run.directory is None else finished_record(run.directory)
         with pinned(settings.engine.pinned_threads):
-            record, found = run_mitigation(
+            record = run_mitigation(
                 evaluated.task,
                 responder,
                 settings,
@@ -104,7 +106,7 @@ def mitigate(
                 arguments=run.arguments,
                 command=run.command,
             )
-        run.finish(record, found=found)
+        run.finish(record, found=kept is not None and kept.run_id == record.run_id)
     required = record.scalars["requirement"]
     if required is not None and not required["met"]:
         from posbias.statistics import Interval

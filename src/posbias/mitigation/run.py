@@ -83,7 +83,7 @@ def mitigate(
     directory: Path | None = None,
     arguments: Mapping[str, Any] | None = None,
     command: str = "",
-) -> tuple[Record, bool]:
+) -> Record:
     """Try methods against position bias on one model and task, and judge each.
 
     Args:
@@ -94,7 +94,7 @@ def mitigate(
         arguments, command: As the user passed them, for the record.
 
     Returns:
-        The record, and whether it lay finished in the directory.
+        The record, as made now or found finished in the directory; `posbias.report.verdict` says it in three sentences.
 
     Raises:
         UsageError: an unknown method or one that does not fit the model, too few samples, calibration samples that
@@ -109,7 +109,7 @@ def mitigate(
     settings = _settings(task, options, responder, [*calibration, *test])
     finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
     if finished is not None:
-        return finished, True
+        return finished
     store = PartStore(directory, settings, resume=options.evaluation.resume)
     arms, left_out = arms_of(responder, options, task, test[0])
     check_unseen(options, test)
@@ -133,7 +133,7 @@ def mitigate(
     for arm in arms:
         if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
             write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, fits[arm.name])
-    return record, False
+    return record
 
 
 def _weigh(
