@@ -1,9 +1,11 @@
-"""What a fitted key bias owes to its form: `python studies/mitigation/controls.py OUT.json [FORM...]`.
+"""What a fitted key bias owes to its form: `python studies/mitigation/controls.py OUT.json`.
 
 Every form is fitted alike (40 samples of key-value retrieval with four pairs, 200 steps, divergence on windows of the
 default corpus) and judged by the log-probability per token of right answers to held-out samples of two, four and eight
 pairs, and by nats per token of ordinary text: other windows of that corpus, and the documentation of Python, which no
-fit reads. Ten minutes a form on one core. What is done is kept, and another call goes on with the rest.
+fit reads. Ten minutes a form on one core. The largest numbers of one form are judged alone, and all the others; and
+an adapter fitted to eight pairs, by whole answers. What is done is kept, and another call goes on with the rest; at the
+end the tables of README.md are printed.
 """
 
 import json
@@ -12,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +31,17 @@ from posbias.tasks.language import KeyValue
 from posbias.tasks.language.base import Example
 
 POSITIONS = {2: (0, 1), 4: (0, 1, 3), 8: (0, 4, 7)}
+ALL_OF_EIGHT = (0, 2, 4, 5, 7)
 """Of the right pair, by the number of pairs."""
 FITTED_PAIRS, SAMPLES, HELD_OUT, WINDOWS, WINDOW = 4, 40, 12, 12, 192
 OPTIONS = FitOptions(steps=200, scales=False)
 KNOTS = OPTIONS.knots
+MOST_KEPT = 5000
+"""Numbers of a form that are kept in the output."""
+LARGEST = 27
+"""Of the numbers of a form, a tenth."""
+ADAPTED = "adapter of rank 1, fitted to eight pairs"
+ADAPTED_SAMPLES, ADAPTED_STEPS, EXACT_SAMPLES = 60, 300, 24
 
 Basis = Callable[[int], Tensor]
 """[n numbers]: what each number of a head adds to the logits of the first n keys."""
@@ -186,42 +196,97 @@ def judged(model: Any, form: Any) -> dict[str, Any]:
         return {**found, **{name: nats(model, windows) for name, windows in texts(model).items()}}
 
 
+def parted(model: Any, values: Any) -> dict[str, Any]:
+    """The largest numbers of a power of the position alone, and all the others."""
+    whole = torch.tensor(values, dtype=torch.float64)
+    large = whole.abs() >= whole.abs().flatten().sort().values[-LARGEST]
+    found = {}
+    for name, kept in ((f"its {LARGEST} largest alone", large), ("all others", ~large)):
+        form = Bias(model, BASES["power of the position"])
+        form.free = whole * kept
+        found[f"power of the position, {name}"] = {"numbers": int(kept.sum()), "judged": judged(model, form)}
+    return found
+
+
+def exact(model: Any) -> list[list[bool]]:
+    """Whether every token of the answer is the most probable one given the right ones before it, [sample][position]."""
+    task = KeyValue(pairs=8)
+    drawn = list(task.examples(model.tokenizer, count=EXACT_SAMPLES, positions=ALL_OF_EIGHT, seed=7))
+    found = []
+    for one in encoded_answers(model, drawn):
+        whole = np.concatenate([one.prompt, one.answer])[:-1]
+        rows = list(range(len(one.prompt) - 1, len(whole)))
+        with torch.no_grad():
+            logits = model.outputs(model.embed(model.token_tensor([whole.tolist()])), rows).logits[0]
+        found.append(bool((logits.argmax(-1).numpy() == one.answer).all()))
+    return np.reshape(found, (EXACT_SAMPLES, -1)).tolist()
+
+
+def adapted(model: Any, windows: Sequence[Any]) -> dict[str, Any]:
+    """An adapter fitted to eight pairs at five positions."""
+    task = KeyValue(pairs=8)
+    drawn = list(task.examples(model.tokenizer, count=ADAPTED_SAMPLES, positions=ALL_OF_EIGHT, seed=100))
+    encoded, form = encoded_answers(model, drawn), Adapter(model)
+    options, begins = replace(OPTIONS, steps=ADAPTED_STEPS), [0] * len(encoded)
+    before = exact(model)
+    losses = descend(model, form, Answers(model, encoded, begins), begins, windows, options, None)
+    with torch.no_grad(), form.applied(model, 0):
+        after = exact(model)
+    found = {"numbers": form.free.numel(), "losses": losses.round(5).tolist(), "judged": judged(model, form)}
+    return {**found, "exact": {"before": before, "after": after}}
+
+
 def summary(found: dict[str, Any]) -> None:
     """Change from the unchanged model: mean over positions, with its 95 % bootstrap interval over samples."""
     generator = np.random.default_rng(0)
     before = found["unchanged"]["judged"]
+    print(f"| form | numbers | {' | '.join(before)} |\n|{'---|' * (len(before) + 2)}")
     for name, entry in found.items():
-        print(f"{name}: {entry['numbers']} numbers")
+        cells = []
         for measure, values in entry["judged"].items():
             level, change = (np.asarray(each) for each in (values, np.subtract(values, before[measure])))
             level, change = (each.mean(axis=1) if each.ndim == 2 else each for each in (level, change))
             draws = change[generator.integers(0, len(change), (4000, len(change)))].mean(axis=1)
             low, high = np.percentile(draws, [2.5, 97.5])
-            print(f"  {measure:<24} {level.mean():+.3f}  {change.mean():+.4f} [{low:+.4f}, {high:+.4f}]")
+            cells.append(
+                f"{level.mean():.3f}" if not entry["numbers"] else f"{change.mean():+.3f} [{low:.3f}, {high:.3f}]"
+            )
+        print(f"| {name} | {entry['numbers']:,} | {' | '.join(cells)} |")
+    for when, answered in found.get(ADAPTED, {}).get("exact", {}).items():
+        by_position = np.mean(answered, axis=0)
+        print(f"exact answers to eight pairs, {when} {ADAPTED}: {by_position.round(3)}, mean {by_position.mean():.3f}")
 
 
-def main(out: Path, *names: str) -> None:
+def main(out: Path) -> None:
     """Fit, judge and print."""
     model = pb.load_model("demo", dtype="bfloat16")
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     if "unchanged" not in found:
         found["unchanged"] = {"numbers": 0, "judged": judged(model, None)}
     encoded = encoded_answers(model, examples(model, FITTED_PAIRS, SAMPLES, seed=100))
-    windows = pb.load_prompts("default", model, n_positions=WINDOW, count=64 + WINDOWS, seed=7).token_ids[WINDOWS:]
+    windows = list(
+        pb.load_prompts("default", model, n_positions=WINDOW, count=64 + WINDOWS, seed=7).token_ids[WINDOWS:]
+    )
     for name, made in forms(model).items():
-        if name in found or (names and name not in names):
+        if name in found:
             continue
         form, begins = made(), [0] * len(encoded)
-        losses = descend(model, form, Answers(model, encoded, begins), begins, list(windows), OPTIONS, None)
+        losses = descend(model, form, Answers(model, encoded, begins), begins, windows, OPTIONS, None)
         found[name] = {
             "numbers": form.free.numel(),
             "losses": losses.round(5).tolist(),
-            "values": np.round(form.free.detach().numpy(), 5).tolist() if form.free.numel() < 5000 else None,
+            "values": np.round(form.free.detach().numpy(), 5).tolist() if form.free.numel() < MOST_KEPT else None,
             "judged": judged(model, form),
         }
+        out.write_text(json.dumps(found))
+    if not any(name.endswith("largest alone") for name in found):
+        found |= parted(model, found["power of the position"]["values"])
+        out.write_text(json.dumps(found))
+    if ADAPTED not in found:
+        found[ADAPTED] = adapted(model, windows)
         out.write_text(json.dumps(found))
     summary(found)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]))
