@@ -418,6 +418,7 @@ def _record(
         "calibration": options.calibration,
         "count": options.evaluation.count,
         "tolerance": options.tolerance,
+        "text": options.text,
         "methods": {arm.name: str(arm.method)[:200] for arm in arms[1:]},
         "needing_passages": [arm.name for arm in arms[1:] if getattr(arm.method, "needs_passages", False)],
         "responder": described,
