@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,7 +183,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
         mitigate("key_value(pairs=2)", responder, given)
 
 
-@pytest.mark.parametrize("text", ["default", "own"])
+@pytest.mark.parametrize("text", ["default", "default#austen", "own"])
 def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monkeypatch, text):
     own, read = tmp_path / "own.txt", []
     own.write_text(" ".join(f"line {number} of a text of my own" for number in range(400)))
@@ -200,13 +201,17 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
         documents=2,
         length=32,
         short=False,
-        text="default" if text == "default" else str(own),
+        text=str(own) if text == "own" else text,
     )
-    mitigate("key_value(pairs=2)", LocalResponder(load_model(str(long_llama)), LocalOptions()), options)
+    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    mitigate("key_value(pairs=2)", responder, options)
     judged, fitted = read
-    files = {group.name for group in default_corpus(judged.partition("#")[2])} if text == "default" else {own.name}
+    files = {own.name} if text == "own" else {group.name for group in default_corpus(judged.partition("#")[2])}
     assert files.isdisjoint(group.name for group in default_corpus(fitted.partition("#")[2]))
-    assert fitted == "default" if text == "own" else len(files) == 2
+    assert len(files) == {"default": 2, "default#austen": 1, "own": 1}[text]
+    corpus = ",".join(Path(group.name).stem for group in default_corpus())
+    with pytest.raises(UsageError, match="fits read the files of the default corpus that do not judge; name fewer"):
+        mitigate("key_value(pairs=2)", responder, replace(options, text=f"default#{corpus}"))
 
 
 def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):

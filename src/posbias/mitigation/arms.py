@@ -56,8 +56,8 @@ class MitigateOptions:
     documents: int = 16
     """Windows of ordinary text on which perplexity is compared (local models), >= 0; 0: none."""
     text: str = "default"
-    """Where they come from, a source of `load_prompts`. What fits read is always of another source: where this is
-    "default", half of the corpus judges and fits read the other half; else fits read the corpus."""
+    """Where they come from, a source of `load_prompts`; of "default" two files of the corpus judge. Fits read the files
+    of the corpus that do not judge."""
     length: int = 256
     """Of each window in tokens, >= 2."""
     tolerance: float = 0.02

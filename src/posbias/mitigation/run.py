@@ -58,6 +58,7 @@ from posbias.parts import PartStore, below, clear_parts, fingerprint, finished_r
 from posbias.progress import report, track
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
+from posbias.prompts.sources import default_corpus
 from posbias.records import Record, remove_record, run_directory
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
@@ -70,8 +71,8 @@ ORDINARY_TEXT = "ordinary text"
 FIT_WINDOWS = 32
 """Windows of ordinary text that a fit may read; of another source than those that are judged."""
 DEFAULT = "default"
-JUDGED_FILES, FITTED_FILES = "jargon_file,us_founding_documents", "austen,king_james_bible,milton_shakespeare"
-"""Halves of the default corpus."""
+JUDGED_FILES = "jargon_file,us_founding_documents"
+"""Of the default corpus, where no other text is asked for; fits read the other files."""
 
 
 @checked
@@ -241,13 +242,20 @@ def _windows(
     """Ordinary text that is judged, None where none is; and what fits may read, of another source."""
     if not isinstance(responder, LocalResponder):
         return None, []
-    model, halves = responder.model, options.text == DEFAULT
+    model, judged = responder.model, f"{DEFAULT}#{JUDGED_FILES}" if options.text == DEFAULT else options.text
     length = options.length if model.max_positions is None else min(options.length, model.max_positions)
     load = partial(load_prompts, model=model, n_positions=length, seed=options.evaluation.seed)
-    judged = f"{DEFAULT}#{JUDGED_FILES}" if halves else options.text
-    read = f"{DEFAULT}#{FITTED_FILES}" if halves else DEFAULT
     text = load(judged, count=options.documents) if options.documents else None
-    return text, list(load(read, count=FIT_WINDOWS).token_ids) if fits else []
+    if not fits:
+        return text, []
+    source, _, files = judged.partition("#")
+    judging = {group.name for group in default_corpus(files)} if source == DEFAULT else set()
+    read = [Path(group.name).stem for group in default_corpus() if group.name not in judging]
+    if not read:
+        raise UsageError(
+            f"--text {options.text}: fits read the files of the default corpus that do not judge; name fewer"
+        )
+    return text, list(load(f"{DEFAULT}#{','.join(read)}", count=FIT_WINDOWS).token_ids)
 
 
 def _answers(
