@@ -185,6 +185,13 @@ def passes_of_fit(method: str, samples: int, positions: int, options: FitOptions
     return math.prod(len(values) for values in grid.values()) * prompts + (strengths if grid else 0)
 
 
+def reads_text(method: str, options: FitOptions) -> bool:
+    """Whether a fit of the method reads windows of ordinary text."""
+    if method in (KeyBiasMethod.name, ContextBias.name):
+        return _of_bias(method, options).penalty > 0
+    return method == PositionalChannel.name
+
+
 def _of_bias(method: str, options: FitOptions) -> FitOptions:
     """As the fit of that bias takes them."""
     if method == ContextBias.name:

@@ -46,7 +46,7 @@ from posbias.mitigation.arms import (
     split_samples,
 )
 from posbias.mitigation.base import PromptMitigation
-from posbias.mitigation.fitting import passes_of_fit
+from posbias.mitigation.fitting import passes_of_fit, reads_text
 from posbias.mitigation.influence import influence_scalars, preflight_influence, shares_of
 from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
 from posbias.mitigation.recipe import write_recipe
@@ -117,7 +117,8 @@ def mitigate(
     cost, arms, too_large = announce_arms(task, test, options, arms)
     if options.influence and arms[0].model is not None:
         preflight_influence(task, options.weighed, arms[0].model, len(arms))
-    text, windows = _windows(responder, options, fits=any(arm.method is None for arm in arms[1:]))
+    fits_read = any(arm.method is None and reads_text(arm.name, options.fitting) for arm in arms[1:])
+    text, windows = _windows(responder, options, fits_read=fits_read)
     arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, store)
     found = _answers(task, arms, test, options, directory, cost=cost, store=store)
     texts = _texts(arms, text, options, store)
@@ -237,7 +238,7 @@ def announce_arms(
 
 
 def _windows(
-    responder: Responder, options: MitigateOptions, *, fits: bool
+    responder: Responder, options: MitigateOptions, *, fits_read: bool
 ) -> tuple[Prompts | None, list[Int64[np.ndarray, "token"]]]:
     """Ordinary text that is judged, None where none is; and what fits may read, of another source."""
     if not isinstance(responder, LocalResponder):
@@ -246,7 +247,7 @@ def _windows(
     length = options.length if model.max_positions is None else min(options.length, model.max_positions)
     load = partial(load_prompts, model=model, n_positions=length, seed=options.evaluation.seed)
     text = load(judged, count=options.documents) if options.documents else None
-    if not fits:
+    if not fits_read:
         return text, []
     source, _, files = judged.partition("#")
     judging = {group.name for group in default_corpus(files)} if source == DEFAULT else set()
