@@ -280,9 +280,10 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
 def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
     family, config = model.family, model.config
     parts = block.attention_added(family.attention_parts(block, config))
-    largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
-    if parts.clip is not None and parts.clip < CLIP_DEVIATIONS * (largest * model.width) ** 0.5:
-        raise UsageError(f"mean field has no theory for queries, keys and values clamped to {parts.clip}")
+    if parts.clip is not None:
+        largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
+        if parts.clip < CLIP_DEVIATIONS * (largest * model.width) ** 0.5:
+            raise UsageError(f"mean field has no theory for queries, keys and values clamped to {parts.clip}")
     frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
     group = HeadGroup(
         mask=family.mask(config, layer),
@@ -348,7 +349,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> LinearSpec:
 
 def _power(values: Tensor) -> float:
     """Mean square."""
-    return float(values.detach().double().square().mean())
+    return float(torch.linalg.vector_norm(values.detach(), dtype=torch.float64)) ** 2 / values.numel()
 
 
 def _norm(norm: Norm | None, head_dim: int = 0) -> NormSpec | None:
