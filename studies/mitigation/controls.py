@@ -41,7 +41,7 @@ MOST_KEPT = 5000
 LARGEST = 27
 """Of the numbers of a form, a tenth."""
 ADAPTED = "adapter of rank 1, fitted to eight pairs"
-ADAPTED_SAMPLES, ADAPTED_STEPS, EXACT_SAMPLES = 100, 500, 24
+ADAPTED_SAMPLES, ADAPTED_STEPS, EXACT_SAMPLES = 60, 300, 24
 
 Basis = Callable[[int], Tensor]
 """[n numbers]: what each number of a head adds to the logits of the first n keys."""
