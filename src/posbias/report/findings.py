@@ -56,7 +56,7 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str
     n_units = subject.measured[kind].n_independent
     ends = summary["first_over_middle"], summary["last_over_middle"]
     share = _percent(summary["middle_tenth"])
-    numbers = f"the middle tenth of the context has {share} of the influence, where an even share is 10 %"
+    numbers = f"the middle tenth of the context has {share} of the influence on the output, an even share being 10 %"
     if n_units < UNITS_FOR_CLAIM:
         return f"Whether it loses the middle is not decided: {numbers}, and {_too_few(n_units).text}"
     signs, said = [_sign(end) for end in ends], _ends(*ends).text
@@ -67,7 +67,7 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str
         lead = "No, the middle is not where it has least"
     beginning = summary["first_tenth"]
     if signs == [1, 1] and beginning.low <= FLAT_TENTH <= beginning.high:
-        said = f"{said.removesuffix('.')}, though the beginning is not shown to exceed an even share."
+        said = f"{said.removesuffix('.')}, whose beginning is not shown to exceed an even share."
     return f"{lead}: {numbers}; {said[0].lower()}{said[1:]}"
 
 
@@ -113,22 +113,21 @@ def _before_training(view: RunView, kind: str, end: str) -> str:
     favoured = "end" if sign > 0 else "beginning"
     size = gap if sign > 0 else Interval(-gap.value, -gap.high, -gap.low)
     also = ", too," if favoured == end else ""
-    return f"; before training it favoured the {favoured}{also} by {size.text('.0f', scale=PERCENT, unit=' points')}"
+    points = size.text(".0f", scale=PERCENT, unit=" points")
+    return f"; before training, with random weights, it favoured the {favoured}{also} by {points}"
 
 
 def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     """What can be done, and which theory explains the profile."""
     command = MITIGATE.format(model=shlex.quote(view.title))
-    place = f"put what matters near the {end}, and " if end else ""
-    text = f"What can be done: {place}test with `{command}` what helps its answers, since influence is not yet accuracy"
+    place = f"put what matters near the {end}; " if end else ""
+    text = f"What can be done: {place}influence is not accuracy, so try what helps its answers with `{command}`"
     nearest = _nearest(subject, kind)
     if nearest is None:
         return f"{text}; no theory is shown to explain the profile better than a flat line does."
     block, found = nearest
-    times = found.flat.value / max(found.distance.value, 1e-9)
-    nearer = f"{times:.{1 if times < 10 else 0}f} times nearer to it than a flat line"
-    distances = f"distance W1 {found.distance}, against {found.flat.value:.3f}"
-    text += f"; the {theory_name(view, block.theory)} explains the profile best, {nearer} ({distances})"
+    distances = f"distance W1 {found.distance}; of a flat line {found.flat.value:.3f}; 0 is equality"
+    text += f"; the {theory_name(view, block.theory)} explains the profile best ({distances})"
     for start in view.subjects[1:]:
         before = _nearest(start, kind)
         if start.name in SUBJECTS and before is not None:
@@ -265,7 +264,7 @@ def _ends(first: Interval, last: Interval) -> Finding:
     """Whether each end outweighs the middle; the last position itself is left out of the count."""
     signs = [_sign(first), _sign(last)]
     if signs == [1, 1]:
-        return Finding("Both ends outweigh the middle, the last position left out: a U shape.", "claim")
+        return Finding("Both ends have more than the middle, even without the very last position: a U shape.", "claim")
     verbs = {1: "outweighs the middle", -1: "weighs less than the middle", 0: "against the middle is not decided"}
     text = f"The beginning {verbs[signs[0]]}; the end, its last position left out, {verbs[signs[1]]}"
     if -1 in signs:

@@ -45,8 +45,8 @@ MOST_VERDICTS, MOST_TABLES = 3, 3
 """Runs of several that the verdict speaks of; tables that are not folded."""
 KICKER = "posbias · how a language model weighs the positions of its context"
 NOTE = (
-    'In brackets: 95 % intervals over prompts or seeds. W1 is a distance, 0 is equality; "flat" is the distance of the '
-    'flat line to the same measurement, "noise" that of one half of the prompts to the other.'
+    "In brackets: 95 % intervals over prompts or seeds. W1 is a distance between profiles: 0 is equality, 0.1 large. "
+    '"Noise" is the distance of one half of the prompts to the other; "single prompts" that of a theory to one of them.'
 )
 
 
@@ -120,12 +120,13 @@ def _basis(view: RunView, record: Record) -> str:
         return ""
     source, longest = prompts["source"], model.get("max_positions")
     called = "" if real_name(view.title) == view.title else f'Called "{view.title}" below and in commands. '
-    text = f"{called}{prompts['count']} prompts of {prompts['n_positions']} tokens from {TEXTS.get(source, source)}"
+    size = f"{prompts['count']} texts of {prompts['n_positions']} tokens"
+    text = f"{called}Measured on {size}: {TEXTS.get(source, source)}"
     for subject in view.subjects[1:]:
         counts = [measured.n_independent for measured in subject.measured.values()]
-        text += f"; at initialisation {max(counts)}, each with its own random weights" if counts else ""
+        text += f"; at initialisation on {max(counts)}, each with random weights of its own" if counts else ""
     if longest:
-        text += f"; the model takes {longest:,} tokens, longer prompts were not measured"
+        text += f". Longer ones were not measured; the model takes {longest:,} tokens"
     return f"{text}. In brackets, and grey: 95 % intervals."
 
 

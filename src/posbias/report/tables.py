@@ -159,11 +159,11 @@ def _theory_table(views: Sequence[RunView]) -> Table:
         _reference(views),
         "theory",
         "W1 [95 %]",
-        "flat line",
+        "W1 of flat line",
         "noise",
         "single prompts",
         "rank corr.",
-        "than flat line",
+        "than flat line?",
     ]
     cells = []
     for names, _, block in _comparisons(views):
@@ -173,7 +173,7 @@ def _theory_table(views: Sequence[RunView]) -> Table:
             noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
         flat, rank = number_text(block.comparison.flat.wasserstein), number_text(block.comparison.spearman, 2)
         cells.append([*names, distance, flat, noise, single, rank, verdict])
-    return Table("How near is each theory?", header, cells)
+    return Table("How near is each theory? Distances (W1) to what was measured; 0 is equality", header, cells)
 
 
 def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> Table:

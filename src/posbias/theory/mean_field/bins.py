@@ -15,7 +15,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from scipy.signal import lfilter
 
 from posbias.architecture import HeadGroup, KeyEncoding, Mask
 from posbias.errors import UsageError
@@ -204,6 +203,8 @@ class CausalMean(Operator):
     def _recursion(self, x: Float64[np.ndarray, "row any"]) -> Float64[np.ndarray, "row any"]:
         if self.slope == 0:
             return np.cumsum(x, axis=0)
+        from scipy.signal import lfilter  # half a second that nothing else needs
+
         return np.asarray(lfilter([1.0], [1.0, -np.exp(-self.slope)], x, axis=0))
 
 
