@@ -1,6 +1,7 @@
 """Fits on calibration samples: the loss falls, sharing is kept, recipes come back and belong to one model."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -57,6 +58,30 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
     options = FitOptions(steps=3, knots=(0, 1, 90), seed=4)
     first, again = (fit("key_bias", model, calibration, text=text, options=options) for _ in range(2))
     assert str(first.method) == str(again.method)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("key_bias", QUICK),
+        ("key_bias", replace(QUICK, from_question=True, shared="layers")),
+        ("context_bias", QUICK),
+    ],
+)
+def test_a_fit_goes_on_from_a_recipe(method, options, model, calibration, text, tmp_path):
+    options, path = replace(options, steps=4), str(tmp_path / "recipe.json")
+    first = fit(method, model, calibration, text=text, options=options)
+    write_recipe(path, first.method, model, first.how)
+    others = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=6))
+    still = fit(method, model, others, text=text, options=replace(options, steps=1, rate=1e-12, begin=path))
+    assert numbers_of(still.method) == pytest.approx(numbers_of(first.method), abs=1e-5)
+    assert set(still.how["samples"]) > set(first.how["samples"]), "it has seen the samples of both"
+    with pytest.raises(UsageError, match="is of another form than is fitted here"):
+        fit(method, model, others, text=text, options=replace(options, knots=(0, 1, 5), shared="both", begin=path))
+
+
+def numbers_of(method):
+    return [float(number) for number in re.findall(r"-?\d+\.\d+(?:e-?\d+)?", str(method))]
 
 
 def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration, text, tmp_path, monkeypatch):

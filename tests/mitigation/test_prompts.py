@@ -1,6 +1,7 @@
 """Methods around a model: nothing changes at strength 0, passages change places, votes and mixtures are exact."""
 
 import math
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -115,6 +116,20 @@ def test_a_repeated_prompt_keeps_the_passages_of_its_last_copy() -> None:
     assert asked.passages[0][0] > 2 * len(request.text)
 
 
+def test_the_question_comes_first_and_passages_stay_as_they_are() -> None:
+    inner = Biased()
+    (request, *_) = requested()
+    around = answering_under(resolve_method("question_first", None), inner)
+    around.respond([replace(request, fixed_order=True)])
+    (asked,) = inner.asked
+    question = request.text[request.passages[-1][1] :].lstrip("}").strip()
+    assert question.startswith("Key: ")
+    assert asked.text == f"{question}\n\n{request.text}"
+    assert passages_of(asked) == passages_of(request)
+    with pytest.raises(UsageError, match="behind the last passage, and here nothing does"):
+        around.respond([Request("a b)", passages=((0, 1), (2, 3)))])
+
+
 def test_the_vote_does_not_depend_on_the_order_given() -> None:
     inner = Biased()
     around = answering_under(resolve_method("self_consistency(draws=7)", None), inner)
@@ -178,6 +193,8 @@ def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str, cur
     around = answering_under(resolve_method(spelled(name, curve), None), Biased())
     with pytest.raises(UsageError, match=f"{name} needs prompts that list passages"):
         around.respond([Request("a b")])
+    if not MITIGATIONS[name].rearranges:
+        return
     with pytest.raises(UsageError, match=f"{name} rearranges passages, but here the right answer depends"):
         around.respond([Request("a b", passages=((0, 1), (2, 3)), fixed_order=True)])
 

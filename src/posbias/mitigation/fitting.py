@@ -26,13 +26,14 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
-from posbias.interventions.keys import biased
-from posbias.mitigation.base import MITIGATIONS, Mitigation, check_strength, inside_methods
+from posbias.interventions.keys import KeyBiased, biased
+from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, check_strength, inside_methods
 from posbias.mitigation.calibration import best_of, check_samples, contents
 from posbias.mitigation.channel import PositionalChannel
 from posbias.mitigation.channel_search import ChannelOptions, fit_channel
 from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.key_bias import ContextBias, KeyBiasMethod, before
+from posbias.mitigation.recipe import read_recipe, samples_of_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
 from posbias.registry import Registry
@@ -80,6 +81,8 @@ class FitOptions:
     the bias."""
     seed: int = 0
     """Of the order of prompts and windows."""
+    begin: str = ""
+    """A recipe of the same form, from whose numbers the fit goes on; empty: from no change."""
     strengths: Sequence[float] = ()
     """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
@@ -133,7 +136,8 @@ def fit(
         UsageError: a method without parameters to fit, or too few samples.
     """
     found = _fitted(method, model, calibration, text, options or FitOptions(), checkpoint)
-    found = replace(found, how={**found.how, "samples": sorted(contents(calibration))})
+    seen = contents(calibration) | (samples_of_recipe(options.begin) if options and options.begin else set())
+    found = replace(found, how={**found.how, "samples": sorted(seen)})
     strengths = () if options is None else options.strengths
     if not strengths:
         return found
@@ -231,6 +235,8 @@ def fit_bias(
     encoded = encoded_answers(network, calibration)
     begins = _question_begins(network, calibration) if options.from_question else [0] * len(encoded)
     values = _Values(network, options)
+    if options.begin:
+        values.begin_at(read_recipe(options.begin, network))
     losses = descend(network, values, Answers(network, encoded, begins), begins, text, options, checkpoint)
     how = {
         **asdict(options),
@@ -310,6 +316,28 @@ class _Values:
         )
         self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
         self._bases: dict[int, Tensor] = {}
+
+    def begin_at(self, method: Method) -> None:
+        """Take the numbers of a fitted method, which must be of the form that is asked for."""
+        options, whole, scaled = self.options, np.zeros((0, 0, 0)), None
+        if isinstance(method, ContextBias) and not options.knots:
+            whole, scaled = np.array(method.values)[..., None], method.scales
+        elif isinstance(method, KeyBiasMethod) and method.from_question == options.from_question:
+            layers = KeyBiased(method.biases).layers(self.depth)
+            if all(isinstance(layer, LogSpline) and tuple(layer.knots) == options.knots for layer in layers):
+                values = np.stack([layer.parameters(self.heads) for layer in layers])
+                whole, scaled = (values - values[..., -1:])[..., :-1], method.scales
+        if scaled is not None:
+            whole = np.concatenate([whole, np.log(scaled)[..., None] / SCALE_RATE], axis=-1)
+        own = whole[: len(self.free), : self.free.shape[1]]
+        same = own.shape == self.free.shape and np.array_equal(np.broadcast_to(own, whole.shape), whole)
+        if not same or method.strength != 1:
+            raise UsageError(
+                f"fit: begin={options.begin!r} is of another form than is fitted here (method, knots, shared, "
+                "from_question, scales)"
+            )
+        with torch.no_grad():
+            self.free.copy_(torch.tensor(own))
 
     def applied(self, model: HuggingFaceModel, begins: int) -> AbstractContextManager[None]:
         """The model with these numbers, where the question begins at that token."""

@@ -3,8 +3,9 @@
 `ordered`: the passages of a prompt, by relevance, into the slots that a measured curve says are used best
 (`evaluation/placement.py`). `attention_sorting`: passages ascending by the attention that the prompt's last token pays
 them, again and again (arXiv 2310.01427). `repeat_prompt`: the prompt twice, so that every passage is read after every
-other (arXiv 2512.14982). `self_consistency`: several shuffles of the passages, and the answer that most of them give
-(permutation self-consistency, arXiv 2310.07712, for answers in place of rankings).
+other (arXiv 2512.14982). `question_first`: the question before the passages, too (arXiv 2307.03172).
+`self_consistency`: several shuffles of the passages, and the answer that most of them give (permutation
+self-consistency, arXiv 2310.07712, for answers in place of rankings).
 
 A request is changed where a hash of its group falls below the strength: the same groups at every position, and those of
 a smaller strength among those of a larger one.
@@ -45,6 +46,8 @@ from posbias.tasks.language.base import encode, locate
 
 BETWEEN = "\n\n"
 """What stands between a prompt and its repetition."""
+CLOSING = " \n\t]})>"
+"""What may close a list of passages before the question begins."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class Rewriting(PromptMitigation):
     """A method that puts other requests in place of one."""
 
     needs_passages: ClassVar[bool] = True
-    """Whether a prompt must list passages that may change places."""
+    """Whether a prompt must list passages."""
+    rearranges: ClassVar[bool] = True
+    """Whether these change places, which the right answer must not depend on."""
 
     @abstractmethod
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
@@ -86,7 +91,7 @@ class Rewriting(PromptMitigation):
             return [request]
         if self.needs_passages and not request.passages:
             raise UsageError(f"{self.name} needs prompts that list passages; this one lists none")
-        if self.needs_passages and request.fixed_order:
+        if self.needs_passages and self.rearranges and request.fixed_order:
             raise UsageError(f"{self.name} rearranges passages, but here the right answer depends on their order")
         return self.rewritten(request, responder)
 
@@ -273,6 +278,29 @@ class RepeatPrompt(Rewriting):
         shift = (self.times - 1) * (len(text) + len(BETWEEN))
         passages = tuple((begin + shift, end + shift) for begin, end in request.passages)
         return [request.reworded(BETWEEN.join(self.times * [text]), passages)]
+
+
+@MITIGATIONS.register("question_first")
+@dataclass(frozen=True)
+class QuestionFirst(Rewriting):
+    """The question at the beginning of the prompt, too, so that passages are read with it in mind.
+
+    The question is what stands behind the last passage, less closing brackets. Source: query-aware contextualization of
+    Liu et al. 2024, "Lost in the middle", section 4.2; there it stands behind the instruction, as in the tasks
+    `documents` and `key_value` with `query="both"`, here before it, since any prompt has a beginning.
+    """
+
+    rearranges: ClassVar[bool] = False
+
+    def rewritten(self, request: Request, responder: Responder) -> list[Request]:
+        """The request with its question before it."""
+        text = request.text
+        question = text[request.passages[-1][1] :].lstrip(CLOSING).rstrip()
+        if not question:
+            raise UsageError(f"{self.name} repeats what stands behind the last passage, and here nothing does")
+        shift = len(question) + len(BETWEEN)
+        passages = tuple((begin + shift, end + shift) for begin, end in request.passages)
+        return [request.reworded(f"{question}{BETWEEN}{text}", passages)]
 
 
 @MITIGATIONS.register("self_consistency")
