@@ -30,6 +30,10 @@ NOTE = (
     "mean or worst position rises and no harm is established; do not apply where mean, worst position, ordinary text "
     "or a short form of the task is harmed; otherwise nothing is established, which is not the same as no effect."
 )
+FORM = (
+    "The log-probability of right answers also rises where answers merely take the form that is scored; "
+    "generated answers (--by accuracy) tell the two apart."
+)
 ENDPOINTS = {
     "mean": "mean",
     "worst position": "worst position",
@@ -48,7 +52,7 @@ def mitigation_report(record: Record) -> Report:
         title_of(record),
         kicker="posbias · methods against position bias, judged",
         verdict=[found["recommendation"], *_required(record), *_influence_sentences(record)],
-        caveats=found["warnings"],
+        caveats=[*found["warnings"], *([FORM] if found["measure"] == "logprob" else [])],
         summary=[_verdict_table(record)],
         picture=_figures(record),
         note=NOTE,
