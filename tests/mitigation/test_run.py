@@ -177,6 +177,9 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
     with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
         mitigate("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
+    again = replace(given, fitting=FitOptions(begin=str(recipe)), calibration=0)
+    with pytest.raises(UsageError, match="was fitted to 4 of the 6 test samples"):
+        mitigate("key_value(pairs=3)", responder, replace(again, methods=["repeat_prompt"]))
     assert responder.model.intervention is None
     given = replace(given, methods=["positional_channel"], length=48)
     with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at

@@ -140,8 +140,8 @@ def split_samples(
 
 
 def check_unseen(options: MitigateOptions, test: Sequence[Sample]) -> None:
-    """Refuse recipes that were fitted to test samples."""
-    for entry in given_methods(options):
+    """Refuse recipes that were fitted to test samples, and fits that go on from one."""
+    for entry in [*given_methods(options), options.fitting.begin]:
         if isinstance(entry, str) and entry.endswith(RECIPE_SUFFIX):
             seen = samples_of_recipe(entry)
             again = [sample.name for sample in test if seen & contents(sample.examples)]

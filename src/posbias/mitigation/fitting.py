@@ -94,6 +94,8 @@ class FitOptions:
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)
         check_seed(self.seed)
+        if not isinstance(self.begin, str):
+            raise UsageError(f"fit: begin must be the path of a recipe, got {self.begin!r}")
         for strength in self.strengths:
             check_strength("fit", strength)
         if self.knots:
