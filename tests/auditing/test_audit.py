@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import posbias as pb
 from posbias import parts as storage
@@ -123,7 +124,9 @@ pb.audit(sys.argv[1], n_positions=24, prompts=6, out=sys.argv[2],
 
 def test_killed_and_resumed_is_the_same_and_finished_prompts_are_kept(finished, tiny_llama, tmp_path):
     out = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(tiny_llama), str(out)])
+    threads = str(torch.get_num_threads())  # which other tests set: pieces of other threads would be made again
+    environment = {**os.environ, "OMP_NUM_THREADS": threads}
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(tiny_llama), str(out)], env=environment)
     parts = out / storage.PARTS
     deadline = time.monotonic() + 120
     while len(list(parts.glob("trained-*"))) < 2 and time.monotonic() < deadline:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 import posbias as pb
 from model_inputs import reset_peak
 from posbias.errors import RunError, UsageError
-from posbias.measurement.cost import calibrate, estimate_cost, peak_tensor_bytes, preflight, weights_in_place
+from posbias.measurement.cost import (
+    _few_covectors,
+    _flops,
+    calibrate,
+    estimate_cost,
+    peak_tensor_bytes,
+    preflight,
+    weights_in_place,
+)
 from posbias.measurement.cost_estimate import HEADROOM, KEPT_HEADROOM, MARGIN, CostEstimate, free_bytes
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
@@ -298,12 +306,46 @@ def test_the_peak_of_loading_is_told_and_counts_for_workers_who_load_too():
     assert loaded.needed(2) == 3_000_000 + 2 * 9_000_000
 
 
-def test_work_repeated_at_every_position_is_timed_a_power_higher(deep_model, monkeypatch):
-    model = deep_model
-    clock = iter([0.0, 1.0, 3.0, 7.0, 0.0, 1.0, 2.5, 4.5])
-    monkeypatch.setattr("posbias.measurement.cost.time.perf_counter", lambda: next(clock))
-    each, once = (calibrate(model, 1024, lambda ids: torch.zeros(len(ids))).seconds for _ in range(2))
-    assert each == pytest.approx(2 * once * 8)
+def test_seconds_grow_by_flops_beside_a_fixed_part_and_repeated_work_by_a_power_more(deep_model):
+    def flops(n_positions):
+        return _flops(deep_model, n_positions)
+
+    works = {
+        "flops": (lambda n: flops(n), flops(1024)),
+        "a fixed part": (lambda n: flops(n) + flops(128) / 2, flops(1024) + flops(128) / 2),
+        "nothing grows": (lambda n: 2.0, 1 + flops(1024) / flops(128)),
+        "repeated": (lambda n: flops(n) * n, flops(1024) * 1024),
+    }
+    for name, (seconds, expected) in works.items():
+        found = calibrate(deep_model, 1024, lambda ids, seconds=seconds: float(seconds(len(ids))))
+        assert found.seconds == pytest.approx(expected), name
+
+
+@pytest.mark.parametrize(
+    ("kinds", "few"),
+    [
+        (["jacobian", "probability"], ["jacobian(probes=1)", "probability"]),
+        (["jacobian(exact=True)"], ["jacobian(probes=2)"]),
+        (["jacobian(probes=2)"], ["jacobian(probes=2)"]),
+        (["jacobian", "integrated_gradients"], ["jacobian", "integrated_gradients"]),
+    ],
+)
+def test_few_covectors_take_the_bytes_of_all(deep_model, kinds, few):
+    asked, tried = resolve_kinds(kinds), resolve_kinds(few)
+    found, left_out = _few_covectors(asked, deep_model.width, PassOptions())
+    assert found == tried
+    jacobian = asked[0].passes(deep_model.width), tried[0].passes(deep_model.width)
+    assert left_out == jacobian[0] - jacobian[1]
+    tokens = np.arange(48) % deep_model.vocabulary_size
+
+    def counted(kinds):
+        def run():
+            pb.measurement.prompt.measure_prompt(deep_model, tokens, kinds=kinds, key=(0, 0))
+
+        return peak_tensor_bytes(run, CPU)
+
+    if left_out:
+        assert counted(asked) == counted(tried) + 8 * deep_model.width * left_out
 
 
 def test_preflight_refuses_before_any_work_and_tells_the_record(posbias_settings, tiny_llama):

@@ -22,13 +22,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbias.checks import checked
+from posbias.engines import Arrays
 from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import named_blocks
 from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
-from posbias.measurement.kinds import Kind, resolve_kinds
+from posbias.measurement.kinds import Jacobian, Kind, Pullback, resolve_kinds
 from posbias.measurement.measurement import Beside, MeasureOptions, Unit, UnitWork
-from posbias.measurement.outputs import PassOptions
+from posbias.measurement.outputs import PassOptions, TokenIds
+from posbias.measurement.prompt import PromptMeasurement
 from posbias.memory import beside_weights, give_back_freed_memory, keep_freed_memory
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED, not_convertible
@@ -101,7 +103,7 @@ HALVED = 0.75
 """Most that passes take in bfloat16 of what they take in float32: norms and losses stay in float32."""
 
 Work = Callable[[Int64[np.ndarray, "n"]], object]
-"""Something done with the token ids of one prompt."""
+"""Something done with the token ids of one prompt; a float that it returns counts as its seconds."""
 
 
 def estimate_cost(
@@ -114,19 +116,33 @@ def estimate_cost(
 ) -> CostEstimate | None:
     """What one prompt will take at a length, from a few runs at up to 128 positions; None where these fail.
 
-    `beside` is what else is computed of it. An output that lies beyond the short runs is taken as the last position's,
-    whose passes are as large.
+    These have as few covectors as take the memory of all. `beside` is what else is computed of the prompt. An output
+    that lies beyond the short runs is taken as the last position's, whose passes are as large.
     """
     passes, known = passes or PassOptions(), resolve_kinds(kinds)
 
     def estimated(options: PassOptions, *, say_why: bool) -> CostEstimate | None:
-        def run(options: PassOptions, token_ids: Int64[np.ndarray, "n"]) -> None:
-            UnitWork(None, None, token_ids[None], (Unit(0),), known, 0, options, beside).compute(model, 0)
+        few, left_out = _few_covectors(known, model.width, options)
+        each = 2 if options.checkpointing else 1  # passes through the network that a covector takes
+        taken = options.rows + each * sum(kind.passes(model.width) for kind in few if isinstance(kind, Pullback))
+
+        def run(options: PassOptions, token_ids: Int64[np.ndarray, "n"]) -> float:
+            """The seconds that all covectors would have taken."""
+            start, others = time.perf_counter(), [0.0]
+            work = UnitWork(None, None, token_ids[None], (Unit(0),), few, 0, options, _timed(beside, others))
+            work.compute(model, 0)
+            passed = time.perf_counter() - start - others[-1]
+            return passed * (1 + each * left_out / taken) + others[-1]
 
         # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
         twice = model.dtype in REDUCED and options.precision_prompts > 0
         usual = partial(run, replace(options, precision_prompts=0)) if twice else None
-        return calibrate(model, n_positions, partial(run, options), usual=usual, say_why=say_why)
+        found = calibrate(model, n_positions, partial(run, options), usual=usual, say_why=say_why)
+        if found is None:
+            return None
+        constant, *others = found.coefficients
+        covectors = left_out * model.width * torch.float64.itemsize
+        return replace(found, coefficients=(constant + covectors, *others))
 
     found = estimated(passes, say_why=passes.output == "last")
     if found is None and passes.output != "last":
@@ -141,6 +157,38 @@ def estimate_cost(
     size = weights_in_place(model) * torch.float32.itemsize // model.dtype.itemsize
     constant, *others = found.coefficients
     return replace(found, coefficients=(constant - size, *others), copy_bytes=size, copies=passes.precision_prompts)
+
+
+def _few_covectors(kinds: tuple[Kind, ...], width: int, options: PassOptions) -> tuple[tuple[Kind, ...], int]:
+    """The kinds with as few covectors of the Jacobian as still fill two backward passes, and how many are left out."""
+    pulled = [kind for kind in kinds if isinstance(kind, Pullback)]
+    others = sum(kind.passes(width) for kind in pulled if not isinstance(kind, Jacobian))
+    fewest = max(1, options.rows + 1 - others)
+    spare = [isinstance(kind, Jacobian) and kind.passes(width) > fewest for kind in pulled]
+    if len(pulled) < len(kinds):  # passes of their own are not counted
+        return kinds, 0
+    few = tuple(Jacobian(probes=fewest) if fewer else kind for kind, fewer in zip(pulled, spare, strict=True))
+    return few, sum(kind.passes(width) - fewest for kind, fewer in zip(pulled, spare, strict=True) if fewer)
+
+
+def _timed(beside: Beside | None, seconds: list[float]) -> Beside | None:
+    """The same, which notes the seconds that it takes once the passes are over."""
+    if beside is None:
+        return None
+
+    @contextmanager
+    def timed(model: Model, token_ids: TokenIds, unit: Unit) -> Iterator[Callable[[PromptMeasurement], Arrays]]:
+        with beside(model, token_ids, unit) as found:
+
+            def arrays(measured: PromptMeasurement) -> Arrays:
+                start = time.perf_counter()
+                result = found(measured)
+                seconds.append(time.perf_counter() - start)
+                return result
+
+            yield arrays
+
+    return timed
 
 
 @checked
@@ -280,11 +328,12 @@ def calibrate(
 
     def counted(work: Work) -> tuple[list[int], list[float]]:
         """Bytes and seconds at every length; counting takes few of them."""
-        sizes, times = [], [time.perf_counter()]
+        sizes: list[int] = []
+        times: list[float] = []
         for length in lengths:
-            sizes.append(peak_tensor_bytes(partial(work, tokens[:length]), model.device))
-            times.append(time.perf_counter())
-        return sizes, np.diff(times).tolist()
+            ids = tokens[:length]
+            sizes.append(peak_tensor_bytes(lambda ids=ids: times.append(_seconds(work, ids)), model.device))  # type: ignore[misc]
+        return sizes, times
 
     try:
         with _narrow_windows(model, n_positions, width=max(SHORTEST - 1, lengths[0] // 2)):
@@ -343,14 +392,15 @@ def weights_in_place(model: Model) -> int:
 
 
 def _extrapolate(model: Model, lengths: Sequence[int], times: Sequence[float], n_positions: int) -> float:
-    """Seconds at the length, by flops; work that itself repeats for every position shows as a whole power more."""
-    scaled = times[-1] * _flops(model, n_positions) / _flops(model, lengths[-1])
-    if lengths[0] == lengths[1]:
-        return scaled
-    grows = np.log(times[1] / times[0]) / np.log(lengths[1] / lengths[0])
-    expected = np.log(_flops(model, lengths[1]) / _flops(model, lengths[0])) / np.log(lengths[1] / lengths[0])
-    extra = max(round(float(grows - expected)), 0)
-    return float(scaled * (n_positions / lengths[-1]) ** extra)
+    """Seconds at the length: up to half of the longest run's is fixed, and the rest grows by flops; work that itself
+    repeats for every position shows as a whole power more."""
+    first, last, asked = (_flops(model, length) for length in (*lengths, n_positions))
+    if first == last:
+        return times[1] * asked / last
+    fixed = float(np.clip((times[0] * last - times[1] * first) / (last - first), 0.0, times[1] / 2))
+    ratio = np.log(lengths[1] / lengths[0])
+    extra = max(round(float((np.log(times[1] / times[0]) - np.log(last / first)) / ratio)), 0)
+    return float(fixed + (times[1] - fixed) * asked / last * (n_positions / lengths[1]) ** extra)
 
 
 def _flops(model: Model, n_positions: int) -> float:
@@ -378,5 +428,5 @@ def _narrow_windows(model: Model, n_positions: int, *, width: int) -> Iterator[N
 
 def _seconds(run: Work, token_ids: Int64[np.ndarray, "n"]) -> float:
     start = time.perf_counter()
-    run(token_ids)
-    return time.perf_counter() - start
+    told = run(token_ids)
+    return told if isinstance(told, float) else time.perf_counter() - start

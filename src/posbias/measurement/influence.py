@@ -99,6 +99,7 @@ def pull_back(
         )[0]
         of_units = gradient[: len(chunk)].double().square().sum(dim=2).cpu().numpy()
         squares.append(of_units * np.square(lengths)[:, None])
+        del gradient, cotangents, of_units  # else they lie beside those of the next backward pass
     return np.concatenate(squares)
 
 
