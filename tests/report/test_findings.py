@@ -189,9 +189,9 @@ def test_the_same_audit_with_three_prompts_claims_nothing_about_the_trained_mode
 
 UP, DOWN = Interval(0.1, 0.05, 0.15), Interval(-0.1, -0.15, -0.05)
 LEADS = {
-    (UP, UP): "Yes, it loses the middle: ",
-    (UP, DOWN): "No, the middle is not where it has least: ",
-    (UP, Interval(0.1, -0.01, 0.2)): "Whether it loses the middle is not decided: ",
+    (UP, UP): "Yes, by influence it loses the middle: ",
+    (UP, DOWN): "No, by influence the middle is not where it has least: ",
+    (UP, Interval(0.1, -0.01, 0.2)): "By influence, whether it loses the middle is not decided: ",
 }
 
 
@@ -201,9 +201,9 @@ def test_the_middle_is_lost_only_where_both_intervals_say_so(ends: tuple[Interva
     said = verdict_of(view(summary={"first_over_middle": first, "last_over_middle": last}))
     assert len(said) == 3
     assert said[0].startswith(LEADS[ends])
-    assert "10 % [8, 12] of the influence on the output, an even share being 10 %" in said[0]
+    assert "10 % [8, 12] of the influence on the output, an even share 10 %" in said[0]
     few = verdict_of(view(summary={"first_over_middle": first, "last_over_middle": last}, count=5))
-    assert few[0].startswith("Whether it loses the middle is not decided: ")
+    assert few[0].startswith("By influence, whether it loses the middle is not decided: ")
     assert "with 5 independent prompts or seeds no claim is made" in few[0]
 
 
@@ -235,10 +235,10 @@ def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
 
 def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
     shown = verdict_of(view(prompts=distances(Interval(-0.05, -0.06, -0.04))))[2]
-    assert "the published residual rollout explains the profile best " in shown
+    assert "The published residual rollout is nearest to the profile " in shown
     assert "(distance W1 0.050 [0.040, 0.060]; of a flat line 0." in shown
     for open_question in (Interval(-0.05, -0.1, 0.0), Interval(0.05, 0.04, 0.06)):
-        assert "no theory is shown to explain the profile" in verdict_of(view(prompts=distances(open_question)))[2]
+        assert "No theory is shown to be nearer to the profile" in verdict_of(view(prompts=distances(open_question)))[2]
 
 
 def test_the_verdict_says_which_end_random_weights_favour() -> None:
@@ -261,6 +261,6 @@ def test_the_verdict_says_which_end_random_weights_favour() -> None:
 def test_an_audit_answers_in_three_sentences(audit_record: Build) -> None:
     said = verdict(audit_record())
     leads = [each.partition(":")[0] for each in said]
-    assert leads[::2] == ["Yes, it loses the middle", "What can be done"]
+    assert leads[::2] == ["Yes, by influence it loses the middle", "What can be done"]
     assert leads[1].startswith("It favours the beginning of the context, by ")
-    assert "the power rollout explains the profile best" in said[2]
+    assert "The power rollout, which reads the model's own attention, is nearest to the profile" in said[2]

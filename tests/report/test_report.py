@@ -15,7 +15,7 @@ import pytest
 from browser import BROWSER, looked_at
 from posbias.architecture import Architecture
 from posbias.auditing import comparison_record
-from posbias.comparison import Mixing, Subject
+from posbias.comparison import STATISTICS, Mixing, Subject
 from posbias.drawing.figures import Figure
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
@@ -28,6 +28,7 @@ from posbias.report import (
     view_of,
     write_report,
 )
+from posbias.report.findings import percent
 from posbias.report.tables import detailed_tables, overview_tables
 from posbias.theory import predict
 
@@ -108,11 +109,13 @@ def test_tables_carry_every_number(audit_record: Build) -> None:
         block for block in view.subjects[0].comparisons if (block.theory, block.kind) == ("power_rollout", "jacobian")
     )
     assert block.prompts is not None
-    assert best["than flat line?"] == "closer"
-    assert best["W1 [95 %]"] == str(block.prompts.distance)
+    assert best["than a flat line"] == "closer"
+    assert best["distance W1 [95 %]"] == str(block.prompts.distance)
     assert block.comparison.wasserstein == pytest.approx(block.prompts.distance.value)
-    assert best["W1 of flat line"] == f"{block.comparison.flat.wasserstein:.3f}" == f"{block.prompts.flat.value:.3f}"
-    noises = {row["noise"] for row in rows if (row["model"], row["measured"]) == ("demo as trained", "Jacobian")}
+    assert best["of a flat line"] == f"{block.comparison.flat.wasserstein:.3f}" == f"{block.prompts.flat.value:.3f}"
+    noises = {
+        row["of half the texts"] for row in rows if (row["model"], row["measured"]) == ("demo as trained", "Jacobian")
+    }
     assert len(noises) == 1, "one measurement has one noise"
     assert [row["layers"] for row in tables["Mixing over layers"]] == ["30"] * 4
     shares = view.subjects[0].summaries["jacobian"]["first_tenth"]
@@ -288,6 +291,7 @@ const check = frame => {
     const figure = page.querySelector("figure.chart"), plot = figure.querySelector(".plot");
     const before = plot.textContent;
     [...figure.querySelectorAll("button")].find(each => each.textContent === "by distance from the end").click();
+    found.shares = [...plot.querySelectorAll(".share")].map(each => each.textContent);
     found.axis = before !== plot.textContent && plot.textContent.includes("distance from the end");
     const [curve] = figure.querySelectorAll(".legend button"), lines = () => plot.querySelectorAll(".line").length;
     const all = lines();
@@ -312,11 +316,15 @@ def test_a_browser_shows_the_answer_first_and_cuts_nothing_at_either_width(tmp_p
     frames = [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
     looks = looked_at([(page, *frame) for frame in frames], LOOK, tmp_path)
     charts = page.read_text().count('class="chart"')
+    profile = view_of(record).subjects[0].measured["jacobian"].profile.influence
+    tenths = (STATISTICS[f"{name}_tenth"](profile) for name in ("first", "middle", "last"))
+    shares = [percent(float(share)) for share in tenths]
     for (width, height, scheme), look in zip(frames, looks, strict=True):
         assert look["wide"] <= 0, (width, look)
         assert look["wideUnfolded"] <= 0, (width, look)
         assert look["panels"] == 2
         assert (look["charts"], look["drawn"], look["overlapping"], look["cut"]) == (charts, charts, 0, [])
+        assert look["shares"] == shares, "the tenths that the verdict speaks of are marked"
         assert look["axis"], "the axis of a picture can be the distance from the end"
         assert look["hidden"] == 1, "a curve is hidden by its name in the legend"
         assert "measured: " in look["told"], "values are told by the arrow keys"

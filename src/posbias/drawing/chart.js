@@ -168,6 +168,10 @@
     const group = frame(svg, x, y, { left, width, height, x_label: labels[0], y_label: labels[1], rows, over });
     const safe = value => (yLog && value < 1e-300 ? 1e-300 : value);
     const point = (across, up) => `${x.place(across).toFixed(1)} ${Math.max(-9e3, Math.min(9e3, y.place(safe(up)))).toFixed(1)}`;
+    const inside = value => Math.min(Math.max(state.distance ? data.farthest - value : value, Math.min(...xs)), Math.max(...xs));
+    const stretches = data.stretches.map(([from, to, words]) => ({ begin: x.place(inside(from)), end: x.place(inside(to)), words }));
+    for (const { begin, end } of stretches)
+      add(group, "rect", { class: "stretch", x: begin, width: end - begin, y: TOP, height: height - below(width) - TOP });
     const drawn = shown.map(curve => ({ curve, across: along(curve, data, state.distance) }));
     for (const { curve, across } of drawn) {
       const style = `color: ${colour(curve.colour)}`;
@@ -192,6 +196,13 @@
           const [cx, cy] = point(across[index], value).split(" ");
           add(group, "circle", { class: "dot", style, cx, cy, r: data.lines ? 2.6 : 4 });
         });
+    }
+    let free = left;
+    for (const { begin, end, words } of stretches) {
+      const room = (words.length * LETTER) / 2;
+      const middle = Math.min(Math.max((begin + end) / 2, free + room), width - RIGHT - room);
+      add(group, "text", { class: "share", x: middle, y: TOP + 9, "text-anchor": "middle" }, words);
+      free = middle + room + LETTER;
     }
     if (data.rows) add(group, "line", { class: "axis", x1: x.place(0), x2: x.place(0), y1: TOP, y2: height - below(width) });
     pointing(svg, tip, width, height, (px, py) => {
@@ -304,18 +315,19 @@
     const draw = () => {
       drawnAt = plot.clientWidth;
       if (!drawnAt) return;
+      cut.textContent = state.log ? "" : data.cut || "";
       if (data.panels) heat(data, plot, legend, drawnAt);
       else lines(data, state, plot, drawnAt);
     };
     if (data.log) {
-      const linear = data.cut ? `linear scale (${data.cut})` : "linear scale";
-      choice(controls, ["log scale", linear], state.log ? 0 : 1, index => { state.log = !index; draw(); });
+      choice(controls, ["log scale", "linear scale"], state.log ? 0 : 1, index => { state.log = !index; draw(); });
     }
     if (data.farthest)
       choice(controls, ["by position", "by distance from the end"], Number(state.distance), index => {
         state.distance = Boolean(index);
         draw();
       });
+    const cut = add(controls, "span", { class: "cut" });
     for (const curve of data.curves || []) {
       const button = add(legend, "button", { type: "button", "aria-pressed": true, style: `color: ${colour(curve.colour)}` });
       const swatch = add(button, "svg", { viewBox: "0 0 34 10", "aria-hidden": true });

@@ -156,6 +156,8 @@ class Figure:
     """Shown by the logarithm of the curves' `from_end` first; `x` stands beside it, or is to be chosen."""
     rows: tuple[str, ...] = ()
     """Names of x = 1, 2 ...: drawn lying, one row for each, points with their intervals. Empty: x is a number."""
+    stretches: tuple[tuple[float, float, str], ...] = ()
+    """Ranges of x that are shaded, each under a few words; of a profile by distance from the end, too."""
 
     @property
     def cut_note(self) -> str:

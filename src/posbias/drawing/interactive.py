@@ -58,6 +58,7 @@ def _lines(figure: Figure) -> dict[str, Any]:
         "by_distance": figure.by_distance,
         "farthest": figure.farthest if by_distance else None,
         "from_end": FROM_END,
+        "stretches": list(figure.stretches),
     }
 
 

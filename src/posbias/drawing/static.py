@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbias.drawing.figures import FROM_END, GRID, INK, Figure, HeatMap, log_steps, title_lines
+from posbias.drawing.figures import FAINT, FROM_END, GRID, INK, Figure, HeatMap, log_steps, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,6 +97,11 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
             marker="o" if figure.markers else None,
             markersize=3.5 if figure.lines else 6.0,
         )
+    for begin, end, words in figure.stretches:
+        ends = (figure.farthest - begin, max(figure.farthest - end, 1.0)) if by_distance else (begin, end)
+        panel.axvspan(*ends, color=FAINT, alpha=0.12, linewidth=0)
+        place = float(np.sqrt(ends[0] * ends[1])) if by_distance else (begin + end) / 2
+        panel.text(place, 0.985, words, transform=panel.get_xaxis_transform(), ha="center", va="top", fontsize=8.5)
     panel.set_xlabel(figure.x_label)
     panel.set_ylabel(figure.y_label)
     panel.margins(x=0.01)

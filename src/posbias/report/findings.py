@@ -22,6 +22,8 @@ FLAT_TENTH = 0.1
 PERCENT = 100.0
 MITIGATE = "posbias mitigate {model} --task 'key_value(pairs=8)'"
 """What tries methods on a model, as a shell has it."""
+POWER_ROLLOUT = "power_rollout"
+"""The theory that is given more than the architecture: weights, and attention on the same prompts."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,17 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str
     """Whether the middle has less than either end."""
     n_units = subject.measured[kind].n_independent
     ends = summary["first_over_middle"], summary["last_over_middle"]
-    share = _percent(summary["middle_tenth"])
-    numbers = f"the middle tenth of the context has {share} of the influence on the output, an even share being 10 %"
+    share, tokens = _percent(summary["middle_tenth"]), subject.n_positions
+    numbers = f"the middle tenth of {tokens} tokens has {share} of the influence on the output, an even share 10 %"
+    undecided = "By influence, whether it loses the middle is not decided"
     if n_units < UNITS_FOR_CLAIM:
-        return f"Whether it loses the middle is not decided: {numbers}, and {_too_few(n_units).text}"
+        return f"{undecided}: {numbers}, and {_too_few(n_units).text}"
     signs, said = [_sign(end) for end in ends], _ends(*ends).text
-    lead = "Whether it loses the middle is not decided"
+    lead = undecided
     if signs == [1, 1]:
-        lead = "Yes, it loses the middle"
+        lead = "Yes, by influence it loses the middle"
     elif -1 in signs:
-        lead = "No, the middle is not where it has least"
+        lead = "No, by influence the middle is not where it has least"
     beginning = summary["first_tenth"]
     if signs == [1, 1] and beginning.low <= FLAT_TENTH <= beginning.high:
         said = f"{said.removesuffix('.')}, whose beginning is not shown to exceed an even share."
@@ -121,17 +124,21 @@ def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     """What can be done, and which theory explains the profile."""
     command = MITIGATE.format(model=shlex.quote(view.title))
     place = f"put what matters near the {end}; " if end else ""
-    text = f"What can be done: {place}influence is not accuracy, so try what helps its answers with `{command}`"
+    text = (
+        f"What can be done: {place}influence is not accuracy, and `{command}` asks for one of 8 listed values with and "
+        "without each remedy, and says which to apply, if any"
+    )
     nearest = _nearest(subject, kind)
     if nearest is None:
-        return f"{text}; no theory is shown to explain the profile better than a flat line does."
+        return f"{text}. No theory is shown to be nearer to the profile than a flat line is."
     block, found = nearest
-    distances = f"distance W1 {found.distance}; of a flat line {found.flat.value:.3f}; 0 is equality"
-    text += f"; the {theory_name(view, block.theory)} explains the profile best ({distances})"
+    reads = ", which reads the model's own attention," if block.theory == POWER_ROLLOUT else ""
+    distances = f"distance W1 {found.distance}; of a flat line {found.flat.value:.3f}"
+    text += f". The {theory_name(view, block.theory)}{reads} is nearest to the profile ({distances})"
     for start in view.subjects[1:]:
         before = _nearest(start, kind)
         if start.name in SUBJECTS and before is not None:
-            text += f", before training the {theory_name(view, before[0].theory)} (W1 {before[1].distance.value:.3f})"
+            text += f"; before training the {theory_name(view, before[0].theory)} is ({before[1].distance.value:.3f})"
     return f"{text}."
 
 
@@ -180,7 +187,16 @@ def _compared(view: RunView, subject: Subject) -> tuple[str, ...]:
 
 
 def _percent(share: Interval) -> str:
-    return share.text(".0f" if abs(share.value) >= FLAT_TENTH else ".1f", scale=PERCENT, unit=" %")
+    return share.text(_digits(share.value), scale=PERCENT, unit=" %")
+
+
+def percent(share: float) -> str:
+    """A share of the influence, with a decimal where it is small."""
+    return f"{PERCENT * share:{_digits(share)}} %"
+
+
+def _digits(share: float) -> str:
+    return ".0f" if abs(share) >= FLAT_TENTH else ".1f"
 
 
 def point_statistics(profile: Profile) -> dict[str, Interval]:

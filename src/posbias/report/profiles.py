@@ -20,7 +20,7 @@ from posbias.drawing.figures import (
 )
 from posbias.profiles import Profile
 from posbias.records import Record
-from posbias.report.findings import grouped_findings, nearest_theory, shares_sentence, verdict_of
+from posbias.report.findings import FLAT_TENTH, grouped_findings, nearest_theory, percent, shares_sentence, verdict_of
 from posbias.report.layout import THEORIES, RunView, real_name, view_of
 from posbias.report.names import (
     is_measured,
@@ -36,6 +36,7 @@ from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
 from posbias.report.wording import THEORIES as NAMED
 
 PREDICTED = "predicted influence"
+TENTHS = "position in the context; shaded: tenths and their shares"
 TEXTS = {
     "default": "English novels, speeches and documents (the package's corpus)",
     "synthetic": "uniformly random tokens, no language at all",
@@ -45,8 +46,8 @@ MOST_VERDICTS, MOST_TABLES = 3, 3
 """Runs of several that the verdict speaks of; tables that are not folded."""
 KICKER = "posbias · how a language model weighs the positions of its context"
 NOTE = (
-    "In brackets: 95 % intervals over prompts or seeds. W1 is a distance between profiles: 0 is equality, 0.1 large. "
-    '"Noise" is the distance of one half of the prompts to the other; "single prompts" that of a theory to one of them.'
+    "In brackets: 95 % intervals over texts or seeds. W1 is a distance between profiles: 0 is equality, 0.1 large; "
+    '"of half the texts" is that of one half of them to the other, "of single texts" that of a theory to one of them.'
 )
 
 
@@ -124,10 +125,10 @@ def _basis(view: RunView, record: Record) -> str:
     text = f"{called}Measured on {size}: {TEXTS.get(source, source)}"
     for subject in view.subjects[1:]:
         counts = [measured.n_independent for measured in subject.measured.values()]
-        text += f"; at initialisation on {max(counts)}, each with random weights of its own" if counts else ""
-    if longest:
-        text += f". Longer ones were not measured; the model takes {longest:,} tokens"
-    return f"{text}. In brackets, and grey: 95 % intervals."
+        text += f"; at initialisation on {max(counts)} of them, each with random weights of its own" if counts else ""
+    if longest and longest > prompts["n_positions"]:
+        text += f". Longer ones, up to {longest:,} tokens, take `--length`"
+    return f"{text}. In brackets and grey: 95 % intervals over texts."
 
 
 def picture_of(view: RunView) -> list[Figure]:
@@ -146,11 +147,26 @@ def picture_of(view: RunView) -> list[Figure]:
         curves = [profile_curve(theory_name(view, name), profile, stroke) for name, profile, stroke in theories]
         state = label(SUBJECTS, subject.name)
         title = f"{state[0].upper()}{state[1:]}: how much each position of the context weighs"
-        panels.append(profile_figure(f"{subject.name}-{kind}-best", title, [own, *curves], measured=[own]))
+        panel = profile_figure(f"{subject.name}-{kind}-best", title, [own, *curves], measured=[own], x_label=TENTHS)
+        panels.append(replace(panel, stretches=_tenths(subject, kind)))
     ranges = [panel.log_range for panel in panels if panel.log_range is not None]
     both = min(low for low, _ in ranges), max(high for _, high in ranges)
     tops = [panel.linear_range[1] for panel in panels if panel.linear_range is not None]
     return [replace(panel, log_range=both, linear_range=(0.0, max(tops))) for panel in panels]
+
+
+def _tenths(subject: Subject, kind: str) -> tuple[tuple[float, float, str], ...]:
+    """Where the first, the middle and the last tenth lie, and their shares; a position is a cell around its number."""
+    profile, n_positions = subject.measured[kind].profile, subject.n_positions
+    starts = {"first_tenth": 0.0, "middle_tenth": 0.45, "last_tenth": 0.9}
+    return tuple(
+        (
+            start * n_positions - 0.5,
+            (start + FLAT_TENTH) * n_positions - 0.5,
+            percent(float(STATISTICS[name](profile.influence))),
+        )
+        for name, start in starts.items()
+    )
 
 
 def _ingredients(view: RunView) -> list[Table]:

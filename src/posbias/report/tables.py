@@ -99,7 +99,7 @@ def shown_rows(count: int) -> list[int]:
 def overview_tables(views: Sequence[RunView]) -> list[Table]:
     """What a run is read for first: theories, shares, depth, precision, and what else was found."""
     tables = [
-        _theory_table(views),
+        _theory_table(views, first=True),
         _share_table("Where does the influence lie?", views, (*TENTHS, "last_token", "minimum_position")),
         _depth_table(views),
         _precision_table(views),
@@ -114,6 +114,7 @@ def detailed_tables(view: RunView) -> list[Table]:
     shares = (*TENTHS, *ENDS, "interior_recency", "mean_position", "minimum_position")
     tables = [
         _settings_table(view),
+        _theory_table([view]),
         _metric_table(view),
         _interval_table(view),
         _share_table("Shares of the influence", [view], shares),
@@ -153,26 +154,19 @@ def _settings_table(view: RunView) -> Table:
     return Table("Which curve is which?", ["curve", *columns], cells)
 
 
-def _theory_table(views: Sequence[RunView]) -> Table:
-    header = [
-        "model",
-        _reference(views),
-        "theory",
-        "W1 [95 %]",
-        "W1 of flat line",
-        "noise",
-        "single prompts",
-        "rank corr.",
-        "than flat line?",
-    ]
+def _theory_table(views: Sequence[RunView], *, first: bool = False) -> Table:
+    """Beside every measured kind, or beside the first of each model alone."""
+    header = ["model", _reference(views), "theory", "distance W1 [95 %]", "of a flat line", "of half the texts"]
+    header += ["of single texts", "than a flat line"]
     cells = []
-    for names, _, block in _comparisons(views):
+    for names, subject, block in _comparisons(views):
+        if first and block.kind != next(iter(subject.measured)):
+            continue
         distance, noise, single, verdict = number_text(block.comparison.wasserstein), MISSING, MISSING, MISSING
         if block.prompts is not None:
             distance, verdict = str(block.prompts.distance), VERDICTS[block.prompts.decides]
             noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
-        flat, rank = number_text(block.comparison.flat.wasserstein), number_text(block.comparison.spearman, 2)
-        cells.append([*names, distance, flat, noise, single, rank, verdict])
+        cells.append([*names, distance, number_text(block.comparison.flat.wasserstein), noise, single, verdict])
     return Table("How near is each theory? Distances (W1) to what was measured; 0 is equality", header, cells)
 
 
