@@ -126,7 +126,8 @@ def strict_json(content: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON (line {error.lineno}: {error.msg})") from None
+        place = f"line {error.lineno}" if "\n" in text.strip() else f"character {error.pos + 1}"
+        raise ValueError(f"is not JSON ({place}: {error.msg})") from None
     except RecursionError:
         raise ValueError(f"is nested deeper than {MOST_LEVELS} levels") from None
     _check_levels(value)

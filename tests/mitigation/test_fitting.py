@@ -15,11 +15,14 @@ from posbias.evaluation.responders.base import Request
 from posbias.interventions.keys import biased
 from posbias.mitigation import fitting, mitigated
 from posbias.mitigation.applying import answering_under
+from posbias.mitigation.base import MITIGATIONS
+from posbias.mitigation.calibration import contents
 from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.fitting import FitOptions, fit, passes_of_fit
 from posbias.mitigation.recipe import read_recipe, write_recipe
 from posbias.parts import PartStore
-from posbias.tasks.language import KeyValue
+from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
+from posbias.tasks.language.base import locate
 from tiny_families import shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
@@ -232,9 +235,81 @@ def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):
     with pytest.raises(UsageError, match=r"recipe of another model, .*: its depth is 2, this model's 3"):
         mitigated(other, str(path)).install()
     changed = {**json.loads(path.read_text()), "recipe": 2}
-    path.write_text(json.dumps(changed))
-    with pytest.raises(UsageError, match="not a recipe"):
-        read_recipe(path, model)
+    for content, message in (
+        (json.dumps(changed), r"recipe.json' is not a recipe of posbias \(version 1\)"),
+        ("{", r"recipe.json': is not JSON \(character 2: "),
+        ("[1]", "recipe.json' is not a recipe"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            read_recipe(path, model)
+    with pytest.raises(UsageError, match=r"cannot read '.*none.json': No such file"):
+        read_recipe(tmp_path / "none.json", model)
+
+
+def test_a_recipe_knows_its_model_in_higher_precision_and_no_other(tmp_path, long_llama):
+    """Fitted in bfloat16; users of transformers load float32."""
+    path = tmp_path / "recipe.json"
+    write_recipe(
+        path, MITIGATIONS.parse("initial_token(gamma=2.0)"), pb.load_model(str(long_llama), dtype="bfloat16"), {}
+    )
+    whole = pb.load_model(str(long_llama))
+    assert str(read_recipe(path, whole)) == "initial_token(gamma=2.0)"
+    with torch.no_grad():
+        next(whole.network.parameters()).mul_(1.5)
+    with pytest.raises(UsageError, match=r"recipe of another model, .*: its weights_sha256 is"):
+        read_recipe(path, whole)
+
+
+def test_samples_are_known_again_in_other_prompts_and_never_taken_for_others(tmp_path):
+    """By their items and answer: a judge's questions read alike, and words of small vocabularies come again."""
+    judged = tmp_path / "pairs.jsonl"
+    rows = [
+        {
+            "pair_id": str(row),
+            "question": "Which?",
+            "response_A": f"yes {row}",
+            "response_B": f"no {row}",
+            "label": "A>B",
+        }
+        for row in range(40)
+    ]
+    judged.write_text("\n".join(json.dumps(row) for row in rows))
+
+    def seen(task, seed, count=20):
+        return contents(list(LANGUAGE_TASKS.parse(task).examples(None, count=count, seed=seed)))
+
+    for task in ("key_value(pairs=3)", "documents(documents=3)", "example_order(shots=4)", "token_copy"):
+        assert not seen(task, 0) & seen(task, 1), task
+    every = list(LANGUAGE_TASKS.parse(f"pairwise(file={str(judged)!r})").examples(None, count=40))
+    assert not contents(every[:40]) & contents(every[40:])
+    for other in ("key_value(pairs=5)", "key_value(pairs=3, query='before')", "key_value(pairs=3, query='both')"):
+        fitted_to = seen("key_value(pairs=3)", 0)
+        assert all(contents([one]) & fitted_to for one in LANGUAGE_TASKS.parse(other).examples(None, count=20))
+
+
+def test_passages_may_be_given_as_texts(long_llama):
+    model = pb.load_model(str(long_llama))
+    passages = ["one two three", "four five six"]
+    prompt = f"Read.\n{passages[0]}\n{passages[1]}\nWhich one? "
+    begins = [prompt.index(passage) for passage in passages]
+    spans = [(begin, begin + len(passage)) for begin, passage in zip(begins, passages, strict=True)]
+    located, _ = locate(prompt, spans, model.tokenizer)
+    ids = torch.tensor([model.tokenizer(prompt).input_ids])
+
+    def logits(**told):
+        with torch.no_grad(), mitigated(model.network, "attention_calibration(together=True)", **told):
+            return model.network(input_ids=ids).logits
+
+    texts = logits(passages=passages, prompt=prompt, tokenizer=model.tokenizer)
+    assert texts.equal(logits(passages=located, tokenizer=model.tokenizer))
+    for told, message in (
+        ({"passages": passages}, "need prompt= and tokenizer="),
+        ({"passages": passages[::-1], "prompt": prompt, "tokenizer": model.tokenizer}, "is not in the prompt behind"),
+        ({"passages": ["seven"], "prompt": prompt, "tokenizer": model.tokenizer}, "passage 0, 'seven', is not in"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            mitigated(model.network, "context_bias(values=[[1.0]])", **told)
 
 
 @pytest.mark.parametrize(

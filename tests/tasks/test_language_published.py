@@ -166,6 +166,14 @@ def oracle_lines(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def test_a_gold_document_without_its_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("posbias.tasks.language.document_files.announce", said.append)
+    path = written(tmp_path / "own.jsonl", [{**OWN, "answers": [answer]} for answer in ("g", "paris")])
+    list(Documents(documents=2, file=path).examples(None, count=2))
+    assert said == ["1 of 2 gold documents hold none of their answers, own.jsonl, line 2 first"]
+
+
 def test_gold_passages_of_other_questions_become_distractors(tmp_path: Path) -> None:
     path = written(tmp_path / "oracle.jsonl.gz", oracle_lines(9))
     task = Documents(file=path, documents=6)

@@ -35,24 +35,33 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         model: What `load_model` returns, or a causal language model of transformers.
         method: An object, its literal spelling (`"initial_token(gamma=0.5)"`), or the path of a recipe (.json).
         strength: 0 (the model as it is) ... 1; None: as the method says.
-        passages: Token spans of the prompt's passages, for methods that need them.
+        passages: Where the prompt's passages stand, for methods that need them: token spans, or their texts, in order.
+        prompt: The prompt in which these texts stand, as the tokenizer is given it.
+        tokenizer: The tokenizer of a model of transformers.
 
     Raises:
-        UsageError: an unknown method or a recipe of another model; on entry, a method that the model does not allow, or
-            a second one on the same network.
+        UsageError: an unknown method or a recipe of another model; passages that are not in the prompt; on entry, a
+            method that the model does not allow, or a second one on the same network.
     """
 
     def __init__(
-        self, model: Any, method: Method | str, strength: float | None = None, *, passages: Spans = ()
+        self,
+        model: Any,
+        method: Method | str,
+        strength: float | None = None,
+        *,
+        passages: Spans | Sequence[str] = (),
+        prompt: str | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self._own = isinstance(model, HuggingFaceModel)
-        self._given, self._model = model, check_model(model) if self._own else _loaded(model)
+        self._given, self._model = model, check_model(model) if self._own else _loaded(model, tokenizer)
         resolved = resolve_method(method, self._model, strength=strength)
         if not isinstance(resolved, Mitigation):
             raise UsageError(
                 f"{resolved.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
             )
-        self._method, self._passages = resolved, tuple(passages)
+        self._method, self._passages = resolved, _spans(passages, prompt, self._model.tokenizer)
         self._open = ExitStack()
 
     def __enter__(self) -> Any:
@@ -102,12 +111,35 @@ def answering_under(method: Method, responder: Responder) -> Responder:
     return method.around(responder) if isinstance(method, PromptMitigation) else _Mitigated(method, responder)
 
 
-def _loaded(network: Any) -> HuggingFaceModel:
+def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) -> Spans:
+    """Token spans of passages that may be given as texts."""
+    texts = [passage for passage in passages if isinstance(passage, str)]
+    if not texts:
+        return tuple(passages)  # type: ignore[arg-type]
+    if prompt is None or tokenizer is None or len(texts) < len(passages):
+        raise UsageError(
+            "mitigated: passages given as texts need prompt= and tokenizer=, and no token spans among them"
+        )
+    found: list[tuple[int, int]] = []
+    for number, text in enumerate(texts):
+        begin = prompt.find(text, found[-1][1] if found else 0)
+        if begin < 0 or not text:
+            raise UsageError(
+                f"mitigated: passage {number}, {text[:40]!r}, is not in the prompt behind the one before it"
+            )
+        found.append((begin, begin + len(text)))
+    located, _ = locate(prompt, found, tokenizer)
+    if located is None:
+        raise UsageError("mitigated: the tokenizer tells no places of characters; give passages as token spans")
+    return located
+
+
+def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A user's own network as a model; its parameters and mode stay as they are."""
     held = isinstance(network, nn.Module)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if held else []
     modes = {module: module.training for module in network.modules()} if held else {}
-    model = model_in_hand(network)
+    model = model_in_hand(network, tokenizer)
     for parameter in trained:
         parameter.requires_grad_(True)
     for module, training in modes.items():

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from posbias.checks import check_number
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Responder
 from posbias.interventions.base import Intervention
@@ -119,8 +118,8 @@ Method = Mitigation | PromptMitigation
 
 def check_strength(name: str, strength: object) -> None:
     """Refuse what is no share."""
-    check_number(f"{name}: strength", strength)
-    if float(strength) > 1:  # type: ignore[arg-type]
+    known = isinstance(strength, int | float) and not isinstance(strength, bool)
+    if not known or not 0 <= float(strength) <= 1:  # type: ignore[arg-type]
         raise UsageError(f"{name}: strength must lie in [0, 1], got {strength!r}")
 
 

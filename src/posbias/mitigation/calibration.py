@@ -15,6 +15,8 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import track
 from posbias.tasks.language import Example
 
+DISTINCT = 32
+"""Characters of a passage from which no two samples are taken to share it by chance."""
 LEAST_SAMPLES = 4
 """Calibration samples below which a fit is refused: it would learn them by heart."""
 
@@ -28,12 +30,16 @@ def check_samples(calibration: Sequence[Example]) -> int:
 
 
 def contents(examples: Sequence[Example]) -> set[str]:
-    """What tells samples apart, whatever stands around them: a hash of what follows the passages, and of the answer."""
+    """What samples have in common with no other, wherever the question stands: hashes of an answer beside all passages,
+    in whatever order, and beside its own passage, where that is long enough to be nobody else's."""
     found = set()
     for one in examples:
         text = one.prompt if isinstance(one.prompt, str) else one.prompt[-1]["content"]
-        question = text[one.passages[-1][1] :] if one.passages else text
-        found.add(hashlib.sha256(f"{question}\0{one.target}".encode()).hexdigest()[:16])
+        passages = [text[begin:end].strip() for begin, end in one.passages] or [text]
+        own = "" if one.gold_position is None or not one.passages else passages[one.gold_position]
+        for held in (sorted(passages), [own] if len(own) >= DISTINCT else []):
+            if held:
+                found.add(hashlib.sha256("\0".join([one.target, *held]).encode()).hexdigest()[:16])
     return found
 
 

@@ -5,19 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posbias.directories import write_atomically
 from posbias.errors import UsageError
-from posbias.files import read_json
+from posbias.files import parsed_json, read_whole
 from posbias.mitigation.base import MITIGATIONS, Method
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import weights_sha256
 
 VERSION = 1
 """Of the format."""
+PRECISIONS = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 RECIPE_SUFFIX = ".json"
 """By which a recipe's path is told from a method's spelling."""
-MOST_BYTES = 64 << 20
-"""Largest recipe: a few numbers per head and layer, or one per position."""
 SNIPPET = """\
 import posbias as pb
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -35,9 +36,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(NAME)
 tokenizer = AutoTokenizer.from_pretrained(NAME)
-ends = [len(tokenizer("".join(PASSAGES[: k + 1])).input_ids) for k in range(len(PASSAGES))]  # each ends its line
-tokens = tokenizer("".join(PASSAGES) + QUESTION, return_tensors="pt")
-with pb.mitigated(model, {recipe!r}, passages=list(zip([0, *ends], ends))):  # no weight is touched
+tokens = tokenizer(PROMPT, return_tensors="pt")  # the texts PASSAGES stand in it, in this order
+with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):  # no weight is touched
     print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
 """
 """The same for methods that are told where the passages of the prompt stand."""
@@ -53,19 +53,19 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
     """The method of a recipe; with a model, one that was fitted to it.
 
     Raises:
-        UsageError: no such file, no recipe, or a recipe of another model: the first difference is named. Weights are
-            compared where both are of one precision.
+        UsageError: no such file, no recipe, or a recipe of another model: the first difference is named. The weights of
+            a model of higher precision are compared as rounded to the recipe's; those of lower cannot be.
     """
-    recipe = read_json(Path(path), most_bytes=MOST_BYTES)
-    if not isinstance(recipe, dict) or recipe.get("recipe") != VERSION or not isinstance(recipe.get("method"), str):
-        raise UsageError(f"{str(path)!r} is not a recipe of posbias (version {VERSION})")
+    recipe = _content(path)
     if model is not None:
-        wanted, own = recipe.get("model"), _identity(model)
+        wanted = recipe.get("model")
         if not isinstance(wanted, dict):
             raise UsageError(f"{str(path)!r} does not say which model it belongs to")
-        same_precision = wanted.get("dtype") == own["dtype"]
+        dtype = PRECISIONS.get(str(wanted.get("dtype")), model.dtype)
+        own = _identity(model, dtype)
+        lost = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
         for name, value in own.items():
-            compared = name != "source" and name != "dtype" and (name != "weights_sha256" or same_precision)
+            compared = name not in ("source", "dtype") and not (name == "weights_sha256" and lost)
             if compared and wanted.get(name) != value:
                 raise UsageError(
                     f"{str(path)!r} is a recipe of another model, {wanted.get('source')!r}: its {name} is "
@@ -76,12 +76,20 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
 
 def samples_of_recipe(path: str | Path) -> set[str]:
     """`contents` of the samples that a recipe was fitted to; empty where it does not say."""
-    fitted = read_json(Path(path), most_bytes=MOST_BYTES).get("fitted")
+    fitted = _content(path).get("fitted")
     return set(fitted.get("samples", ())) if isinstance(fitted, dict) else set()
 
 
-def _identity(model: HuggingFaceModel) -> dict[str, Any]:
-    """What tells a model from others."""
+def _content(path: str | Path) -> dict[str, Any]:
+    """What the file of a recipe holds."""
+    recipe = parsed_json(read_whole(path, "recipe"), repr(str(path)))
+    if not isinstance(recipe, dict) or recipe.get("recipe") != VERSION or not isinstance(recipe.get("method"), str):
+        raise UsageError(f"{str(path)!r} is not a recipe of posbias (version {VERSION})")
+    return recipe
+
+
+def _identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """What tells a model from others, its weights as they are or rounded."""
     return {
         "source": model.origin.source,
         "model_type": model.model_type,
@@ -90,5 +98,5 @@ def _identity(model: HuggingFaceModel) -> dict[str, Any]:
         "width": model.width,
         "vocabulary_size": model.vocabulary_size,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "weights_sha256": weights_sha256(model.network),
+        "weights_sha256": weights_sha256(model.network, dtype),
     }

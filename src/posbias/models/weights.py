@@ -71,14 +71,18 @@ def first_not_finite(network: nn.Module) -> str | None:
     return None
 
 
-def weights_sha256(network: nn.Module) -> str:
+def weights_sha256(network: nn.Module, dtype: torch.dtype | None = None) -> str:
     """A fingerprint of all weights: names, shapes, dtypes, and two exact integer sums over the bits of each.
+
+    With a dtype, that of the weights rounded to it, one at a time.
 
     The second sum weighs every element by its place, so that rows or heads that change places are seen; any edit of
     single values is. About a second per gigabyte, and no copy larger than SUMMED numbers.
     """
     digest = hashlib.sha256()
     for name, parameter in iterate_weights(network):
+        if dtype is not None and parameter.is_floating_point():
+            parameter = _unpacked(parameter).to(dtype)
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {_sums(_unpacked(parameter))}".encode())
     return digest.hexdigest()
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from posbias.errors import UsageError
+from posbias.progress import announce
 from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import list_field, published_lines, text_field
 
@@ -82,6 +83,9 @@ def read_sets(path: str, *, count: int, documents: int, seed: int) -> list[Docum
         UsageError: a line that does not hold what its schema says, too few lines, or too few documents.
     """
     lines = [(where, _set_of(record, where)) for where, record in published_lines(path, count)]
+    silent = [where for where, found in lines if not _holds_answer(found)]
+    if silent:
+        announce(f"{len(silent)} of {len(lines)} gold documents hold none of their answers, {silent[0]} first")
     if documents > 1 and not lines[0][1].distractors:
         pool = _gold_documents(path, beside=lines[0][0])
         return [
@@ -111,6 +115,12 @@ def _question_of(record: dict[str, Any], where: str) -> tuple[str, tuple[str, ..
     if empty:
         raise UsageError(f"{where}: answer {empty[0]!r:.80} holds nothing but articles and punctuation")
     return question, tuple(answers)
+
+
+def _holds_answer(found: DocumentSet) -> bool:
+    """Whether the gold document has an accepted answer, as the published scoring rule finds answers."""
+    said = normalise_answer(f"{found.gold.title or ''} {found.gold.text}")
+    return any(normalise_answer(answer) in said for answer in found.answers)
 
 
 def _set_of(record: dict[str, Any], where: str) -> DocumentSet:
