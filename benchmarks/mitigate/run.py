@@ -31,8 +31,15 @@ METHODS = (
     "ms_poe(variant='as_released')",
     "shifted_distances(shift=216)",
     "rotary_bases(bases=[1.0, 2.0])",
+    "parallel_windows",
+    "positional_channel(channel=100)",
+    "positional_channel(channel=100, from_question=True)",
+    "attention_calibration(together=True)",
+    "attention_calibration",
 )
-ROW = "{:<42} {:>9} {:>9} {:>9} {:>7}"
+PASSAGES = 8
+"""Of equal lengths, in the first nine tenths of the prompt; what is left is the question."""
+ROW = "{:<52} {:>9} {:>9} {:>9} {:>7}"
 
 
 def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tuple[float, float]:
@@ -40,7 +47,7 @@ def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tu
     way: Any = contextlib.nullcontext()
     if method != "plain":
         given = context_bias(model) if method == CONTEXT_BIAS else method
-        way = mitigated(model, given, passages=[(0, tokens.shape[1] * 9 // 10)])
+        way = mitigated(model, given, passages=passages(tokens.shape[1]))
     with way, torch.no_grad():
         start = time.process_time()
         output = model.network(input_ids=tokens, use_cache=True, logits_to_keep=1)
@@ -49,6 +56,12 @@ def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tu
             cache = output.past_key_values
             output = model.network(input_ids=tokens[:, :1], past_key_values=cache, use_cache=True)
         return read - start, time.process_time() - read
+
+
+def passages(n_tokens: int) -> list[tuple[int, int]]:
+    """Spans of a prompt of random tokens, one behind the other."""
+    ends = [n_tokens * 9 // 10 * (index + 1) // PASSAGES for index in range(PASSAGES)]
+    return list(zip([0, *ends], ends, strict=False))
 
 
 def context_bias(model: Any) -> ContextBias:

@@ -85,6 +85,24 @@ def test_generation_with_a_cache_is_one_pass(model, implementation):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("width", [1, 3])
+def test_every_prompt_of_a_batch_has_its_own_question(model, width):
+    whole = token_ids(model)
+    batch = torch.cat([whole, torch.cat([torch.zeros_like(whole[:, :3]), whole[:, :-3]], 1)])
+    shown = (torch.arange(TOKENS) >= torch.tensor([[0], [3]])).long()
+    with mitigated(model, QUESTION, passages=SPANS):
+        expected, cache, found = logits(model), None, []
+        for begin in range(0, TOKENS, width):
+            part, seen = batch[:, begin : begin + width], shown[:, : begin + width]
+            output = model.network(part, attention_mask=seen, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            found.append(output.logits)
+    first, second = torch.cat(found, 1)
+    torch.testing.assert_close(first, expected, **TURNED)
+    torch.testing.assert_close(second[3:], expected[:-3], **TURNED)
+
+
+@torch.no_grad()
 def test_from_the_question_on_it_is_a_matter_of_position(model):
     ids = token_ids(model)
     before = logits(model)

@@ -29,6 +29,19 @@ FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
 INSIDE = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]
 BATCHED = [name for name in INSIDE if name != "attention_calibration"]
 """The other one takes one prompt at a time."""
+RAGGED = [
+    *INSIDE,
+    f"key_bias(biases='gamma_key(alpha=3.0)', from_question=True, scales={SCALES})",
+    "positional_channel(channel=5, from_question=True)",
+    "ms_poe(low=1.2, high=3.0, first_layer=1)",
+    "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')",
+]
+"""With variants that act from the question on, or by a query of every prompt's own."""
+SHORT, LONG = 12, 16
+"""Tokens of the prompts of a ragged batch, which read the same up to the end of the last passage."""
+TURNED = {"rtol": 1e-4, "atol": 1e-4}
+"""Tolerance where padding moves positions, whose cosines the network takes in float32; in float64 else."""
+GENERATED = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True}
 
 
 def spelled(name):
@@ -74,6 +87,77 @@ def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passe
     if name != "positional_channel":  # of the last query: a whole pass changes fewer queries than steps with a cache do
         assert torch.equal(cached, whole)
     assert torch.equal(filled[:, 3:], cached)
+
+
+def ragged(model, side, shared=SPANS[-1][1]):
+    """Two prompts of different lengths, one batch of them, and what of it is shown."""
+    drawn = [np.random.default_rng(seed).integers(3, VOCABULARY, LONG).tolist() for seed in (3, 5)]
+    prompts = [drawn[0], (drawn[0][:shared] + drawn[1][shared:])[:SHORT]]
+    lacking = [0] * (LONG - SHORT)
+    short, ones = ((lacking + one if side == "left" else one + lacking) for one in (prompts[1], [1] * SHORT))
+    batch, shown = model.token_tensor([prompts[0], short]), model.token_tensor([[1] * LONG, ones])
+    return [model.token_tensor([prompt]) for prompt in prompts], batch, shown
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("method", RAGGED)
+def test_every_prompt_of_a_ragged_batch_is_as_alone(model, method, side):
+    prompts, batch, shown = ragged(model, side)
+    options = {"max_new_tokens": 6, "output_logits": True, **GENERATED}
+    with mitigated(model, spelled(method), passages=SPANS):
+        if method == "attention_calibration":
+            with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
+                model.network(batch, attention_mask=shown)
+            return
+        found = model.network(batch, attention_mask=shown).logits
+        for row, prompt, kept in zip(found, prompts, shown.bool(), strict=True):
+            torch.testing.assert_close(row[kept], model.network(prompt).logits[0], **TURNED)
+        if side == "left":
+            together = model.network.generate(batch, attention_mask=shown, **options)
+            for row, prompt in enumerate(prompts):
+                alone = model.network.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+                torch.testing.assert_close(
+                    torch.stack(together.logits, 1)[row], torch.stack(alone.logits, 1)[0], **TURNED
+                )
+                assert torch.equal(together.sequences[row, LONG:], alone.sequences[0, prompt.shape[1] :])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", RAGGED)
+def test_beams_with_a_cache_score_what_whole_passes_do(model, method):
+    prompts, batch, shown = ragged(model, "left")
+    beams = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0, "max_new_tokens": 5, **GENERATED}
+    with mitigated(model, spelled(method), passages=SPANS):
+        if method == "attention_calibration":
+            with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
+                model.network.generate(prompts[0], attention_mask=torch.ones_like(prompts[0]), **beams)
+            return
+        found = model.network.generate(batch, attention_mask=shown, output_scores=True, **beams)
+        assert (found.beam_indices.diff(dim=1) != 0).any(), "beams have to change places for this to be a test"
+        for index, (sequence, score) in enumerate(zip(found.sequences, found.sequences_scores, strict=True)):
+            n_tokens = prompts[index // 3].shape[1]
+            whole = sequence[None, LONG - n_tokens :]
+            asked = torch.arange(n_tokens - 1, whole.shape[1] - 1)
+            logits = model.network(whole, logits_to_keep=asked).logits[0].log_softmax(-1)
+            wanted = logits.gather(1, whole[0, n_tokens:, None]).sum()
+            torch.testing.assert_close(score.to(wanted), wanted, **TURNED)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("method", [one for one in RAGGED if resolve_method(spelled(one), None).needs_passages])
+def test_prompts_that_cannot_have_their_passages_at_the_same_places_are_refused_by_name(method, side):
+    model, end = shaken_model("llama"), SPANS[-1][1]
+    message = (
+        rf"{method.partition('(')[0]}: (in a batch, prompts of several .* token {end}; these do not|one prompt at)"
+    )
+    with mitigated(model, spelled(method), passages=SPANS):
+        for shared in (0, end - 1):
+            _, batch, shown = ragged(model, side, shared)
+            for given in ({"input_ids": batch}, {"inputs_embeds": model.embed(batch)}):
+                with pytest.raises(UsageError, match=message):
+                    model.network(attention_mask=shown, **given)
 
 
 @torch.no_grad()

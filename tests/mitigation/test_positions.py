@@ -89,6 +89,36 @@ def test_one_ratio_for_all_heads_is_transformers_own_position_interpolation(name
     assert not torch.allclose(wanted, before, atol=1e-2)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_prompt_keeps_its_ranking_while_another_of_the_batch_comes_to_its_own(method):
+    model, tokens = model_of("llama"), token_ids()
+    batch = torch.cat([tokens, torch.cat([torch.zeros_like(tokens[:, :3]), tokens[:, :-3]], 1)])
+    shown = (torch.arange(POSITIONS) >= torch.tensor([[0], [3]])).long()
+    with under(model, method):
+        expected = logits_of(model, tokens)[0, 12:]
+        cut = model.network(batch[:, :12], attention_mask=shown[:, :12], use_cache=True)
+        rest = model.network(batch[:, 12:], attention_mask=shown, past_key_values=cut.past_key_values)
+    torch.testing.assert_close(rest.logits[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_a_cache_under_several_bases_has_a_row_for_each_prompt(name):
+    model, both = model_of(name), token_ids(rows=2)
+    with under(model, METHODS[3]):
+        expected = logits_of(model, both)[:, 12:]
+        cache = model.network(input_ids=both[:, :12], use_cache=True).past_key_values
+        assert {len(layer.keys) for layer in cache.layers} == {2}
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([3, 0]))
+        for place in (12, 13):
+            given = {"input_ids": both[[1, 0], place : place + 1], "past_key_values": cache, "use_cache": place > 12}
+            found = model.network(**given).logits
+            assert {len(layer.keys) for layer in cache.layers} == {2}
+            torch.testing.assert_close(found[:, 0], expected[[1, 0], place - 12], rtol=1e-4, atol=1e-4)
+
+
 def theta(config, layer, base=1.0):
     parameters = config.rope_parameters
     if config.model_type == "gemma3_text":

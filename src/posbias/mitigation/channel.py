@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posbias.checks import check_number, check_whole
@@ -18,6 +18,7 @@ from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
+from posbias.mitigation.passages import in_one_place
 from posbias.models.families.base import Block
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -93,12 +94,12 @@ class PositionalChannel(Mitigation):
                 return call.run()
             query, changed_query = call.query.chunk(2, 1)
             key, changed_key = call.key.chunk(2, 1)
-            rows = asked.rows(query.shape[2]) if begins is None else (call.query_positions >= begins).any(0)
+            rows = asked.rows(query.shape[2])[None] if begins is None else call.query_positions >= begins
             return _where(rows.to(query.device), call, (query, key), (changed_query, changed_key))
 
         twice = _twice(self.channel, factor)
         reading = model.network.register_forward_pre_hook(asked.read, with_kwargs=True)
-        with hooked([reading]), attending(model, self, attend):
+        with hooked([reading]), in_one_place(model, self, passages), attending(model, self, attend):
             made = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in made):
                 yield
@@ -124,20 +125,23 @@ class _Asked:
         return rows
 
 
-def _where(rows: Tensor, call: AttentionCall, own: tuple[Tensor, Tensor], changed: tuple[Tensor, Tensor]) -> Attended:
-    """Attention of some queries as changed, of the others as it was."""
+def _where(
+    rows: Bool[Tensor, "_ query"], call: AttentionCall, own: tuple[Tensor, Tensor], changed: tuple[Tensor, Tensor]
+) -> Attended:
+    """Attention of some queries of every prompt as changed, of the others as it was."""
     if rows.all():
         return call.run(query=changed[0], key=changed[1])
     output, weights = call.run(query=own[0], key=own[1])
     if not rows.any():
         return output, weights
-    if not rows[:-1].any():  # the last sees all that its mask, if any, does not hide
+    if not rows[:, :-1].any():  # the last sees all that its mask, if any, does not hide
         mask = call.mask if call.mask is None or call.mask.ndim < 4 else call.mask[:, :, -1:]
         place = call.query_positions[:, -1:]
         last, _ = call.run(query=changed[0][:, :, -1:], key=changed[1], mask=mask, query_positions=place)
+        last = torch.where(rows[:, -1:, None, None], last, output[:, -1:])
         return torch.cat([output[:, :-1], last], 1), weights
     other, _ = call.run(query=changed[0], key=changed[1])
-    return torch.where(rows[:, None, None], other, output), weights
+    return torch.where(rows[:, :, None, None], other, output), weights
 
 
 def _twice(channel: int, factor: float) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:

@@ -13,6 +13,7 @@ from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.keys import KeyBiased, biased
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
+from posbias.mitigation.passages import in_one_place
 from posbias.models.hugging_face import HuggingFaceModel
 
 Table = tuple[tuple[float, ...], ...]
@@ -58,7 +59,8 @@ class KeyBiasMethod(Mitigation):
         def logits(layer: int, n_positions: int) -> torch.Tensor:
             return torch.tensor(self.strength * layers[layer].key_logits(n_positions, heads))
 
-        with biased(model, self, logits, first_query=begins, scales=_factors(self, self.scales, depth, heads)):
+        scales = _factors(self, self.scales, depth, heads)
+        with in_one_place(model, self, passages), biased(model, self, logits, first_query=begins, scales=scales):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -99,7 +101,8 @@ class ContextBias(Mitigation):
         def logits(layer: int, n_positions: int) -> torch.Tensor:
             return table[layer][:, None] * before(begins, n_positions)
 
-        with biased(model, self, logits, first_query=begins, scales=_factors(self, self.scales, depth, heads)):
+        scales = _factors(self, self.scales, depth, heads)
+        with in_one_place(model, self, passages), biased(model, self, logits, first_query=begins, scales=scales):
             yield
 
 

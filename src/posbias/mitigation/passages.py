@@ -60,7 +60,7 @@ class ParallelWindows(Mitigation):
             keys = _members(windows, call.key_positions, like=call.query) @ own
             return call.run_grouped(added * foreign[:, None], keys)
 
-        with attending(model, self, attend):
+        with in_one_place(model, self, passages), attending(model, self, attend):
             yield
 
 
@@ -224,6 +224,39 @@ class _Beside:
         attention: Any = self._attention
         self._kept[index] = [(layer.keys, layer.values) for layer in cache.layers]
         return torch.nn.functional.pad(attention / len(cache.layers), (0, 0, first, 0))
+
+
+@contextmanager
+def in_one_place(model: HuggingFaceModel, method: Mitigation, passages: Spans) -> Iterator[None]:
+    """Within the context, a method that needs passages refuses batches whose prompts have them at different places.
+
+    One list of spans serves all prompts of a batch; they count from every prompt's own first token, whatever padding
+    stands before it. So prompts of several lengths have to read the same up to the end of the last passage.
+    """
+    if not method.needs_passages:
+        yield
+        return
+    end = passages[-1][1]
+
+    def check(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        entering, shown = named.get("inputs_embeds"), named.get("attention_mask")
+        read: Any = named.get("input_ids", given[0] if given else None) if entering is None else entering
+        if not isinstance(shown, Tensor) or shown.shape != read.shape[:2]:  # no padding, or what goes on from a cache
+            return
+        lengths = shown.sum(-1)
+        if bool((lengths == lengths[0]).all()):
+            return
+        first = (shown.cumsum(-1) == 0).sum(-1, keepdim=True)
+        slots = first + torch.arange(min(end, shown.shape[1] - int(first.max())), device=shown.device)
+        beginnings = read[torch.arange(len(read), device=shown.device)[:, None], slots]
+        if not torch.equal(beginnings, beginnings[:1].expand_as(beginnings)):
+            raise UsageError(
+                f"{method.name}: in a batch, prompts of several lengths must read the same up to the end of the last "
+                f"passage, token {end}; these do not"
+            )
+
+    with hooked([model.network.register_forward_pre_hook(check, with_kwargs=True)]):
+        yield
 
 
 def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:

@@ -4,7 +4,7 @@ Queries and keys arrive rotated, keys with everything that is cached; both are t
 the wanted angle and the one they have. With a strength s, positions p become p + s (p' - p).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from posbias.checks import check_choice, check_number, check_whole
 from posbias.errors import UsageError
 from posbias.interventions.attention import (
+    CACHES,
     Attended,
     AttentionCall,
     KeptKeys,
@@ -26,6 +27,7 @@ from posbias.interventions.attention import (
 from posbias.interventions.base import hooked
 from posbias.interventions.encodings import LENGTH_DEPENDENT
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
+from posbias.mitigation.passages import in_one_place
 from posbias.models.hugging_face import HuggingFaceModel
 
 VARIANTS = ("as_described", "as_released")
@@ -91,8 +93,10 @@ class MsPoe(Mitigation):
             table = tables[call.layer]
             if table is None or call.layer < self.first_layer:
                 return call.run()
-            if int(call.query_positions[:, 0].min()) <= ranking_at or call.layer not in ranked:
-                ranked[call.layer] = self._indices(call, ranking_at, back[call.layer])
+            before, due = ranked.get(call.layer), call.query_positions[:, :1] <= ranking_at
+            if before is None or due.any():
+                found = self._indices(call, ranking_at, back[call.layer])
+                ranked[call.layer] = found if before is None or due.all() else torch.where(due, found, before)
             indices = ranked[call.layer]
             query = table.turn(call.query, call.query_positions, indices)
             shared = self.variant == "as_released" or call.group == 1
@@ -104,7 +108,7 @@ class MsPoe(Mitigation):
             key = kept.of(call, indices, turn)
             return call.run_repeated(query, key)
 
-        with attending(model, self, attend):
+        with in_one_place(model, self, passages), attending(model, self, attend):
             yield
 
     def _indices(self, call: AttentionCall, ranking_at: int, back: "_Table | None") -> Int[Tensor, "batch head"]:
@@ -186,8 +190,9 @@ class RotaryBases(Mitigation):
     """The model is run under several rotary bases at once, and their next-token probabilities are pooled.
 
     p = sum of w_b p_b, where w_b is proportional to the largest probability of p_b. Costs one pass for each base, and
-    as much cache. Only logits are pooled: other outputs have a row for each prompt and base. Source: Attention Buckets,
-    arXiv 2312.04455, which weighs by confidence; its formula was not at hand.
+    as much cache, which holds what the bases make as further heads of each prompt. Only logits are pooled: other
+    outputs have a row for each prompt and base. Source: Attention Buckets, arXiv 2312.04455, which weighs by
+    confidence; its formula was not at hand.
     """
 
     shares_cache: ClassVar[bool] = False
@@ -234,16 +239,33 @@ class RotaryBases(Mitigation):
             first = given[0] if given else named.get("input_ids")
             rows = len(named["inputs_embeds"] if first is None else first)
             names = [name for name in BATCHED if isinstance(named.get(name), Tensor) and len(named[name]) == rows]
+            _reshape(_cache_of(named), lambda held: held.reshape(-1, held.shape[1] // n_bases, *held.shape[2:]))
             many = {name: named[name].repeat_interleave(n_bases, 0) for name in names}
             return tuple(one.repeat_interleave(n_bases, 0) for one in given), {**named, **many}
 
-        def pool(_: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+        def pool(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+            given_cache = _cache_of(named)
+            cache = _cache_of(output) if given_cache is None else given_cache
+            _reshape(cache, lambda held: held.reshape(len(held) // n_bases, -1, *held.shape[2:]))
             output.logits = pooled(output.logits.unflatten(0, (-1, n_bases)), 1)
             return output
 
         before = model.network.register_forward_pre_hook(multiply, with_kwargs=True)
-        with hooked([before, model.network.register_forward_hook(pool)]), attending(model, self, attend):
+        after = model.network.register_forward_hook(pool, with_kwargs=True)
+        with hooked([before, after]), attending(model, self, attend):
             yield
+
+
+def _cache_of(named: Mapping[str, Any]) -> Any:
+    """What a network is given, or gives back, as its cache."""
+    return next((named[name] for name in CACHES if named.get(name) is not None), None)
+
+
+def _reshape(cache: Any, change: Callable[[Tensor], Tensor]) -> None:
+    """Whatever a cache holds so far; between calls it has one row for each prompt, by which beams reorder it."""
+    for layer in getattr(cache, "layers", ()):
+        if isinstance(layer.keys, Tensor) and layer.keys.ndim == 4:
+            layer.keys, layer.values = change(layer.keys), change(layer.values)
 
 
 def pooled(logits: Tensor, dim: int) -> Tensor:
