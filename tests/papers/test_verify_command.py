@@ -155,8 +155,8 @@ def test_the_page_opens_with_what_fails():
     for entry in record.scalars["verdicts"]:
         entry["verdict"] = "holds"
     holding = report_of(record)
-    assert holding.verdict == ["Of 6 published statements: 6 hold."]
-    assert not holding.picture
+    assert holding.verdict == ["All 6 published statements hold."]
+    assert holding.picture
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,26 @@ import base64
 import io
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure as Canvas
 
-from posbias.drawing.figures import LONG_CONTEXT, MEASURED, HeatMap, Panel, profiles_figure
+from posbias.drawing.figures import (
+    DRAWN_POSITIONS,
+    FEWEST_POINTS,
+    LONG_CONTEXT,
+    MEASURED,
+    PAGE_NUMBERS,
+    HeatMap,
+    Panel,
+    points_that_fit,
+    profiles_figure,
+)
 from posbias.drawing.interactive import MISSING, interactive
-from posbias.drawing.static import png_of
+from posbias.drawing.static import _draw_curves, png_of
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 
@@ -88,7 +100,7 @@ def test_a_profile_travels_with_its_band_and_without_what_its_length_tells() -> 
     curve, flat = sent["curves"]
     assert (curve["y"], curve["low"], curve["high"]) == ([1] * 8, [0.5] * 8, [2] * 8)
     assert not {"x", "end"} & set(curve), "8 positions, 0 to 7"
-    assert (flat["x"], flat["end"]) == ([0, 7], [8, 1])
+    assert sent["places"][flat["place"]] == {"x": [0, 7], "end": [8, 1]}
     assert sent["farthest"] == 8
 
 
@@ -106,6 +118,53 @@ def test_long_contexts_are_shown_by_distance_from_the_end_first() -> None:
 def test_a_long_profile_keeps_the_distances_of_the_positions_drawn() -> None:
     n_positions = 50_000
     figure = profiles_figure("slug", "title", {"theory": (Profile.normalised(np.ones(n_positions)), MEASURED)})
-    curve = numbers_of(interactive(figure, anchor="here"))["curves"][0]
-    assert len(curve["x"]) < n_positions / 10
-    np.testing.assert_array_equal(np.add(curve["x"], curve["end"]), n_positions)
+    sent = numbers_of(interactive(figure, anchor="here"))
+    places = sent["places"][sent["curves"][0]["place"]]
+    assert len(places["x"]) == len(sent["curves"][0]["y"]) < n_positions / 10
+    np.testing.assert_array_equal(np.add(places["x"], places["end"]), n_positions)
+
+
+def test_curves_at_the_same_places_send_them_once() -> None:
+    profile = Profile.normalised(np.linspace(1.0, 2.0, 50_000))
+    figure = profiles_figure("slug", "title", dict.fromkeys("abc", (profile, MEASURED)))
+    sent = numbers_of(interactive(figure, anchor="here"))
+    assert len(sent["places"]) == 2, "of the profiles, and of the flat line"
+    assert [curve["place"] for curve in sent["curves"]] == [0, 0, 0, 1]
+
+
+def test_many_curves_have_fewer_points_each_and_short_ones_keep_theirs() -> None:
+    """Both ends of every curve stay, whatever is left out between them."""
+    long, short = (Profile.normalised(np.linspace(1.0, 2.0, n)) for n in (100_000, 90))
+    figures = [profiles_figure("slug", "title", {"a": (long, MEASURED), "b": (short, MEASURED)})]
+    assert points_that_fit(figures) == DRAWN_POSITIONS
+    most = points_that_fit(figures * 200)
+    assert FEWEST_POINTS <= most < DRAWN_POSITIONS / 4
+    assert 200 * sum(curve.numbers(most) for curve in figures[0].curves) <= PAGE_NUMBERS
+    drawn, kept, _ = (curve.thinned(most) for curve in figures[0].curves)
+    assert drawn.y.size <= most
+    assert (drawn.x[0], drawn.x[-1], drawn.x[1], drawn.x[-2]) == (0, 99_999, 1, 99_998)
+    assert drawn.from_end is not None
+    np.testing.assert_array_equal(drawn.x + drawn.from_end, 100_000)
+    assert kept is figures[0].curves[1]
+    assert points_that_fit(figures * 100_000) == FEWEST_POINTS
+
+
+def test_what_is_shaded_is_named_by_either_axis() -> None:
+    figure = replace(
+        profiles_figure("slug", "title", {"theory": (Profile.normalised(np.ones(LONG_CONTEXT)), MEASURED)}),
+        stretches=((0.0, 200.0, "10 %"), (920.0, 1120.0, "11 %"), (1840.0, 2047.0, "12 %")),
+        stretches_are="tenths",
+    )
+    sent = numbers_of(interactive(figure, anchor="here"))
+    assert sent["x_label"].endswith("; shaded: tenths")
+    assert sent["from_end"] == "distance from the end (1 is the last); shaded: tenths"
+    assert png_of(figure) != png_of(replace(figure, stretches=()))
+    canvas = Canvas()
+    _draw_curves(canvas, figure)
+    by_distance, by_position = canvas.axes
+    places = {text.get_text(): text.get_position()[0] for text in by_position.texts}
+    assert set(places) == {"10 %", "11 %", "12 %"}
+    assert places["10 %"] < 0.1 < places["11 %"] == pytest.approx(0.5, abs=0.01)
+    assert 0.9 < places["12 %"] < 1
+    assert {text.get_text() for text in by_distance.texts} >= {"11 %", "12 %"}
+    assert all(0 < text.get_position()[0] < 1 for text in by_distance.texts), "none across an axis"

@@ -1,11 +1,16 @@
 """Every verb's page, opened in a real browser at the width of a desk and of a phone: nothing is cut or overlaps."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from behaviour_runs import saved
 from browser import BROWSER, looked_at
+from posbias.records import Record, load_record
+from posbias.report import write_report
 
+HERE = Path(__file__).parent
 SMALL = ["--length", "24", "--count", "2"]
 KEYS = ["--task", "key_value(pairs=3)"]
 RUNS: dict[str, list[str]] = {
@@ -22,37 +27,95 @@ RUNS: dict[str, list[str]] = {
         *["mitigate", "MODEL", *KEYS, "--methods", "temperature(scale=0.3)", "--count", "6", "--calibration", "0"],
         *["--no-generate", "--no-short", "--documents", "6"],
     ],
+    "train": ["train", str(HERE.parent / "golden" / "study.yaml")],
+    "compare": ["compare", "OUT/predict", "OUT/measure"],
+    "place": ["place", "--run", "OUT/evaluate", "--scores", "0.5,0.3,0.2", "--by", "reciprocal_rank"],
+    "correlate": ["correlate", "OUT/one", "OUT/other"],
 }
+SIDE_BY_SIDE = {"theory-and-measurement": ["predict", "measure"], "audits": ["audit", "measure"]}
+"""Pages of several of these runs."""
 
-LAYOUT = """
-const check = frame => {
+LAYOUT = (
+    (HERE / "crowded.js").read_text()
+    + """
+const check = async frame => {
   const page = frame.contentDocument, view = frame.contentWindow, shown = name => shownIn(page, name);
+  const settled = () => new Promise(resolve => view.setTimeout(resolve, 200));
   const found = { wide: page.documentElement.scrollWidth - view.innerWidth, verdict: shown(".verdict").length };
+  found.answered = Math.max(...[...shown(".verdict"), ...shown("#picture")].map(each => box(each).bottom));
+  found.pictures = shown("#picture .plot svg").length;
   page.querySelectorAll("details").forEach(each => { each.open = true; });
-  return new Promise(resolve => view.setTimeout(() => {
-    found.wideUnfolded = page.documentElement.scrollWidth - view.innerWidth;
-    found.charts = shown("figure.chart").length;
-    found.overlapping = shown("figure.chart").filter(each => !apart(each)).map(each => each.textContent.slice(0, 60));
-    found.cut = shown(".plot text").filter(each => !inside(each)).map(each => each.textContent);
-    resolve(found);
-  }, 300));
+  await settled();
+  found.wideUnfolded = page.documentElement.scrollWidth - view.innerWidth;
+  found.charts = shown("figure.chart").length;
+  found.overlapping = shown("figure.chart").filter(each => !apart(each)).map(each => each.textContent.slice(0, 60));
+  found.cut = [];
+  for (const axis of ["", "by distance from the end", "by position", "linear scale"]) {
+    press(page, axis);
+    found.cut.push(...crowded(page), ...shortened(page));
+    found.cut.push(...shown(".plot text").filter(each => !inside(each)).map(each => each.textContent));
+  }
+  return found;
 };
 """
+)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
-def test_no_page_cuts_anything_at_either_width(posbias, long_llama: Path, tmp_path: Path) -> None:
+def test_no_page_cuts_anything_at_either_width(posbias: Callable, long_llama: Path, tmp_path: Path) -> None:
+    saved().save(tmp_path / "one")
+    saved(model="another-model-of-a-rather-long-name").save(tmp_path / "other")
     for name, command in RUNS.items():
-        given = [str(long_llama) if each == "MODEL" else each for each in command]
+        given = [str(long_llama) if each == "MODEL" else each.replace("OUT", str(tmp_path)) for each in command]
         ran = posbias(*given, "--out", tmp_path / name)
         assert ran.returncode == 0, ran.stderr
         if not (tmp_path / name / "report.html").exists():
             assert posbias("report", tmp_path / name).returncode == 0
+    for name, runs in SIDE_BY_SIDE.items():
+        write_report([load_record(tmp_path / run) for run in runs], tmp_path / name)
     frames = [(1400, 900, "light"), (390, 844, "dark")]
-    pages = [(tmp_path / name / "report.html", *frame) for name in RUNS for frame in frames]
+    pages = [(tmp_path / name / "report.html", *frame) for name in [*RUNS, *SIDE_BY_SIDE] for frame in frames]
     for (page, *frame), look in zip(pages, looked_at(pages, LAYOUT, tmp_path), strict=True):
-        assert look["wide"] <= 0, (page.parent.name, frame, look)
-        assert look["wideUnfolded"] <= 0, (page.parent.name, frame, look)
-        assert (look["overlapping"], look["cut"]) == ([], []), (page.parent.name, frame)
-        assert look["verdict"], page.parent.name
-        assert look["charts"], page.parent.name
+        name = page.parent.name
+        assert look["wide"] <= 0, (name, frame, look)
+        assert look["wideUnfolded"] <= 0, (name, frame, look)
+        assert (look["overlapping"], look["cut"]) == ([], []), (name, frame)
+        assert look["verdict"], name
+        assert look["charts"], name
+        assert look["pictures"], (name, "the answer is seen, not read alone")
+        if frame[0] == 1400:
+            assert look["answered"] <= 900, (name, "verdict and picture need no scrolling", look["answered"])
+
+
+FINDINGS = (
+    "const check = async frame => {"
+    "const [table] = shownIn(frame.contentDocument, 'table.prose');"
+    "return [...table.querySelectorAll('th, td')].map(each => box(each).right); };"
+)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
+def test_published_findings_are_read_without_scrolling_sideways(tmp_path: Path) -> None:
+    header = ["where", "the source reports", "here", "verdict", "all 164 quantities together"]
+    row = [
+        "Figures 2 and 4",
+        "more layers mean more bias " * 5,
+        "none -0.033 [-0.050, -0.015]; " * 6,
+        "reproduced",
+        "–",
+    ]
+    record = Record(
+        "reproduce",
+        {},
+        {"title": "A study"},
+        scalars={
+            "paper": "A paper",
+            "statements": ["Of 3 published findings: 3 reproduced."],
+            "tables": [{"title": "Published findings", "header": header, "cells": [row, [*row[:3], "undecided", "–"]]}],
+            "figures": [],
+        },
+    )
+    page = write_report([record], tmp_path / "run")
+    ((*columns,),) = looked_at([(page, 1400, 900, "light")], FINDINGS, tmp_path)
+    assert max(columns) <= 1400
+    assert page.read_text().index(">verdict<") < page.read_text().index(">where<")

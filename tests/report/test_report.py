@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 from browser import BROWSER, looked_at
 from posbias.architecture import Architecture
 from posbias.auditing import comparison_record
+from posbias.cli.predict import MOST_CURVES
 from posbias.comparison import STATISTICS, Mixing, Subject
 from posbias.drawing.figures import Figure
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
 from posbias.records import Record, load_record
 from posbias.report import (
+    Report,
     RunView,
     report_of,
     show_report,
@@ -29,8 +32,9 @@ from posbias.report import (
     write_report,
 )
 from posbias.report.findings import percent
-from posbias.report.tables import detailed_tables, overview_tables
-from posbias.theory import predict
+from posbias.report.page import html_of
+from posbias.report.tables import Table, condensed, detailed_tables, overview_tables
+from posbias.theory import predict, predictions_record
 
 Build = Callable[..., Any]
 
@@ -109,12 +113,18 @@ def test_tables_carry_every_number(audit_record: Build) -> None:
         block for block in view.subjects[0].comparisons if (block.theory, block.kind) == ("power_rollout", "jacobian")
     )
     assert block.prompts is not None
-    assert best["than a flat line"] == "closer"
+    assert best["against a flat line"] == "closer"
     assert best["distance W1 [95 %]"] == str(block.prompts.distance)
     assert block.comparison.wasserstein == pytest.approx(block.prompts.distance.value)
-    assert best["of a flat line"] == f"{block.comparison.flat.wasserstein:.3f}" == f"{block.prompts.flat.value:.3f}"
+    assert (
+        best["a flat line's distance"]
+        == f"{block.comparison.flat.wasserstein:.3f}"
+        == f"{block.prompts.flat.value:.3f}"
+    )
     noises = {
-        row["of half the texts"] for row in rows if (row["model"], row["measured"]) == ("demo as trained", "Jacobian")
+        row["between halves of the texts"]
+        for row in rows
+        if (row["model"], row["measured"]) == ("demo as trained", "Jacobian")
     }
     assert len(noises) == 1, "one measurement has one noise"
     assert [row["layers"] for row in tables["Mixing over layers"]] == ["30"] * 4
@@ -198,7 +208,13 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: B
     assert charts == 6
     assert len(parser.scripts) == 1 + charts, "the numbers of every chart, and what draws them"
     shown = " ".join(parser.text)
-    for needed in ("posbias audit", "ab" * 32, "Content logits were not measured.", "a U shape", "Split-half noise"):
+    for needed in (
+        "posbias audit",
+        "ab" * 32,
+        "Content logits were not measured.",
+        "a U shape",
+        "Between halves of the texts",
+    ):
         assert needed in shown
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert pictures == [
@@ -256,6 +272,9 @@ def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_r
     measured = report_of(comparison_record(one, audit_record(n_positions=30)))
     names = [curve.name for figure in measured.picture for curve in figure.curves]  # type: ignore[union-attr]
     assert "measured (Jacobian)" in names
+    beside = report_of(compared, one).picture[0]
+    assert isinstance(beside, Figure)
+    assert not any("measured" in text for text in (beside.title, *(curve.name for curve in beside.curves)))
     assert "measured" in measured.summary[0].header
 
 
@@ -271,7 +290,85 @@ def test_predictions_of_several_runs_are_named_by_what_differs() -> None:
     assert [curve.name for curve in drawn.curves] == [*names, "flat line"]
 
 
-LOOK = """
+def test_a_theory_beside_a_measurement_is_one_picture(audit_record: Build) -> None:
+    """Each sentence of the verdict has one lead, which names its run."""
+    theories = [predict(Architecture(2, encoding=name, mixing=0.2), 300).record({}) for name in ("none", "alibi")]
+    measurement = audit_record(n_positions=300)
+    del measurement.scalars["subjects"]["initialised"]
+    report = report_of(*theories, measurement)
+    assert [figure.slug for figure in (*report.picture, *report.figures)] == ["runs-jacobian", "runs-probability"]
+    (drawn,) = report.picture
+    assert isinstance(drawn, Figure)
+    names = ["measured: demo as trained", "none", "alibi", "flat line"]
+    assert [curve.name for curve in drawn.curves] == names
+    assert len({curve.stroke for curve in drawn.curves}) == 4
+    assert [said.partition(": ")[0] for said in report.verdict] == [
+        "Predicted, rollout of an architecture, none",
+        "Predicted, rollout of an architecture, alibi",
+        "Yes, by influence demo loses the middle",
+    ]
+    both = report_of(theories[0], audit_record(n_positions=300)).picture[0]
+    assert isinstance(both, Figure)
+    assert [curve.name for curve in both.curves[:2]] == ["demo as trained", "demo at initialisation"]
+    assert len({curve.stroke for curve in both.curves}) == len(both.curves) == 4
+
+
+def test_a_name_that_is_not_the_models_own_is_explained_wherever_it_is_met(audit_record: Build) -> None:
+    said = 'SmolLM2-135M-Instruct is called "demo" below and in commands.'
+    assert said in html_of(report_of(audit_record())).replace("&#34;", '"')
+    assert said not in html_of(report_of(audit_record(model="some/demo"))).replace("&#34;", '"')
+
+
+def test_several_predictions_say_which_has_least_and_which_most() -> None:
+    found = [predict(Architecture(2, encoding=name, mixing=0.2), 300) for name in ("none", "alibi")]
+    (said,) = report_of(predictions_record(found, {})).verdict
+    shares = [
+        [percent(float(STATISTICS[f"{name}_tenth"](each.profile.influence))) for each in found]
+        for name in ("first", "last")
+    ]
+    (none, alibi), (none_last, alibi_last) = shares
+    assert said.startswith(f"Predicted: on the first tenth {alibi} (alibi) to {none} (none); on the middle tenth ")
+    assert said.endswith(f"on the last tenth {none_last} (none) to {alibi_last} (alibi). An even share would be 10 %.")
+
+
+def test_what_all_rows_share_is_said_once() -> None:
+    cells = [["demo", str(row), "Jacobian", ""] for row in range(3)]
+    table = Table("Title", ["model", "row", "measured", ""], cells)
+    short, shared = condensed(table)
+    assert (short.header, short.cells, shared) == (
+        ["row", ""],
+        [["0", ""], ["1", ""], ["2", ""]],
+        "model: demo; measured: Jacobian",
+    )
+    few = replace(table, cells=cells[:2])
+    assert condensed(few) == (few, ""), "two rows may agree by chance"
+    same = Table("Title", ["model"], [["demo"]] * 3)
+    assert condensed(same) == (same, "")
+    mixed = Table("Title", ["model", "row"], [["a", "1"], ["a", "2"], ["b", "2"]])
+    page = html_of(Report("Title", summary=[table, mixed]))
+    assert "In every row, model: demo; measured: Jacobian." in page
+    assert page.count('class="again"') == 1, "a phone shows the name of a group once"
+
+
+@pytest.mark.parametrize("n_positions", [8192, 65_536])
+def test_pages_of_long_contexts_are_light(tmp_path: Path, n_positions: int) -> None:
+    """The most curves that a command draws, with values of all digits; and two pages of them side by side."""
+    random = np.random.default_rng(0)
+    values = np.exp(random.normal(size=(MOST_CURVES, n_positions)) - 30 * random.random((MOST_CURVES, n_positions)))
+    curves = {f"theories/{row}": {"theory": "rollout", "mixing": row / 100} for row in range(MOST_CURVES)}
+    arrays = {f"{name}/influence": row / row.sum() for name, row in zip(curves, values, strict=True)}
+    record = Record("predict", {}, {"title": "24 predictions", "curves": curves}, arrays=arrays)
+    assert write_report([record], tmp_path / "one").stat().st_size < 1_500_000
+    assert write_report([record, record], tmp_path / "two").stat().st_size < 1_500_000
+
+
+def test_an_audit_of_a_long_context_is_a_light_page(tmp_path: Path, audit_record: Build) -> None:
+    assert write_report([audit_record(n_positions=16_384, count=6)], tmp_path).stat().st_size < 1_500_000
+
+
+LOOK = (
+    (Path(__file__).parent / "crowded.js").read_text()
+    + """
 const check = frame => {
   const page = frame.contentDocument, view = frame.contentWindow, shown = name => shownIn(page, name);
   const found = {
@@ -290,21 +387,29 @@ const check = frame => {
     found.cut = shown(".plot text").filter(each => !inside(each)).map(each => each.textContent);
     const figure = page.querySelector("figure.chart"), plot = figure.querySelector(".plot");
     const before = plot.textContent;
-    [...figure.querySelectorAll("button")].find(each => each.textContent === "by distance from the end").click();
     found.shares = [...plot.querySelectorAll(".share")].map(each => each.textContent);
+    press(page, "by distance from the end");
+    found.sharesByDistance = [...plot.querySelectorAll(".share")].map(each => each.textContent);
     found.axis = before !== plot.textContent && plot.textContent.includes("distance from the end");
+    found.axis &&= plot.textContent.replaceAll(" ", "").includes("shaded:tenthsandtheirshares");
+    found.crowded = crowded(page);
     const [curve] = figure.querySelectorAll(".legend button"), lines = () => plot.querySelectorAll(".line").length;
     const all = lines();
     curve.click();
     found.hidden = all - lines();
     curve.click();
-    const press = new view.KeyboardEvent("keydown", { key: "ArrowRight" });
-    plot.querySelector("svg").dispatchEvent(press);
+    plot.querySelector("svg").dispatchEvent(new view.KeyboardEvent("keydown", { key: "ArrowRight" }));
     found.told = plot.querySelector(".tip").textContent;
+    const drawnAt = () => Number(plot.querySelector("svg").getAttribute("viewBox").split(" ")[2]);
+    view.dispatchEvent(new view.Event("beforeprint"));
+    found.printed = drawnAt();
+    view.dispatchEvent(new view.Event("afterprint"));
+    found.after = drawnAt() - plot.clientWidth;
     resolve(found);
   }, 300));
 };
 """
+)
 """What a page is asked in every frame: by its own measures, nothing of it is simulated."""
 
 
@@ -325,7 +430,11 @@ def test_a_browser_shows_the_answer_first_and_cuts_nothing_at_either_width(tmp_p
         assert look["panels"] == 2
         assert (look["charts"], look["drawn"], look["overlapping"], look["cut"]) == (charts, charts, 0, [])
         assert look["shares"] == shares, "the tenths that the verdict speaks of are marked"
-        assert look["axis"], "the axis of a picture can be the distance from the end"
+        assert set(look["sharesByDistance"]) >= {shares[1], shares[2]}, "one without room beside another is left out"
+        assert look["axis"], "the axis of a picture can be the distance from the end, and says what is shaded"
+        assert look["crowded"] == [], "no text runs into another"
+        assert 300 < look["printed"] < 350, "half a sheet of paper: its texts are as large as those around it"
+        assert look["after"] == 0
         assert look["hidden"] == 1, "a curve is hidden by its name in the legend"
         assert "measured: " in look["told"], "values are told by the arrow keys"
         assert look["paper"] == ("rgb(21, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")

@@ -5,13 +5,13 @@
   const DASHES = {
     solid: "", dash: "8 4", dot: "2 4", dashdot: "8 4 2 4", longdash: "14 5", longdashdot: "14 4 2 4",
   };
-  const LEFT = 66, RIGHT = 12, TOP = 10, NEAR = 40, MISSING = 65535, NARROW = 480, LETTER = 7.2;
+  const LEFT = 66, RIGHT = 12, TOP = 10, NEAR = 40, MISSING = 65535, NARROW = 480, LETTER = 7.2, LINE = 15;
+  const PAPER = 680, HALF = 326; // widths in print: of a picture, and of one of two side by side
   const INK = "#1a1a1a", FAINT = "#8a8a8a";
   let clips = 0;
 
   const colour = name =>
     name === INK ? "var(--ink)" : name === FAINT ? "var(--soft)" : `color-mix(in srgb, ${name} var(--keep), white)`;
-  const below = width => (width < NARROW ? 58 : 42); // room for a second line of the axis' name
   const plain = value => {
     const size = Math.abs(value);
     if (size && (size >= 1e6 || size < 1e-4)) return value.toExponential(2).replace(/\.?0+e\+?/, "e");
@@ -52,23 +52,31 @@
     } };
   }
 
+  /** The name below an axis, in as many lines as it needs, and the bottom of the frame above them. */
+  function footed(text, { left, width, height }) {
+    const begin = width < NARROW || text.length * LETTER > width - left - RIGHT ? 0 : left;
+    const words = broken(text, width - begin - RIGHT);
+    return { words, middle: (begin + width - RIGHT) / 2, bottom: height - 27 - LINE * words.length };
+  }
+
   /** Grid, ticks, names of the axes, and a group that is cut off at the frame. */
-  function frame(svg, x, y, { left, width, height, x_label, y_label, rows, over }) {
-    const bottom = height - below(width);
+  function frame(svg, x, y, { left, width, foot, y_label, rows, over }) {
+    const { bottom } = foot;
     for (const tick of y.ticks) {
       add(svg, "line", { class: "grid", x1: left, x2: width - RIGHT, y1: y.place(tick), y2: y.place(tick) });
-      const name = rows ? rows[tick - 1] : plain(tick);
-      const beside = { x: left - 6, y: y.place(tick) + 4, "text-anchor": "end" };
-      add(svg, "text", over ? { x: left + 2, y: y.place(tick) - 9 } : beside, name);
+      const names = rows ? rows[tick - 1] : [plain(tick)];
+      names.forEach((name, index) => {
+        const up = over ? -9 - LINE * (names.length - 1 - index) : 4 + LINE * (index - (names.length - 1) / 2);
+        add(svg, "text", { x: over ? left + 2 : left - 6, y: y.place(tick) + up, "text-anchor": over ? "start" : "end" }, name);
+      });
     }
     for (const tick of x.ticks) {
       add(svg, "line", { class: "grid", x1: x.place(tick), x2: x.place(tick), y1: TOP, y2: bottom });
       add(svg, "text", { x: x.place(tick), y: bottom + 16, "text-anchor": "middle" }, plain(tick));
     }
     add(svg, "path", { class: "axis", d: `M${left} ${TOP}V${bottom}H${width - RIGHT}` });
-    const begin = width < NARROW ? 0 : left;
-    const place = { x: (begin + width - RIGHT) / 2, "text-anchor": "middle" };
-    broken(x_label, width - begin - RIGHT).forEach((line, index) => add(svg, "text", { ...place, y: bottom + 36 + 15 * index }, line));
+    const middle = { x: foot.middle, "text-anchor": "middle" };
+    foot.words.forEach((line, index) => add(svg, "text", { ...middle, y: bottom + 36 + LINE * index }, line));
     const turned = { transform: `translate(13 ${(TOP + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" };
     const squeezed = y_label.length * LETTER > bottom ? { textLength: bottom - TOP, lengthAdjust: "spacingAndGlyphs" } : {};
     add(svg, "text", { ...turned, ...squeezed }, y_label);
@@ -78,10 +86,30 @@
     return add(svg, "g", { "clip-path": `url(#${clip})` });
   }
 
-  /** A text in two lines where one is too narrow. */
+  /** A text in lines that fit, broken at spaces; a word that is longer than a line is broken within. */
   function broken(text, room) {
-    const half = text.length * LETTER > room ? text.lastIndexOf(" ", Math.floor(room / LETTER)) : -1;
-    return half < 1 ? [text] : [text.slice(0, half), text.slice(half + 1)];
+    const most = Math.max(Math.floor(room / LETTER), 4), found = [""];
+    for (const word of text.split(" ")) {
+      const longer = `${found.at(-1)} ${word}`.trim();
+      if (longer.length <= most) found[found.length - 1] = longer;
+      else found.push(...word.match(new RegExp(`.{1,${most}}`, "gu")));
+    }
+    return found.filter((line, index) => line || !index);
+  }
+
+  /** Words above their stretches; those without room beside a wider stretch's are left out. */
+  function headed(group, stretches, left, right) {
+    const taken = [];
+    const labels = stretches.map(({ begin, end, words }) => ({
+      label: add(group, "text", { class: "share", y: TOP + 9, "text-anchor": "middle" }, words), begin, end,
+    }));
+    for (const { label, begin, end } of labels.sort((one, other) => other.end - other.begin - (one.end - one.begin))) {
+      const half = label.getComputedTextLength() / 2 + 3;
+      const middle = Math.min(Math.max((begin + end) / 2, left + half), right - half);
+      label.setAttribute("x", middle);
+      if (taken.every(other => Math.abs(other.middle - middle) >= other.half + half)) taken.push({ middle, half });
+      else label.remove();
+    }
   }
 
   function canvas(plot, width, height, title) {
@@ -91,8 +119,8 @@
   }
 
   /** Moves a cursor over the plot, by pointer or keys; `told(x, y)` gives the lines of the box beside it, if any. */
-  function pointing(svg, tip, width, height, told) {
-    const cursor = add(svg, "line", { class: "cursor", y1: TOP, y2: height - below(width), visibility: "hidden" });
+  function pointing(svg, tip, width, bottom, told) {
+    const cursor = add(svg, "line", { class: "cursor", y1: TOP, y2: bottom, visibility: "hidden" });
     let at = width / 2;
     const hide = () => { tip.hidden = true; cursor.setAttribute("visibility", "hidden"); };
     const show = (x, y) => {
@@ -120,7 +148,7 @@
       if (event.key === "Escape") hide();
       if (!step) return;
       event.preventDefault();
-      show(Math.min(Math.max(at + step, LEFT), width - RIGHT), height / 2);
+      show(Math.min(Math.max(at + step, LEFT), width - RIGHT), bottom / 2);
     });
   }
 
@@ -141,12 +169,18 @@
 
   function lines(data, state, plot, width) {
     const over = Boolean(data.rows) && width < NARROW; // the name of a row stands above it
-    const height = data.rows ? 60 + (over ? 46 : 26) * data.rows.length : Math.round(Math.min(Math.max(width * 0.46, 250), 400));
+    const longest = data.rows ? Math.max(...data.rows.map(row => row.length)) : 0;
+    const left = over ? RIGHT : data.rows ? Math.min(12 + LETTER * longest, width * 0.45) : LEFT;
+    const rows = data.rows && data.rows.map(row => broken(row, over ? width - left - RIGHT : left - 12));
+    const deepest = rows ? Math.max(...rows.map(row => row.length)) : 0;
+    const each = over ? 46 + 19 * (deepest - 1) : 26 + LINE * Math.max(deepest - 1.5, 0);
+    const labels = data.rows ? [data.y_label, ""] : [state.distance ? data.from_end : data.x_label, data.y_label];
+    let height = Math.round(Math.min(Math.max(width * 0.46, 250), 400));
+    if (rows) height = 18 + each * rows.length + 27 + LINE * footed(labels[0], { left, width, height }).words.length;
+    const foot = footed(labels[0], { left, width, height }), { bottom } = foot;
     const [svg, tip] = canvas(plot, width, height, data.title);
     const shown = data.curves.filter(curve => !state.hidden.has(curve.name));
     const ys = data.curves.flatMap(curve => [curve.y, curve.low || [], curve.high || []]);
-    const longest = data.rows ? Math.max(...data.rows.map(row => row.length)) : 0;
-    const left = over ? RIGHT : data.rows ? Math.min(12 + LETTER * longest, width * 0.45) : LEFT;
     const room = width < NARROW ? 52 : 74;
     const logs = axis => data.log_axes.includes(axis);
     const yLog = data.log && state.log || logs("y");
@@ -158,20 +192,18 @@
     else if (logs("y")) yRange = [yRange[0] / 1.5, yRange[1] * 1.5];
     const whole = !data.rows && data.curves.every(curve => !curve.x || curve.x.every(Number.isInteger));
     let x = scale(xs, state.distance || logs("x"), left, width - RIGHT, room, { whole });
-    let y = scale(yRange, yLog, height - below(width), TOP, 34);
+    let y = scale(yRange, yLog, bottom, TOP, 34);
     if (data.rows) {
       x = scale(span([...ys, [0]]), false, left, width - RIGHT, room);
-      y = scale([data.rows.length + 0.6, 0.4], false, height - below(width), TOP, 20, { labels: data.rows });
+      y = scale([data.rows.length + 0.6, 0.4], false, bottom, TOP, 20, { labels: data.rows });
     }
-    const labels = data.rows ? [data.y_label, ""] : [state.distance ? data.from_end : data.x_label, data.y_label];
-    const rows = data.rows && data.rows.map(row => fitted(row, over ? width : left));
-    const group = frame(svg, x, y, { left, width, height, x_label: labels[0], y_label: labels[1], rows, over });
+    const group = frame(svg, x, y, { left, width, foot, y_label: labels[1], rows, over });
     const safe = value => (yLog && value < 1e-300 ? 1e-300 : value);
     const point = (across, up) => `${x.place(across).toFixed(1)} ${Math.max(-9e3, Math.min(9e3, y.place(safe(up)))).toFixed(1)}`;
     const inside = value => Math.min(Math.max(state.distance ? data.farthest - value : value, Math.min(...xs)), Math.max(...xs));
     const stretches = data.stretches.map(([from, to, words]) => ({ begin: x.place(inside(from)), end: x.place(inside(to)), words }));
     for (const { begin, end } of stretches)
-      add(group, "rect", { class: "stretch", x: begin, width: end - begin, y: TOP, height: height - below(width) - TOP });
+      add(group, "rect", { class: "stretch", x: begin, width: end - begin, y: TOP, height: bottom - TOP });
     const drawn = shown.map(curve => ({ curve, across: along(curve, data, state.distance) }));
     for (const { curve, across } of drawn) {
       const style = `color: ${colour(curve.colour)}`;
@@ -197,15 +229,9 @@
           add(group, "circle", { class: "dot", style, cx, cy, r: data.lines ? 2.6 : 4 });
         });
     }
-    let free = left;
-    for (const { begin, end, words } of stretches) {
-      const room = (words.length * LETTER) / 2;
-      const middle = Math.min(Math.max((begin + end) / 2, free + room), width - RIGHT - room);
-      add(group, "text", { class: "share", x: middle, y: TOP + 9, "text-anchor": "middle" }, words);
-      free = middle + room + LETTER;
-    }
-    if (data.rows) add(group, "line", { class: "axis", x1: x.place(0), x2: x.place(0), y1: TOP, y2: height - below(width) });
-    pointing(svg, tip, width, height, (px, py) => {
+    headed(group, stretches, left, width - RIGHT);
+    if (data.rows) add(group, "line", { class: "axis", x1: x.place(0), x2: x.place(0), y1: TOP, y2: bottom });
+    pointing(svg, tip, width, bottom, (px, py) => {
       if (data.rows) {
         const row = Math.round(y.back(py));
         const found = shown.flatMap(curve => curve.y.map((value, index) =>
@@ -229,11 +255,6 @@
       return place === null ? [] : [`${labels[0]}: ${plain(place)}`, ...told];
     });
   }
-
-  const fitted = (text, left) => {
-    const most = Math.floor((left - 12) / LETTER);
-    return text.length > most ? `${text.slice(0, most - 1)}…` : text;
-  };
 
   function decoded(text) {
     const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
@@ -274,13 +295,14 @@
       const [svg, tip] = canvas(box, each, height, `${data.title} ${panel.name}`);
       const half = ([from, to], count) => (to - from) / Math.max(count - 1, 1) / 2 || 0.5;
       const [dx, dy] = [half(data.x, panel.columns), half(data.y, panel.rows)];
+      const foot = footed(data.x_label, { left: LEFT, width: each, height }), { bottom } = foot;
       const x = scale([data.x[0] - dx, data.x[1] + dx], false, LEFT, each - RIGHT, 74, { whole: true });
-      const y = scale([data.y[1] + dy, data.y[0] - dy], false, height - below(each), TOP, 34, { whole: true });
-      const group = frame(svg, x, y, { left: LEFT, width: each, height, x_label: data.x_label, y_label: data.y_label });
-      const area = { x: LEFT, y: TOP, width: each - RIGHT - LEFT, height: height - below(each) - TOP };
+      const y = scale([data.y[1] + dy, data.y[0] - dy], false, bottom, TOP, 34, { whole: true });
+      const group = frame(svg, x, y, { left: LEFT, width: each, foot, y_label: data.y_label });
+      const area = { x: LEFT, y: TOP, width: each - RIGHT - LEFT, height: bottom - TOP };
       panel.image = panel.image || picture(panel, data.stops);
       add(group, "image", { ...area, href: panel.image, preserveAspectRatio: "none", style: "image-rendering: pixelated" });
-      pointing(svg, tip, each, height, (px, py) => {
+      pointing(svg, tip, each, bottom, (px, py) => {
         const column = Math.floor(((px - LEFT) / area.width) * panel.columns);
         const row = Math.floor(((py - TOP) / area.height) * panel.rows);
         if (column < 0 || row < 0 || column >= panel.columns || row >= panel.rows) return [];
@@ -310,10 +332,11 @@
   function chart(figure) {
     const data = JSON.parse(figure.querySelector("script").textContent);
     const [plot, legend, controls] = ["plot", "legend", "controls"].map(name => figure.querySelector(`.${name}`));
+    for (const curve of data.curves || []) Object.assign(curve, data.places[curve.place]);
     const state = { hidden: new Set(), log: Boolean(data.log), distance: data.by_distance };
     let drawnAt = 0;
-    const draw = () => {
-      drawnAt = plot.clientWidth;
+    const draw = width => {
+      drawnAt = width || plot.clientWidth;
       if (!drawnAt) return;
       cut.textContent = state.log ? "" : data.cut || "";
       if (data.panels) heat(data, plot, legend, drawnAt);
@@ -343,8 +366,9 @@
     }
     draw();
     new ResizeObserver(() => requestAnimationFrame(() => { if (plot.clientWidth !== drawnAt) draw(); })).observe(plot);
-    figure.closest("details")?.addEventListener("toggle", draw);
-    window.addEventListener("beforeprint", draw);
+    figure.closest("details")?.addEventListener("toggle", () => draw());
+    window.addEventListener("beforeprint", () => draw(figure.matches(".pair > :not(:only-child)") ? HALF : PAPER));
+    window.addEventListener("afterprint", () => draw());
   }
 
   document.querySelectorAll("figure.chart").forEach(chart);

@@ -6,7 +6,7 @@ its dash, for print, in every figure of every report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,6 +28,9 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
 )
 DRAWN_POSITIONS = 4096
 """Positions drawn of a longer profile: more than a screen has pixels, dense at both ends."""
+PAGE_NUMBERS, FEWEST_POINTS = 130_000, 64
+"""Numbers that all curves of a page take together, about 1 MB of text; points that a curve keeps however many there
+are."""
 LONG_CONTEXT = 2048
 """Positions from which a profile is shown by the logarithm of the distance from the end: what lies at the end would
 otherwise be a line at the edge of the picture."""
@@ -131,6 +134,20 @@ class Curve:
             # Where nothing is known the band is as narrow as the line, so that nothing is seen of it.
             object.__setattr__(self, name, np.where(known, end, self.y) if known.any() else None)
 
+    def numbers(self, most: int) -> int:
+        """Values that travel of at most so many points."""
+        return min(self.y.size, most) * (1 if self.low is None else 3)
+
+    def thinned(self, most: int) -> "Curve":
+        """At most so many of the points, densest at both ends."""
+        if self.y.size <= most:
+            return self
+        shown = drawn_positions(self.y.size, most)
+        low, high, from_end = (
+            None if values is None else values[shown] for values in (self.low, self.high, self.from_end)
+        )
+        return replace(self, x=self.x[shown], y=self.y[shown], low=low, high=high, from_end=from_end)
+
 
 @dataclass(frozen=True, eq=False)
 class Figure:
@@ -158,6 +175,8 @@ class Figure:
     """Names of x = 1, 2 ...: drawn lying, one row for each, points with their intervals. Empty: x is a number."""
     stretches: tuple[tuple[float, float, str], ...] = ()
     """Ranges of x that are shaded, each under a few words; of a profile by distance from the end, too."""
+    stretches_are: str = ""
+    """What is shaded, in words, which stand beside the name of the axis of x."""
 
     @property
     def cut_note(self) -> str:
@@ -166,6 +185,12 @@ class Figure:
         if self.linear_range is None or top <= self.linear_range[1]:
             return ""
         return f"spikes to {top:.0f} cut" if top >= 10 else f"spikes to {top:.2g} cut"
+
+    @property
+    def axis_names(self) -> tuple[str, str]:
+        """What stands below the axis of x, and below that of the distance from the end."""
+        shaded = f"; shaded: {self.stretches_are}" if self.stretches_are else ""
+        return f"{self.x_label}{shaded}", f"{FROM_END}{shaded}"
 
     @property
     def farthest(self) -> float:
@@ -256,15 +281,24 @@ def log_steps(log_range: tuple[float, float]) -> tuple[int, ...]:
     return (1, 2, 5) if log_range[1] / log_range[0] < 300 else (1,)
 
 
-def drawn_positions(n_positions: int) -> Int64[np.ndarray, "n_drawn"]:
-    """The positions of a long profile that are drawn: all up to a limit, then evenly plus densely at both ends."""
+def drawn_positions(n_positions: int, most: int = DRAWN_POSITIONS) -> Int64[np.ndarray, "n_drawn"]:
+    """The positions of a long profile that are drawn: all up to `most`, then evenly plus densely at both ends."""
     if n_positions < 1:
         raise UsageError(f"a profile needs at least 1 position, got {n_positions}")
-    if n_positions <= DRAWN_POSITIONS:
+    if n_positions <= most:
         return np.arange(n_positions)
-    even = np.linspace(0, n_positions - 1, DRAWN_POSITIONS // 2)
-    from_end = np.geomspace(1, n_positions, DRAWN_POSITIONS // 4) - 1
+    even = np.linspace(0, n_positions - 1, most // 2)
+    from_end = np.geomspace(1, n_positions, most // 4) - 1
     return np.unique(np.concatenate([even, from_end, n_positions - 1 - from_end]).astype(np.int64))
+
+
+def points_that_fit(figures: Iterable[Figure | HeatMap]) -> int:
+    """Most points of each curve, 64 to 4096, such that all curves of these figures fit one light page."""
+    curves = [curve for figure in figures if isinstance(figure, Figure) for curve in figure.curves]
+    most = DRAWN_POSITIONS
+    while most > FEWEST_POINTS and sum(curve.numbers(most) for curve in curves) > PAGE_NUMBERS:
+        most -= most // 8
+    return max(most, FEWEST_POINTS)
 
 
 def interval_curves(

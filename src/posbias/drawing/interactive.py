@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Num
 
-from posbias.drawing.figures import FROM_END, Curve, Figure, HeatMap, Panel
+from posbias.drawing.figures import DRAWN_POSITIONS, Curve, Figure, HeatMap, Panel
 
 DIGITS = 4
 """Significant digits of a value: all that is told of it."""
@@ -31,9 +31,10 @@ def chart_script() -> str:
     return files("posbias.drawing").joinpath("chart.js").read_text(encoding="utf-8")
 
 
-def interactive(figure: Figure | HeatMap, *, anchor: str) -> str:
-    """The figure as an HTML fragment; `anchor` becomes the id of its element and must be unique on the page."""
-    data = _heat_map(figure) if isinstance(figure, HeatMap) else _lines(figure)
+def interactive(figure: Figure | HeatMap, *, anchor: str, most: int = DRAWN_POSITIONS) -> str:
+    """The figure as an HTML fragment, with at most so many points of a curve; `anchor` becomes the id of its element
+    and must be unique on the page."""
+    data = _heat_map(figure) if isinstance(figure, HeatMap) else _lines(figure, most)
     text = json.dumps({"title": figure.title, **data}, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<figure class="chart" id="{html.escape(anchor)}"><figcaption>{html.escape(figure.title)}</figcaption>'
@@ -42,12 +43,18 @@ def interactive(figure: Figure | HeatMap, *, anchor: str) -> str:
     )
 
 
-def _lines(figure: Figure) -> dict[str, Any]:
+def _lines(figure: Figure, most: int) -> dict[str, Any]:
     by_distance = all(curve.from_end is not None for curve in figure.curves)
+    x_label, from_end = figure.axis_names
+    places: list[dict[str, Any]] = []
+    curves = [
+        _curve(curve.thinned(most), figure.row_offset(number), places) for number, curve in enumerate(figure.curves)
+    ]
     return {
-        "x_label": figure.x_label,
+        "x_label": x_label,
         "y_label": figure.y_label,
-        "curves": [_curve(curve, figure.row_offset(number)) for number, curve in enumerate(figure.curves)],
+        "places": places,
+        "curves": curves,
         "markers": figure.markers,
         "lines": figure.lines,
         "rows": list(figure.rows) or None,
@@ -57,20 +64,28 @@ def _lines(figure: Figure) -> dict[str, Any]:
         "log_axes": figure.log_axes,
         "by_distance": figure.by_distance,
         "farthest": figure.farthest if by_distance else None,
-        "from_end": FROM_END,
+        "from_end": from_end,
         "stretches": list(figure.stretches),
     }
 
 
-def _curve(curve: Curve, offset: float) -> dict[str, Any]:
-    """A curve without what its number of points tells: that x counts them, or that they are as far from the end."""
+def _curve(curve: Curve, offset: float, places: list[dict[str, Any]]) -> dict[str, Any]:
+    """A curve without what its number of points tells: that x counts them, or that they are as far from the end.
+
+    Else these are added to `places`, where curves at the same ones share them, and the curve holds their index.
+    """
     count = np.arange(curve.y.size)
     found: dict[str, Any] = {"name": curve.name, "colour": curve.stroke.colour, "dash": curve.stroke.dash}
     found |= {"bold": curve.emphasis, "offset": offset, "y": _rounded(curve.y)}
+    own = {}
     if not np.array_equal(curve.x, count):
-        found["x"] = _rounded(curve.x, digits=7)
+        own["x"] = _rounded(curve.x, digits=7)
     if curve.from_end is not None and not np.array_equal(curve.from_end, count.size - count):
-        found["end"] = _rounded(curve.from_end, digits=7)
+        own["end"] = _rounded(curve.from_end, digits=7)
+    if own:
+        if own not in places:
+            places.append(own)
+        found["place"] = places.index(own)
     if curve.low is not None and curve.high is not None:
         found |= {"low": _rounded(curve.low), "high": _rounded(curve.high)}
     return found

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from posbias.drawing.figures import FAINT, FROM_END, GRID, INK, Figure, HeatMap, log_steps, title_lines
+from posbias.drawing.figures import FAINT, GRID, INK, Figure, HeatMap, log_steps, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +28,8 @@ INCHES_PER_ROW = 0.27
 DOTS_PER_INCH = 150
 LEGEND_CHARACTERS = 134
 """Characters that fit the width of the picture in a row of the legend."""
+LETTER_SHARE = 0.0145
+"""Width of a letter above a stretch, as a share of one of two panels."""
 STYLE: Any = {
     "font.size": 10.5,
     "axes.edgecolor": INK,
@@ -97,19 +99,14 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
             marker="o" if figure.markers else None,
             markersize=3.5 if figure.lines else 6.0,
         )
-    for begin, end, words in figure.stretches:
-        ends = (figure.farthest - begin, max(figure.farthest - end, 1.0)) if by_distance else (begin, end)
-        panel.axvspan(*ends, color=FAINT, alpha=0.12, linewidth=0)
-        place = float(np.sqrt(ends[0] * ends[1])) if by_distance else (begin + end) / 2
-        panel.text(place, 0.985, words, transform=panel.get_xaxis_transform(), ha="center", va="top", fontsize=8.5)
-    panel.set_xlabel(figure.x_label)
+    panel.set_xlabel(figure.axis_names[by_distance])
     panel.set_ylabel(figure.y_label)
     panel.margins(x=0.01)
     if by_distance:
-        panel.set_xlabel(FROM_END)
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.set_xlim(1.08 * figure.farthest, 0.92)  # the last position on the right, as on the other axis
+    _draw_stretches(panel, figure, by_distance=by_distance)
     if figure.log_range is not None:
         panel.set_yscale(scale)
         panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)
@@ -123,6 +120,29 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_ylim(bottom=0)
     for name in figure.log_axes:
         panel.set(**{f"{name}scale": "log"})
+
+
+def _draw_stretches(panel: "Axes", figure: Figure, *, by_distance: bool) -> None:
+    """Shades, each under its words; those without room beside a wider stretch's are left out."""
+    stretches = [
+        (figure.farthest - begin, max(figure.farthest - end, 1.0)) if by_distance else (begin, end)
+        for begin, end, _ in figure.stretches
+    ]
+    for ends in stretches:
+        panel.axvspan(*ends, color=FAINT, alpha=0.12, linewidth=0)
+    panel.get_xlim()  # ranges are settled when they are asked for, not before
+    to_share = panel.transData + panel.transAxes.inverted()
+    spans: list[tuple[float, float, str]] = []
+    for ends, (_, _, words) in zip(stretches, figure.stretches, strict=True):
+        left, right = (float(to_share.transform((end, 1.0))[0]) for end in ends)
+        spans.append((left, right, words))
+    taken: list[tuple[float, float]] = []
+    for left, right, words in sorted(spans, key=lambda span: span[0] - span[1]):
+        half = LETTER_SHARE * (len(words) + 0.5) / 2
+        middle = min(max((left + right) / 2, half), 1 - half)
+        if all(abs(middle - other) >= half + beside for other, beside in taken):
+            taken.append((middle, half))
+            panel.text(middle, 0.985, words, transform=panel.transAxes, ha="center", va="top", fontsize=8.5)
 
 
 def _draw_rows(panel: "Axes", figure: Figure) -> None:

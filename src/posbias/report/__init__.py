@@ -8,6 +8,7 @@ from posbias.report import (  # noqa: F401
     decompositions,
     designs,
     mitigations,
+    placement,
     profiles,
     published,
     training,

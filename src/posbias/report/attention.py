@@ -22,6 +22,7 @@ from posbias.drawing.figures import (
     profiles_figure,
 )
 from posbias.errors import UsageError
+from posbias.measurement.attention.statistics import MeanKernels
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.report.page import REPORTS, Report
@@ -30,10 +31,14 @@ from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.statistics import Interval, mean_of
 
 LAYER = "layer (0 is nearest the input)"
+SHARES = ("entropy", "learned_sink", "similarity/", "sinks", "monotonicity/", "mixing/", "rollouts/")
+"""What the names of numbers in [0, 1] begin with."""
 PANELS = 6
 """Layers whose mean kernel is drawn."""
 MAP_POSITIONS = 256
 """Columns of a map over positions; longer prompts are averaged in cells."""
+KERNEL_CELLS = 128
+"""Side of a mean kernel as it is drawn; larger ones are averaged."""
 KERNEL_DECADES = 4.0
 """Decades of attention that the colours of a mean kernel span."""
 ROLLOUT_DECADES = 5.0
@@ -75,12 +80,13 @@ class _View:
         """Mean over layers (and heads) and prompts, with its 95 % interval over prompts."""
         values = self.array(f"{name}/per_prompt")
         each = values.reshape(len(values), -1).mean(axis=1)
-        return mean_of(each).interval(least=0.0 if each.min() >= 0 else -np.inf)
+        return mean_of(each).interval(least=0.0 if each.min() >= 0 else -np.inf, most=_most(name))
 
     def ends(self, name: str) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The ends of an interval; None where a single prompt leaves it open."""
-        ends = self.array(f"{name}/low"), self.array(f"{name}/high")
-        return ends if np.isfinite(ends).any() else (None, None)
+        low, high = self.array(f"{name}/low"), self.array(f"{name}/high")
+        known = np.isfinite([low, high]).any()
+        return (low, np.minimum(high, _most(name))) if known else (None, None)
 
     def sinks(self, threshold: int) -> tuple[Line, Line | None, Line | None]:
         """Sink score of every position, with the ends of its interval."""
@@ -105,6 +111,11 @@ class _View:
 
     def layer_figure(self, slug: str, title: str, y_label: str, curves: list[Curve]) -> Figure:
         return Figure(slug, f"{self.title}: {title}", LAYER, y_label, tuple(curves), markers=True)
+
+
+def _most(name: str) -> float:
+    """The largest value that the truth can have; records of older versions have intervals that exceed it."""
+    return 1.0 if name.startswith(SHARES) else np.inf
 
 
 @REPORTS.register("attention")
@@ -261,8 +272,9 @@ def _over_layers(
 
 
 def _kernel_map(view: _View) -> HeatMap:
-    kernels = view.array("kernels/mean").astype(np.float64)
-    cells = kernels.shape[-1]
+    mean, squared, bounds = (view.array(f"kernels/{name}") for name in ("mean", "squared", "bounds"))
+    cells = min(mean.shape[-1], KERNEL_CELLS)
+    kernels = MeanKernels(mean, squared, None, bounds).coarser(cells).mean.astype(np.float64)
     chosen = np.unique(np.linspace(0, view.depth - 1, min(PANELS, view.depth)).round().astype(int))
     hidden = np.triu(np.ones((cells, cells), bool), 1)
     panels = tuple(Panel(f"layer {layer}", np.where(hidden, np.nan, kernels[layer])) for layer in chosen)

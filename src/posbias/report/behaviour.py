@@ -1,10 +1,11 @@
-"""A record of behaviour by position in words, tables and figures, and a placement that was derived from one.
+"""A record of behaviour by position in words, tables and figures.
 
 Everything comes from the record (layout: posbias/evaluation/record.py and, where influence was measured on the same
 prompts, posbias/auditing/behaviour.py). A stored series of influence: {source, kind, what, means, correlations:
 {measure: `Correlations.as_record` with adjusted_p}}.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,6 @@ SHAPES = {
     "flat": "No dependence on where the answer stands is established",
 }
 """What the shape of a curve says to a reader."""
-ORDERS = {"best_first": "best first", "best_last": "best last", "alternating": "best at both ends"}
 INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
 """Strokes of measured kinds, none a theory's."""
 TIE_RANGE = (0.02, 20.0)
@@ -116,12 +116,16 @@ def verdict_of(record: Record) -> list[str]:
         return [*found, f"What weighs, and what is used: {tied[0]}"]
     if all(curve["shape"] is None or curve["shape"]["label"] == "flat" for curve in curves.values()):
         return found
-    task = record.resolved["task"]
-    return [
-        *found,
-        f"What can be done: `posbias mitigate MODEL --task '{task}'` tries methods and says which helps; "
-        "`posbias place` puts the relevant passages where this model uses them.",
-    ]
+    return [*found, f"What can be done: {_tries(record)}`posbias place` puts relevant passages where it uses them."]
+
+
+def _tries(record: Record) -> str:
+    """The command that tries methods on the model, whose weights a server does not give."""
+    responder = record.resolved["responder"]
+    if responder.get("kind") != "local":
+        return ""
+    model, task = (shlex.quote(text) for text in (responder["model"]["source"], record.resolved["task"]))
+    return f"`posbias mitigate {model} --task {task}` tries methods and says which helps; "
 
 
 def _shape_sentence(measure: str, curve: Stored) -> str:
@@ -135,9 +139,12 @@ def _shape_sentence(measure: str, curve: Stored) -> str:
     if shape is None or not known:
         return f"By {measure} nothing is decided: {curve['findings'][0]}."
     ends = (end(known, key=lambda each: each[0]["value"]) for end in (max, min))
-    most, least = (f"{interval_text(mean, '.2f')} at position {place}" for mean, place in ends)
-    numbers = f"from {most} to {least}"
-    return f"{SHAPES[shape['label']]}: {measure} goes {numbers} (p against no dependence {shape['p_flat']:.2g})."
+    high, low = (
+        f"at position {place}{'' if place else ' (the first)'} with {interval_text(mean, '.2f')}"
+        for mean, place in ends
+    )
+    numbers = f"{measure} is highest {high} and lowest {low}"
+    return f"{SHAPES[shape['label']]}: {numbers} (p against no dependence {shape['p_flat']:.2g})."
 
 
 def tables_of(record: Record) -> list[Table]:
@@ -354,39 +361,3 @@ def influence_figure(slug: str, title: str, group: Stored) -> Figure:
 
 def _axis(n_items: int) -> str:
     return f"position of the answer among {n_items} (0 is the first)"
-
-
-@REPORTS.register("place")
-def placement_report(record: Record) -> Report:
-    """The order, what it is worth against the usual ones, and what the data do not decide."""
-    found = record.scalars
-    rest = (
-        f"{100 * found['kept']:.0f} % of the measured differences between positions are kept, the rest is noise"
-        if found["decided"]
-        else "the samples do not show that positions differ, so best first is kept"
-    )
-    statements = [
-        f"order of the passages, first to last (0 is the first given): {_order(found['order'])}",
-        f"curve of {found['n_samples']} samples, p {found['p_flat']:.2g} against flat: {rest}",
-    ]
-    if found["interpolated"]:
-        statements.append("the slots were not all measured themselves: the curve is interpolated between positions")
-    cells = []
-    for gain in found["gains"]:
-        worth = ["0", MISSING, "the same order"]  # the gain, what it was judged on, whether it is shown to be one
-        if gain["order"] != found["order"]:
-            judged = "held-out samples" if gain["held_out"] else "all samples"
-            worth = [interval_text(gain["gain"], "+.3f"), judged, "yes" if gain["raises"] else "not shown"]
-        cells.append([ORDERS[gain["over"]], _order(gain["order"]), *worth])
-    title = f"Gain in {found['measure'].replace('_', ' ')}, per unit of relevance"
-    return Report(
-        title_of(record),
-        kicker="posbias · where relevant passages should stand",
-        verdict=statements,
-        summary=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
-        record=record,
-    )
-
-
-def _order(order: Sequence[int]) -> str:
-    return " ".join(map(str, order))

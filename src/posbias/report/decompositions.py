@@ -179,8 +179,8 @@ def _shift_table(title: str, record: Record, shifts: list[Stored], number: str) 
 
 
 def _score_table(record: Record) -> Table:
-    header = ["theory", "kind", "mean |gap|, points", '"nothing changes"', "difference"]
-    header += ["interventions", "than nothing"]
+    header = ["theory", "kind", "mean |gap|, points", "that of predicting no shift", "difference"]
+    header += ["interventions", "against predicting no shift"]
     cells = [
         [
             _source(score["source"]),

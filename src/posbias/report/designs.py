@@ -4,8 +4,8 @@ import numpy as np
 
 from posbias.drawing.figures import (
     BLUE,
-    FLAT,
     MEASURED,
+    ORANGE,
     VERMILION,
     Curve,
     Figure,
@@ -21,7 +21,7 @@ from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
 
-BEFORE, AFTER = Stroke(VERMILION, "dash"), Stroke(BLUE, "solid")
+BEFORE, AFTER, TARGET = Stroke(VERMILION, "dashdot"), Stroke(BLUE, "solid"), Stroke(ORANGE, "dash")
 NOTE = (
     "W1: Wasserstein distance between the shapes of two profiles with the context scaled to [0, 1], the last position "
     "left out, since the residual stream alone decides what it keeps. Brackets are 95 % intervals over initialisations."
@@ -106,13 +106,13 @@ def _figures(record: Record) -> list[Figure | HeatMap]:
     profiles = {name: Profile(arrays[f"{name}/{length}"]) for name in ("profile", "before")}
     target = Profile.normalised(arrays[f"target/{length}"])
     curves = [
-        profile_curve("target", target, FLAT, emphasis=True),
         profile_curve("as it was", profiles["before"], BEFORE),
-        profile_curve("designed", profiles["profile"], AFTER),
+        profile_curve("designed", profiles["profile"], AFTER, emphasis=True),
     ]
     if f"measured/{length}/influence" in arrays:
         ends = {name: arrays[f"measured/{length}/{name}"] for name in ("influence", "low", "high")}
         curves.append(profile_curve("designed, measured at initialisation", Profile(**ends), MEASURED))
+    curves.append(profile_curve("target", target, TARGET))  # on top of what meets it
     figures: list[Figure | HeatMap] = [
         profile_figure("design", f"Influence at {length} positions: target, as it was, designed", curves)
     ]

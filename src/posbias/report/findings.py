@@ -7,7 +7,7 @@ or a bare statement of what was seen. Negative results are claims like any other
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -43,31 +43,62 @@ def verdict_of(view: RunView) -> tuple[str, ...]:
     subject = view.subjects[0]
     kind = next(iter(subject.measured), None)
     if kind is None:
-        profiles = [theory.profile for each in view.subjects for theory in each.theories.values()]
-        return (f"Predicted: {shares_sentence(profiles, 'influence')}; an even share would be 10 % each.",)
+        return (f"Predicted: {_predicted(view)}.",)
     if subject.name not in SUBJECTS:
         return _compared(view, subject)
-    summary = subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
+    summary = _summary(subject, kind)
     end, favoured = _favoured(subject, kind, summary)
     advice = (_advice(view, subject, kind, end),) if subject.theories else ()
     return (_middle(subject, kind, summary), f"{favoured}{_before_training(view, kind, end)}.", *advice)
 
 
-def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> str:
+def named_verdict(view: RunView) -> str:
+    """The first sentence of the verdict, with the run's name in its lead, for a page of several."""
+    subject, title = view.subjects[0], view.title.replace(": ", ", ")
+    kind = next(iter(subject.measured), None)
+    if kind is None:
+        return f"Predicted, {title}: {_predicted(view)}."
+    if subject.name in SUBJECTS:
+        return _middle(subject, kind, _summary(subject, kind), about=title)
+    said = _compared(view, subject)[0].replace(": The ", ", the ").replace(": ", ", ")
+    return f"{title}: {said[0].lower()}{said[1:]}"
+
+
+def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
+    return subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
+
+
+def _predicted(view: RunView) -> str:
+    """Shares of the tenths; of several predictions which has least and which most of each."""
+    profiles = {
+        theory_name(view, name): theory.profile for each in view.subjects for name, theory in each.theories.items()
+    }
+    if len(profiles) == 1:
+        return f"{shares_sentence(next(iter(profiles.values())), 'influence')}; an even share would be 10 % each"
+    parts = []
+    for statistic in ("first_tenth", "middle_tenth", "last_tenth"):
+        shares = {name: float(STATISTICS[statistic](profile.influence)) for name, profile in profiles.items()}
+        least, most = (end(shares, key=lambda name: shares[name]) for end in (min, max))
+        words = statistic.removesuffix("_tenth")
+        parts.append(f"on the {words} tenth {percent(shares[least])} ({least}) to {percent(shares[most])} ({most})")
+    return f"{'; '.join(parts)}. An even share would be 10 %"
+
+
+def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, about: str = "it") -> str:
     """Whether the middle has less than either end."""
     n_units = subject.measured[kind].n_independent
     ends = summary["first_over_middle"], summary["last_over_middle"]
     share, tokens = _percent(summary["middle_tenth"]), subject.n_positions
     numbers = f"the middle tenth of {tokens} tokens has {share} of the influence on the output, an even share 10 %"
-    undecided = "By influence, whether it loses the middle is not decided"
+    undecided = f"By influence, whether {about} loses the middle is not decided"
     if n_units < UNITS_FOR_CLAIM:
         return f"{undecided}: {numbers}, and {_too_few(n_units).text}"
     signs, said = [_sign(end) for end in ends], _ends(*ends).text
     lead = undecided
     if signs == [1, 1]:
-        lead = "Yes, by influence it loses the middle"
+        lead = f"Yes, by influence {about} loses the middle"
     elif -1 in signs:
-        lead = "No, by influence the middle is not where it has least"
+        lead = f"No, by influence the middle is not where {about} has least"
     beginning = summary["first_tenth"]
     if signs == [1, 1] and beginning.low <= FLAT_TENTH <= beginning.high:
         said = f"{said.removesuffix('.')}, whose beginning is not shown to exceed an even share."
@@ -138,7 +169,9 @@ def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     for start in view.subjects[1:]:
         before = _nearest(start, kind)
         if start.name in SUBJECTS and before is not None:
-            text += f"; before training the {theory_name(view, before[0].theory)} is ({before[1].distance.value:.3f})"
+            name, found = theory_name(view, before[0].theory), before[1]
+            distances = f"W1 {found.distance}; of a flat line {found.flat.value:.3f}"
+            text += f"; before training the nearest is the {name} ({distances})"
     return f"{text}."
 
 
@@ -204,13 +237,11 @@ def point_statistics(profile: Profile) -> dict[str, Interval]:
     return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
 
 
-def shares_sentence(profiles: Sequence[Profile], what: str) -> str:
-    """Shares of the tenths; of several profiles the least and the largest."""
-    shown = []
-    for name in ("first_tenth", "middle_tenth", "last_tenth"):
-        shares = [PERCENT * float(STATISTICS[name](profile.influence)) for profile in profiles]
-        shown.append(" to ".join(dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))) + " %")
-    first, middle, last = shown
+def shares_sentence(profile: Profile, what: str) -> str:
+    """Shares of the tenths."""
+    first, middle, last = (
+        percent(float(STATISTICS[f"{name}_tenth"](profile.influence))) for name in ("first", "middle", "last")
+    )
     return f"{first} of the {what} on the first tenth, {middle} on the middle, {last} on the last"
 
 

@@ -6,14 +6,15 @@ text; the script of the charts is inlined once; a content security policy in the
 a report can be mailed around and opened years later.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbias.checks import checked
 from posbias.directories import write_atomically
-from posbias.drawing.figures import Figure, HeatMap
+from posbias.drawing.figures import Figure, HeatMap, points_that_fit
 from posbias.drawing.interactive import chart_script, interactive
 from posbias.drawing.static import png_of
 from posbias.errors import RunError, UsageError
@@ -21,8 +22,8 @@ from posbias.parts import clear_parts
 from posbias.records import REPORT_FILE, Record, remove_report
 from posbias.registry import Registry
 from posbias.report.findings import Finding
-from posbias.report.layout import command_of, conditions_of, real_name
-from posbias.report.tables import Table, print_notes, print_tables
+from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_name
+from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -164,10 +165,24 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(chart=interactive, command_of=command_of, conditions_of=conditions_of)
-    template = environment.get_template(TEMPLATE)
-    title = real_name(report.title)
-    return template.render(report=report, title=title, links=links or {}, script=chart_script(), version=__version__)
+    figures = [*report.picture, *report.figures, *(figure for part in report.sections for figure in part.figures)]
+    chart = partial(interactive, most=points_that_fit(figures))
+    environment.globals.update(chart=chart, condensed=condensed, command_of=command_of, conditions_of=conditions_of)
+    return environment.get_template(TEMPLATE).render(
+        report=report,
+        title=real_name(report.title),
+        called=any(real_name(text) != text for text in _named(report)),
+        demo=DEMO_NAME,
+        links=links or {},
+        script=chart_script(),
+        version=__version__,
+    )
+
+
+def _named(report: Report) -> Iterator[str]:
+    """Where a reader meets the name of a model first."""
+    yield from (report.title, *report.verdict, *(figure.title for figure in report.picture))
+    yield from (text for table in report.summary for row in (table.cells or [[]]) for text in (table.title, *row[:1]))
 
 
 def show_report(report: Report, console: "Console") -> None:

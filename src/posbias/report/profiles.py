@@ -20,8 +20,16 @@ from posbias.drawing.figures import (
 )
 from posbias.profiles import Profile
 from posbias.records import Record
-from posbias.report.findings import FLAT_TENTH, grouped_findings, nearest_theory, percent, shares_sentence, verdict_of
-from posbias.report.layout import THEORIES, RunView, real_name, view_of
+from posbias.report.findings import (
+    FLAT_TENTH,
+    grouped_findings,
+    named_verdict,
+    nearest_theory,
+    percent,
+    shares_sentence,
+    verdict_of,
+)
+from posbias.report.layout import THEORIES, RunView, view_of
 from posbias.report.names import (
     is_measured,
     kind_name,
@@ -31,12 +39,20 @@ from posbias.report.names import (
     told_apart,
 )
 from posbias.report.page import PROFILES, REPORTS, Report, Section
-from posbias.report.tables import Table, detailed_tables, ingredient_table, overview_tables, shown_rows
+from posbias.report.tables import (
+    OF_HALVES,
+    OF_ONE,
+    Table,
+    detailed_tables,
+    ingredient_table,
+    overview_tables,
+    shown_rows,
+)
 from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
 from posbias.report.wording import THEORIES as NAMED
 
 PREDICTED = "predicted influence"
-TENTHS = "position in the context; shaded: tenths and their shares"
+TENTHS = "tenths and their shares"
 TEXTS = {
     "default": "English novels, speeches and documents (the package's corpus)",
     "synthetic": "uniformly random tokens, no language at all",
@@ -47,7 +63,7 @@ MOST_VERDICTS, MOST_TABLES = 3, 3
 KICKER = "posbias · how a language model weighs the positions of its context"
 NOTE = (
     "In brackets: 95 % intervals over texts or seeds. W1 is a distance between profiles: 0 is equality, 0.1 large; "
-    '"of half the texts" is that of one half of them to the other, "of single texts" that of a theory to one of them.'
+    f"{OF_HALVES} it says how well the measurement agrees with itself, {OF_ONE} how near a theory is to one of them."
 )
 
 
@@ -76,7 +92,7 @@ def profiles_report(*records: Record) -> Report:
     return Report(
         " beside ".join(view.title for view in views),
         kicker=KICKER,
-        verdict=[f"{view.title}: {verdict_of(view)[0]}" for view in views[:MOST_VERDICTS]],
+        verdict=[named_verdict(view) for view in views[:MOST_VERDICTS]],
         picture=figures[:1],
         figures=figures[1:],
         note=NOTE,
@@ -120,9 +136,8 @@ def _basis(view: RunView, record: Record) -> str:
     if not isinstance(prompts, dict) or not isinstance(model, dict) or not view.subjects[0].measured:
         return ""
     source, longest = prompts["source"], model.get("max_positions")
-    called = "" if real_name(view.title) == view.title else f'Called "{view.title}" below and in commands. '
     size = f"{prompts['count']} texts of {prompts['n_positions']} tokens"
-    text = f"{called}Measured on {size}: {TEXTS.get(source, source)}"
+    text = f"Measured on {size}: {TEXTS.get(source, source)}"
     for subject in view.subjects[1:]:
         counts = [measured.n_independent for measured in subject.measured.values()]
         text += f"; at initialisation on {max(counts)} of them, each with random weights of its own" if counts else ""
@@ -145,10 +160,9 @@ def picture_of(view: RunView) -> list[Figure]:
         name = nearest_theory(subject, kind)
         theories = [] if name is None else [(name, subject.theories[name].profile, theory_strokes([name])[name])]
         curves = [profile_curve(theory_name(view, name), profile, stroke) for name, profile, stroke in theories]
-        state = label(SUBJECTS, subject.name)
-        title = f"{state[0].upper()}{state[1:]}: how much each position of the context weighs"
-        panel = profile_figure(f"{subject.name}-{kind}-best", title, [own, *curves], measured=[own], x_label=TENTHS)
-        panels.append(replace(panel, stretches=_tenths(subject, kind)))
+        title = f"{_capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
+        panel = profile_figure(f"{subject.name}-{kind}-best", title, [own, *curves], measured=[own])
+        panels.append(replace(panel, stretches=_tenths(subject, kind), stretches_are=TENTHS))
     ranges = [panel.log_range for panel in panels if panel.log_range is not None]
     both = min(low for low, _ in ranges), max(high for _, high in ranges)
     tops = [panel.linear_range[1] for panel in panels if panel.linear_range is not None]
@@ -185,19 +199,50 @@ def figures_of(view: RunView) -> list[Figure]:
     return figures
 
 
+Entry = tuple[str, Profile, Stroke]
+"""A curve of several runs' picture."""
+
+
 def side_by_side(views: Sequence[RunView]) -> list[Figure]:
-    """One figure per measured kind that several runs share, and one of the predictions of runs without measurement."""
-    drawn: list[tuple[str, str, list[tuple[str, Profile, Stroke]]]] = []
-    for kind in dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured):
-        entries = [
+    """One figure for each measured kind, of all runs that have it beside the predictions of runs without measurement;
+    one of the predictions alone where nothing was measured."""
+    drawn: list[tuple[str, str, list[Entry]]] = []
+    kinds = dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured)
+    for kind in kinds:
+        found = [
             (state_of(view, subject), subject.measured[kind].profile, _run_stroke(number, state))
             for number, view in enumerate(views)
             for state, subject in enumerate(view.subjects)
             if kind in subject.measured
         ]
-        name = label(KINDS, kind)
-        title = f"{name[0].upper()}{name[1:]} influence of {len(entries)} measurements, side by side"
-        drawn.append((f"runs-{kind}", title, entries))
+        measured = all(is_measured(view, kind) for view in views)
+        predicted = _predictions(views, [stroke for *_, stroke in found])
+        if measured and predicted and len(found) == 1:
+            found = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in found]
+        what = f"{len(found) + len(predicted)} curves side by side"
+        if measured:
+            what = "measured beside predicted" if predicted else f"{len(found)} measurements side by side"
+        name = label(KINDS if measured else NAMED, kind)
+        drawn.append((f"runs-{kind}", f"{_capital(name)} influence, {what}", [*found, *predicted]))
+    predicted = [] if kinds else _predictions(views, [])
+    drawn.append(("runs-predicted", f"{len(predicted)} predictions, side by side", predicted))
+    return [
+        profile_figure(
+            slug,
+            title,
+            [
+                profile_curve(name, profile, stroke, relative=True, emphasis=stroke == MEASURED)
+                for name, profile, stroke in entries
+            ],
+            x_label="position as a fraction of the context",
+        )
+        for slug, title, entries in drawn
+        if len(entries) > 1
+    ]
+
+
+def _predictions(views: Sequence[RunView], taken: Sequence[Stroke]) -> list[Entry]:
+    """What runs without measurement predict, in strokes that no measurement has."""
     predictions = [
         (view.curves.get(THEORIES + name, {"theory": name, "model": view.title}), theory.profile)
         for view in views
@@ -206,21 +251,15 @@ def side_by_side(views: Sequence[RunView]) -> list[Figure]:
         for name, theory in subject.theories.items()
     ]
     names = names_beside([settings for settings, _ in predictions])
-    curves = [
-        (name, profile, _run_stroke(number, 0))
+    free = [stroke for stroke in RUNS if stroke not in taken]
+    return [
+        (name, profile, free[number % len(free)])
         for number, (name, (_, profile)) in enumerate(zip(names, predictions, strict=True))
     ]
-    drawn.append(("runs-predicted", f"{len(curves)} predictions, side by side", curves))
-    return [
-        profile_figure(
-            slug,
-            title,
-            [profile_curve(name, profile, stroke, relative=True) for name, profile, stroke in entries],
-            x_label="position as a fraction of the context",
-        )
-        for slug, title, entries in drawn
-        if len(entries) > 1
-    ]
+
+
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _run_stroke(run: int, state: int) -> Stroke:
@@ -237,13 +276,14 @@ def _subject_figures(view: RunView, subject: Subject) -> Iterator[Figure]:
     for kind, measured in subject.measured.items():
         name = kind_name(view, kind)
         if is_measured(view, kind):
-            legend, seen = f"measured ({name})", f"{title}: {shares_sentence([measured.profile], f'{name} influence')}"
+            legend, seen = f"measured ({name})", f"{title}: {shares_sentence(measured.profile, f'{name} influence')}"
         else:
-            legend, seen = f"compared to: {name}", f"{name}: {shares_sentence([measured.profile], PREDICTED)}"
+            legend, seen = f"compared to: {name}", f"{name}: {shares_sentence(measured.profile, PREDICTED)}"
         own = profile_curve(legend, measured.profile, MEASURED, emphasis=True)
         yield profile_figure(f"{subject.name}-{kind}", seen, [own, *curves], measured=[own])
     if not subject.measured and theories:
-        seen = f"{title}: {shares_sentence(list(theories.values()), PREDICTED)}"
+        (first, *others) = theories.values()
+        seen = f"{title}: {'how much each position weighs' if others else shares_sentence(first, PREDICTED)}"
         yield profile_figure(f"{subject.name}-predicted", seen, curves)
 
 

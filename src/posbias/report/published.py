@@ -29,6 +29,8 @@ PREDICATES = {
     "fails as stated": ("fails as stated", "fail as stated"),
 }
 """Verdicts as predicates of one statement and of several; the table of the page begins with the last."""
+LONGEST_CELL = 60
+"""Characters of a cell that is no sentence."""
 CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two where it has a band."""
 
@@ -41,13 +43,12 @@ def claims_report(record: Record) -> Report:
     verdicts = sorted(record.scalars["verdicts"], key=lambda entry: -list(PREDICATES).index(entry["verdict"]))
     first = verdicts[0]
     picture = replace(_evidence(record, first), slug="verdict", title=f"{first['claim']}: {first['verdict']}")
-    decided = first["verdict"] != "holds"
     cells = [[entry["claim"], entry["verdict"], _value(entry), entry["computed"]] for entry in verdicts]
     return Report(
         record.resolved.get("title", "Published claims put to the test"),
         kicker="posbias · published statements on position bias as numerical experiments",
         verdict=_told(verdicts),
-        picture=[picture] if decided else [],
+        picture=[picture],
         summary=[Table("Verdicts", ["claim", "verdict", "value", "what was computed"], cells, prose=True)],
         sections=[_claim(record, entry, number) for number, entry in enumerate(verdicts)],
         record=record,
@@ -60,6 +61,8 @@ def _told(verdicts: Sequence[Stored]) -> list[str]:
     parts = [f"{counts[each]} {PREDICATES[each][counts[each] > 1]}" for each in PREDICATES if counts[each]]
     told = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
     said = [f"Of {len(verdicts)} published statement{'' if len(verdicts) == 1 else 's'}: {told}."]
+    if len(verdicts) > 1 and counts["holds"] == len(verdicts):
+        return [f"All {len(verdicts)} published statements hold."]
     failed = [entry for entry in verdicts if MARKS.get(entry["verdict"]) == "fails"]
     if failed:
         said.append(f"What fails{', first' * (len(failed) > 1)}: {failed[0]['statement']}")
@@ -112,7 +115,7 @@ def reproduction_report(record: Record) -> Report:
     """What the paper reports, and what came out."""
     found, figures = record.scalars, stored_figures(record)
     said = found["statements"]  # among them the count of verdicts, "Of 13 published findings: ..."
-    tables = [Table(table["title"], table["header"], table["cells"]) for table in found["tables"]]
+    tables = [_stored_table(table) for table in found["tables"]]
     return Report(
         record.resolved["title"],
         kicker=f"posbias · a published experiment, run again · {found['paper']}",
@@ -124,6 +127,16 @@ def reproduction_report(record: Record) -> Report:
         tables=tables[1:],
         record=record,
     )
+
+
+def _stored_table(stored: Stored) -> Table:
+    """A table as it was made; one with sentences is broken into lines, its verdicts first."""
+    prose = any(len(cell) > LONGEST_CELL for row in stored["cells"] for cell in row)
+    rows = [stored["header"], *stored["cells"]]
+    if prose and "verdict" in stored["header"]:
+        place = stored["header"].index("verdict")
+        rows = [[row[place], *row[:place], *row[place + 1 :]] for row in rows]
+    return Table(stored["title"], rows[0], rows[1:], prose=prose)
 
 
 def stored_figures(record: Record) -> list[Figure]:

@@ -5,7 +5,7 @@ What runs hold is read from their views; tables of other records are made where 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
+ROWS_TO_SHARE = 3
+"""Rows of a table whose columns are said once where all rows agree."""
+AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE = (
+    "against a flat line",
+    "a flat line's distance",
+    "between halves of the texts",
+    "to single texts",
+)
+"""What a distance stands beside; the glossary explains each by this name."""
 BOOTSTRAP_SEED = 0
 """Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
 SHOWN_LAYERS = 7
@@ -50,6 +59,18 @@ class Table:
     cells: Sequence[Sequence[str]]
     prose: bool = False
     """Whether cells are sentences, which may be broken into lines."""
+
+
+def condensed(table: Table) -> tuple[Table, str]:
+    """A table without the columns in which its rows, of which there are several, all agree; and these in words."""
+    columns = list(zip(table.header, *table.cells, strict=True))
+    shared = [len(table.cells) >= ROWS_TO_SHARE and bool(name) and len(set(cells)) == 1 for name, *cells in columns]
+    if not any(shared) or all(shared):
+        return table, ""
+    kept = [place for place, each in enumerate(shared) if not each]
+    cells = [[row[place] for place in kept] for row in table.cells]
+    words = [f"{name}: {cells[0]}" for (name, *cells), each in zip(columns, shared, strict=True) if each]
+    return replace(table, header=[table.header[place] for place in kept], cells=cells), "; ".join(words)
 
 
 def print_tables(tables: Iterable[Table], console: "Console") -> None:
@@ -156,8 +177,7 @@ def _settings_table(view: RunView) -> Table:
 
 def _theory_table(views: Sequence[RunView], *, first: bool = False) -> Table:
     """Beside every measured kind, or beside the first of each model alone."""
-    header = ["model", _reference(views), "theory", "distance W1 [95 %]", "of a flat line", "of half the texts"]
-    header += ["of single texts", "than a flat line"]
+    header = ["model", _reference(views), "theory", "distance W1 [95 %]", OF_FLAT, OF_HALVES, OF_ONE, AGAINST_FLAT]
     cells = []
     for names, subject, block in _comparisons(views):
         if first and block.kind != next(iter(subject.measured)):
@@ -256,7 +276,7 @@ def _found_table(views: Sequence[RunView]) -> Table:
 
 def ingredient_table(found: Mapping[str, Any]) -> Table:
     """For each measured kind the whole theory, what leaving out each of its ingredients costs, and the flat line."""
-    header = ["measured", "left out", "W1 [95 %]", "more than with nothing left out [95 %]", "verdict"]
+    header = ["measured", "left out", "distance W1 [95 %]", "more than with nothing left out [95 %]", "verdict"]
     cells = []
     for kind, entry in found.items():
         for left_out, row in entry["left_out"].items():
@@ -288,17 +308,8 @@ def _metric_table(view: RunView) -> Table:
 
 
 def _interval_table(view: RunView) -> Table:
-    header = [
-        "model",
-        _reference([view]),
-        "theory",
-        "W1",
-        "flat line",
-        "theory minus flat",
-        "half against half",
-        "one prompt",
-    ]
-    header += ["one prompt, flat", "units"]
+    header = ["model", _reference([view]), "theory", "distance W1", OF_FLAT, "theory's less flat line's", OF_HALVES]
+    header += [OF_ONE, "a flat line's to single texts", "texts or seeds"]
     cells = []
     for names, _, block in _comparisons([view]):
         found = block.prompts

@@ -86,15 +86,16 @@ GLOSSARY = {
     " is listed apart, because every model with residual connections has a spike there.",
     "W1": "Wasserstein-1 distance: the share of influence that must be moved, times how far (as a fraction of the"
     " context), to turn one profile into the other. 0 is equality; 0.1 is large.",
-    "Split-half noise": "W1 between the profiles of two random halves of the prompts: how well the measurement agrees"
-    " with itself. No theory can be asked for much less.",
-    "Single prompts": "The median W1 to the profile of one prompt, instead of to the average of all prompts.",
-    "Interval": "In brackets, the 95 % interval over prompts (or initialisation seeds): where the number would lie with"
-    " other ones. Each interval stands alone; of twenty comparisons about one misses by chance. None is printed where"
-    " nothing is known, as with a single prompt.",
-    "Closer / farther / undecided": "Whether the interval of the difference to the flat line, on the same"
-    " prompts, lies below zero, above zero, or around it. With fewer than 6 independent prompts or seeds nothing is"
-    " decided.",
+    "A flat line's distance": "W1 from a flat line to the same measurement: what a theory that knows nothing has.",
+    "Between halves of the texts": "W1 between the profiles of two random halves of the texts: how well the measurement"
+    " agrees with itself. No theory can be asked for much less.",
+    "To single texts": "The median W1 from the theory to the profile of one text, instead of to the average of all.",
+    "Interval": "In brackets, the 95 % interval over texts, which are the prompts, or over initialisation seeds: where"
+    " the number would lie with other ones. Each interval stands alone; of twenty comparisons about one misses by"
+    " chance. None is printed where nothing is known, as with a single text.",
+    "Against a flat line": "Closer, farther or undecided: whether the interval of the theory's W1 less the flat line's,"
+    " on the same texts, lies below zero, above zero, or around it. With fewer than 6 independent texts or seeds"
+    " nothing is decided.",
     "Jacobian": "The size of the derivative of the last hidden state (after the final norm) by an input embedding.",
     "Probability gradient": "The size of the derivative of the predicted token's probability by an input embedding.",
     "Mixing": "How much of a layer's output at a position comes through attention from all positions rather than"

@@ -4,7 +4,7 @@ Every number that depends on prompts is kept per prompt where it is small and ca
 prompts; ends are infinite with a single prompt.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ class HeadStatistic:
         low, high = mean_ends(per_prompt.mean(axis=2), least=0.0 if per_prompt.min() >= 0 else -np.inf)
         return cls(per_prompt, low, high)
 
+    def as_share(self) -> "HeadStatistic":
+        """The same of a share, whose interval ends at 1; an open end stays open."""
+        high = np.maximum(np.minimum(self.high, 1.0), self.by_layer)
+        return replace(self, high=np.where(np.isfinite(self.high), high, self.high))
+
     @property
     def by_head(self) -> Float64[np.ndarray, "layers heads"]:
         """Mean over prompts."""
@@ -45,7 +50,7 @@ class HeadStatistic:
 
 @dataclass(frozen=True, eq=False)
 class PromptMean:
-    """An array per prompt and its mean over prompts."""
+    """An array of shares, in [0, 1], per prompt and its mean over prompts."""
 
     per_prompt: Float64[np.ndarray, "count *axes"]
     low: Float64[np.ndarray, "*axes"]
@@ -55,7 +60,7 @@ class PromptMean:
     @classmethod
     def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
         """With its interval."""
-        return cls(per_prompt, *mean_ends(per_prompt, least=0.0 if per_prompt.min() >= 0 else -np.inf))
+        return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
 
     @property
     def value(self) -> Float64[np.ndarray, "*axes"]:
@@ -117,6 +122,10 @@ class Similarity:
     edges: Float64[np.ndarray, "count 2"]
     of_mean: MeanSimilarity | None
     """Of the mean content logits over prompts; None where those were not kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside"):
+            object.__setattr__(self, name, getattr(self, name).as_share())
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +240,11 @@ class AttentionStatistics:
     left_out: tuple[str, ...]
     caveats: tuple[str, ...]
     """Where what ran is not what the model's name promises."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entropy", self.entropy.as_share())
+        if self.learned_sink is not None:
+            object.__setattr__(self, "learned_sink", self.learned_sink.as_share())
 
     @property
     def count(self) -> int:

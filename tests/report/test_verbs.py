@@ -1,0 +1,134 @@
+"""What the pages of single verbs say first, and draw: in numbers that can be true, and of curves that can be seen."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from posbias.designing import design, design_record
+from posbias.drawing.figures import Figure, HeatMap
+from posbias.evaluation import place
+from posbias.evaluation.placement import MeasuredUse
+from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
+from posbias.records import Record
+from posbias.report import report_of, verdict, write_report
+from posbias.report.profiles import NOTE
+from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
+from posbias.report.wording import GLOSSARY
+
+BY_HEAD = ("distance", "entropy", "content/diagonal", "content/off_diagonal", "content/difference", "content/published")
+SIMILARITIES = ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside")
+BY_LAYER = ("mixing/tokens", "mixing/frobenius", "monotonicity/violated", "monotonicity/gap")
+ENDS = (("low", 0.1), ("high", 1.3))
+EXCEEDING = {"value": 0.8, "low": 0.3, "high": 1.0}
+
+
+def attention(cells: int = 12) -> Record:
+    """Of a record of an older version, in which the intervals of shares exceed 1."""
+    random = np.random.default_rng(0)
+    arrays = {"distance/even": np.ones(3), "mixing/by_position": random.random((3, 12))}
+    shapes = dict.fromkeys((*BY_HEAD, *(f"similarity/{name}" for name in SIMILARITIES)), (2, 3, 2))
+    shapes |= dict.fromkeys(BY_LAYER, (2, 3)) | {"sinks": (2, 2, 12)}
+    for name, (count, *rest) in shapes.items():
+        each = np.linspace(0.4, 0.9, count).reshape(-1, *[1] * len(rest))
+        arrays[f"{name}/per_prompt"] = np.broadcast_to(each, (count, *rest)).copy()
+        arrays |= {f"{name}/{end}": np.full(rest if name == "sinks" else rest[:1], at) for end, at in ENDS}
+    arrays["sinks/by_layer"] = random.random((2, 3, 12))
+    arrays |= {f"kernels/{name}": np.tril(random.random((3, cells, cells))) for name in ("mean", "squared")}
+    arrays["kernels/bounds"] = np.arange(cells + 1)
+    arrays |= {f"rollouts/power/{part}": np.full(12, 1 / 12) for part in ("influence", "low", "high")}
+    shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token", "flat")
+    scalars = {"sink_thresholds": [0.2, 0.3], "left_out": [], "caveats": []}
+    scalars["rollouts"] = {"power": dict.fromkeys(shares, EXCEEDING)}
+    return Record("attention", {}, {"title": "demo"}, arrays=arrays, scalars=scalars)
+
+
+def test_no_share_of_attention_exceeds_all_of_it() -> None:
+    report = report_of(attention())
+    assert "in 65 % [10, 100] of queries" in report.verdict[1]
+    cells = [row[1] for table in report.summary for row in table.cells if "logit" not in row[0] and "," not in row[0]]
+    ends = [float(end) for text in cells for end in re.findall(r"(\S+)\]", text)]
+    assert ends
+    assert max(ends) == 1.0
+    shares = {figure.slug: figure for figure in report.figures if isinstance(figure, Figure)}
+    for slug in ("entropy", "sinks", "mixing", "similarity", "monotonicity"):
+        assert max(float(curve.high.max()) for curve in shares[slug].curves if curve.high is not None) <= 1
+
+
+def test_intervals_of_shares_end_at_one_and_open_ones_stay_open() -> None:
+    spread = np.array([0.9, 0.2])
+    assert PromptMean.of(spread[:, None]).high.tolist() == [1.0]
+    head = HeadStatistic.of(spread[:, None, None])
+    assert head.high[0] > 1, "of a number that may be any"
+    assert Similarity(head, head, head, head, np.zeros((2, 2)), None).diagonal.high.tolist() == [1.0]
+    assert np.isposinf(HeadStatistic.of(spread[:1, None, None]).as_share().high[0])
+
+
+def test_a_kernel_of_many_cells_is_drawn_in_fewer(tmp_path: Path) -> None:
+    maps = {figure.slug: figure for figure in report_of(attention(600)).figures if isinstance(figure, HeatMap)}
+    assert maps["kernels"].panels[0].values.shape == (128, 128)
+    assert write_report([attention(600)], tmp_path).stat().st_size < 1_500_000
+
+
+def placed(curve: list[float], *, count: int = 40) -> Record:
+    scores = (np.random.default_rng(0).random((count, len(curve))) < curve).astype(np.float64)
+    use = MeasuredUse(scores, tuple(range(len(curve))), len(curve))
+    found = place([0.5, 0.3, 0.2], use)
+    return Record("place", {}, {"title": "demo: order of 3 passages"}, scalars=found.as_record())
+
+
+def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
+    report = report_of(placed([0.1, 0.9, 0.5]))
+    assert report.verdict[0] == "Best order of the passages, first to last (0 is the first given): 2 0 1."
+    assert report.verdict[1].startswith("It raises the accuracy, on samples that had no part in the choice: +0.")
+    assert " over best first" in report.verdict[1]
+    assert report.verdict[2].startswith("Why: over 40 samples the places differ (p ")
+    (figure,) = report.picture
+    assert isinstance(figure, Figure)
+    assert figure.title == "Place 1 is used best and holds passage 0; place 0 is used worst and holds passage 2"
+    assert len(figure.curves[0].y) == 3
+
+
+def test_a_placement_that_rests_on_nothing_says_so() -> None:
+    report = report_of(placed([0.5, 0.5, 0.5]))
+    assert report.verdict[0].endswith(": 0 1 2.")
+    assert "not shown" in report.verdict[1]
+    assert "do not show that the places differ" in report.verdict[2]
+    assert report.picture[0].title == "No difference between the places is shown"
+
+
+def evaluated(kind: str = "local") -> Record:
+    ends = [{"value": value, "low": value - 0.1, "high": value + 0.1} for value in (0.2, 0.5, 0.6)]
+    shape = {"label": "rising", "p_flat": 0.01}
+    curve = {"positions": [0, 4, 9], "means": ends, "counts": [8] * 3, "findings": ["it rises"], "shape": shape}
+    scalars = {"curves": {"accuracy": {**curve, "comparison": None, "gold_tokens": None}}, "n_items": 10}
+    scalars |= {"skipped": {}, "cut_off": 0, "examples": 24}
+    responder = {"kind": kind, "model": {"source": "some one/a model"}}
+    resolved = {"title": "a model: keys", "task": "key_value(pairs=10)", "positions": [0, 4, 9], "responder": responder}
+    return Record("evaluate", {}, resolved, scalars=scalars)
+
+
+def test_answers_by_position_name_best_and_worst_and_what_to_do_with_this_model() -> None:
+    said = verdict(evaluated())
+    assert (
+        "accuracy is highest at position 9 with 0.60 [0.50, 0.70] and lowest at position 0 (the first) with" in said[0]
+    )
+    assert "`posbias mitigate 'some one/a model' --task 'key_value(pairs=10)'` tries methods" in said[1]
+    assert "mitigate" not in verdict(evaluated("server"))[1], "a server does not give its weights"
+
+
+def test_the_target_of_a_design_is_on_top_and_like_no_other_curve() -> None:
+    (figure,) = report_of(
+        design_record(design("u_shape(middle=4.0)", over="key_bias", depth=4, n_positions=32), {})
+    ).picture
+    assert isinstance(figure, Figure)
+    assert [curve.name for curve in figure.curves][-2:] == ["target", "flat line"]
+    strokes = [curve.stroke for curve in figure.curves]
+    assert len({stroke.colour for stroke in strokes}) == len({stroke.dash for stroke in strokes}) == len(strokes)
+
+
+def test_the_glossary_explains_what_the_tables_columns_are_called() -> None:
+    terms = {term.lower() for term in GLOSSARY}
+    assert {OF_FLAT, OF_HALVES, OF_ONE, AGAINST_FLAT} <= terms
+    assert OF_HALVES in NOTE
+    assert OF_ONE in NOTE
