@@ -68,6 +68,10 @@ CASES = {
         PLACED,
         before=f"evaluate LONG --task {ASKED} --count 3 --max-tokens 1 --no-score",
     ),
+    "mitigate": Case(
+        f"mitigate LONG --task {ASKED} --positions 0,3 --count 2 --calibration 4 --no-generate --methods key_bias "
+        "--fit steps=2 --documents 1 --no-short --influence 1"
+    ),
     "train": Case("train STUDY --threads 1"),
     "train-over-another-run": Case("train STUDY --threads 1", before=f"measure TINY {SHORT}"),
     "attention": Case("attention TINY --length 16 --count 2", resumes=False),
@@ -84,7 +88,7 @@ VOLATILE = {"cost": 0, "cost_of_influence": 0, "reused": 0, "seconds": 0}
 COUNTED = {"tokens_processed": 0, "tokens_plain": 0}
 """What asking took: work that a kill undid was done, and is counted, twice."""
 KILLED = -9
-FAST = {"measure": 4, "evaluate": 3, "train": 2}
+FAST = {"measure": 4, "evaluate": 3, "train": 2, "mitigate": 2}
 """How many points of some cases belong to the ordinary suite."""
 RANDOM = ("measure", "audit", "evaluate", "decompose", "train", "reproduce")
 RANDOM_KILLS = 18
@@ -208,11 +212,12 @@ def assert_undisturbed(out: Path, whole: Path) -> None:
 def told(record: Record) -> dict[str, Any]:
     """What a record says, but for time, command and identity."""
     resolved = {**record.resolved, "command": ""}
+    timed = {"effort": [each | {"seconds": 0, "tokens": 0} for each in record.scalars.get("effort", ())]}
     if "responder" in resolved:
         resolved["responder"] = resolved["responder"] | COUNTED
     if record.verb == "reproduce":
         resolved["fingerprint"] = ""  # names the very networks
-    return {"scalars": record.scalars | VOLATILE, "resolved": resolved, "seeds": record.seeds}
+    return {"scalars": record.scalars | VOLATILE | timed, "resolved": resolved, "seeds": record.seeds}
 
 
 def assert_readable(bench: Bench, nursery: Nursery, name: str, looked: Path) -> None:

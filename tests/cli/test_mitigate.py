@@ -2,6 +2,8 @@
 
 import json
 
+from evaluation.serving import chat, stand_in
+
 ARGUMENTS = (
     "--task",
     "key_value(pairs=3)",
@@ -58,7 +60,10 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "temperature(scale=0.3, strength=2)"), "strength must lie in [0, 1]"),
         (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),
         (("--methods", "key_bias", "--calibration", "2"), "2 calibration samples given; at least 4"),
+        (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
+        (("--methods", "key_bias", "--fit", "begin='no.json'"), "there is no file begin='no.json'; allowed: the path"),
         (("--by", "rank"), "by must be accuracy or logprob"),
+        (("--by", "accuracy"), "by accuracy needs generated answers (generate), which are switched off"),
         (("--fit", "stepz=3"), "parameters of options: steps, rate, penalty"),
         (("--fit", "shared='all'"), "fit: shared must be"),
         (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
@@ -66,3 +71,61 @@ def test_bad_input_is_one_line(posbias, long_llama):
         done = posbias("mitigate", long_llama, *QUICK, *arguments)
         assert done.returncode == 2, (arguments, done.stderr)
         assert message in done.stderr.splitlines()[-1], done.stderr
+        refused_before = "estimate" not in done.stderr
+        assert refused_before or "homer" in message, "before any work"
+
+
+def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(posbias, tmp_path):
+    out = tmp_path / "run"
+    given = ("--task", "key_value(pairs=3)", "--positions", "0,2", "--count", "6", "--calibration", "6")
+
+    def last_pair(_index, _path, body):
+        """Answers with the last value, whatever is asked."""
+        return chat(body["messages"][0]["content"].rsplit('": "', 1)[1].split('"')[0], prompt_tokens=50, tokens=5)
+
+    with stand_in(last_pair) as server:
+        command = ("mitigate", "--server", server.address, "--served-model", "m", *given, "--out", out)
+        done = posbias(*command, "--methods", "ordered,ordered(order=[1, 0, 2])")
+        assert done.returncode == 0, done.stderr
+        (told,) = [line for line in done.stderr.splitlines() if line.startswith("estimate: ")]
+        assert "requests (unchanged 24, " in told
+        assert "12 for fits" in told
+        assert len(server.asked) <= int(told.split()[3])
+        asked = len(server.asked)
+        record = json.loads((out / "record.json").read_text())
+        assert record["scalars"]["judgement"]["measure"] == "accuracy"
+        assert [effort["tokens"] for effort in record["scalars"]["effort"]] == [12 * 55] * 3, "kept answers, too"
+        assert "not judged: the model is behind a server" in done.stdout
+        again = posbias(*command, "--methods", "ordered,ordered(order=[1, 0, 2])", "--resume", "--json")
+        assert json.loads(again.stdout)["run_id"] == record["run_id"]
+        assert len(server.asked) == asked
+        other = posbias(*command, "--methods", "ordered(order=[1, 0, 2]),question_first", "--resume")
+        assert other.returncode == 0, other.stderr
+        assert "answers that are kept are not asked for again" in other.stderr
+        assert asked < len(server.asked) <= asked + 24, "only those with the question first"
+        refused = posbias(*command, "--methods", "temperature(scale=0.3)")
+        assert refused.returncode == 2
+        assert "temperature needs the model itself, not one behind a server" in refused.stderr.splitlines()[-1]
+    assert (out / "report.html").is_file()
+
+
+def test_a_recipe_that_has_changed_is_not_taken_for_the_one_that_was_tried(posbias, long_llama, tmp_path):
+    first, recipe = tmp_path / "first", tmp_path / "mine.json"
+    fitted = (*ARGUMENTS, "--methods", "initial_token", "--documents", "0", "--no-short", "--out", first)
+    assert posbias("mitigate", long_llama, *fitted).returncode == 0
+    content = json.loads(next((first / "arms").glob("initial-token-*/recipe.json")).read_text()) | {"fitted": {}}
+
+    def tried(gamma):
+        recipe.write_text(json.dumps(content | {"method": f"initial_token(gamma={gamma})"}))
+        asked = (*ARGUMENTS, "--methods", recipe, "--documents", "0", "--no-short", "--resume", "--json")
+        done = posbias("mitigate", long_llama, *asked, "--out", tmp_path / "run")
+        assert done.returncode == 0, done.stderr
+        record = json.loads(done.stdout)
+        assert record["scalars"]["arms"] == ["unchanged", "mine"]
+        return record
+
+    records = [tried(gamma) for gamma in (2.0, 2.0, 50.0)]
+    assert records[0]["run_id"] == records[1]["run_id"] != records[2]["run_id"]
+    assert records[2]["resolved"]["methods"] == {"mine": "initial_token(gamma=50.0)"}
+    means = [record["scalars"]["judgement"]["verdicts"][0]["means"] for record in records]
+    assert means[0] == means[1] != means[2]

@@ -16,6 +16,7 @@ from posbias.mitigation.arms import MitigateOptions
 from posbias.mitigation.influence import FLAT, OVER_METHODS, OVER_POSITIONS, influence_scalars
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
 from posbias.mitigation.run import mitigate
+from posbias.records import load_record
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -63,6 +64,13 @@ def test_influence_is_measured_under_every_method_inside_the_model(run):
     assert (strong < record.arrays["influence/unchanged"]).all(), "the first token takes what the item had"
 
 
+def test_the_page_of_a_saved_run_says_what_that_of_the_run_said(run, tmp_path):
+    run[0].save(tmp_path)
+    said, read = report_of(run[0]), report_of(load_record(tmp_path))
+    assert read.folded["Influence before and after"] == said.folded["Influence before and after"]
+    assert read.verdict == said.verdict
+
+
 def test_shares_are_those_of_the_model_under_the_method(run, model):
     record, _ = run
     sample = list(spans_of(LANGUAGE_TASKS.parse(TASK), model.tokenizer, EvaluateOptions(count=2, positions=PLACES)))[1]
@@ -83,6 +91,46 @@ def test_what_is_measured_is_not_measured_again(run, model, monkeypatch):
     object.__setattr__(again.evaluation, "resume", True)
     found = mitigate(TASK, LocalResponder(model, LocalOptions()), again, directory=directory)
     assert found.scalars["influence"] == record.scalars["influence"]
+
+
+def test_a_method_that_changes_nothing_changes_influence_by_nothing(model):
+    """Alone inside the model: its change is exactly 0 everywhere, and has no interval."""
+    given = MitigateOptions(
+        methods=["shifted_distances", "repeat_prompt"],
+        calibration=0,
+        evaluation=EvaluateOptions(count=6, positions=PLACES, generate=False),
+        documents=0,
+        short=False,
+        influence=6,
+    )
+    record = mitigate(TASK, LocalResponder(model, LocalOptions()), given)
+    found = record.scalars["influence"]
+    nothing = {"value": 0.0, "low": None, "high": None}
+    assert found["changes"] == {"shifted_distances": [nothing, nothing]}
+    assert found["average"]["shifted_distances"] == nothing
+    report = report_of(record)
+    (sentence,) = [text for text in report.verdict if text.startswith("shifted_distances")]
+    assert sentence.startswith("shifted_distances leaves the influence of the item that holds the answer exactly as it")
+    (row,) = [row for row in report.folded["Influence before and after"][0].cells if row[0].endswith("change")]
+    assert row == ["shifted_distances, change", "+0.000", "+0.000"]
+    assert html_of(report)
+
+
+@pytest.mark.parametrize(("count", "moved"), [(1, 0.1), (10, 0.0)])
+def test_influence_whose_interval_is_not_known_is_said_not_compared(run, count, moved):
+    record, generator = run[0], np.random.default_rng(3)
+    before = np.full((10, 2), np.nan)
+    before[:count] = generator.uniform(0.1, 0.2, (count, 2))
+    shares = {"unchanged": before, "a": before + moved, FLAT: before}
+    scores = {name: {"logprob": generator.normal(0, 1, (10, 2))} for name in ("unchanged", "a")}
+    kept = record.scalars["influence"]
+    found = influence_scalars(LANGUAGE_TASKS.parse(TASK), EvaluateOptions(count=10), shares, scores)
+    assert [mean["low"] for mean in found["changes"]["a"]] == [None, None]
+    record.scalars["influence"] = {**found, "samples": 10}
+    try:
+        assert any(text.startswith("a ") for text in report_of(record).verdict)
+    finally:
+        record.scalars["influence"] = kept
 
 
 def test_a_server_shows_no_influence():
@@ -113,7 +161,7 @@ def planted_tie(slope):
 @pytest.mark.parametrize(("slope", "established"), [(1.0, True), (0.0, False)])
 def test_a_tie_is_found_where_there_is_one_and_only_there(run, slope, established):
     found = planted_tie(slope)
-    ties = {tie["what"]: tie["correlations"]["logprob"] for tie in found["ties"]}
+    ties = {tie["what"]: tie["correlations"]["logprob"] for tie in found["correlations"]}
     assert list(ties) == [OVER_POSITIONS, OVER_METHODS, "a", "b", "c"]
     (pooled,) = ties[OVER_POSITIONS]["correlations"]
     assert pooled["established"] is established

@@ -12,16 +12,17 @@ from posbias.engines import Local
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder
-from posbias.mitigation import run
+from posbias.mitigation import ordinary_text
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
 from posbias.mitigation.base import MITIGATIONS
 from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.judging import APPLY, HARM, NOTHING, Levels
 from posbias.mitigation.key_bias import ContextBias
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
+from posbias.mitigation.preflight import announce_arms
 from posbias.mitigation.recipe import PASSAGES_SNIPPET, SNIPPET, write_recipe
 from posbias.mitigation.requirements import Requirement
-from posbias.mitigation.run import announce_arms, mitigate
+from posbias.mitigation.run import mitigate
 from posbias.models.loading import load_model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
@@ -195,7 +196,7 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
         read.append(source)
         return load_prompts(source, **asked)
 
-    monkeypatch.setattr(run, "load_prompts", loaded)
+    monkeypatch.setattr(ordinary_text, "load_prompts", loaded)
     options = MitigateOptions(
         methods=["key_bias"],
         calibration=4,
@@ -246,9 +247,9 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
     for strength in (0.0, 1.0):
         write_recipe(recipe, replace(method, strength=strength), model, {})
         passages, question = ["one two three\n", "four five six\n"], "Which one? "
-        given = {"NAME": str(long_llama), "PASSAGES": passages, "QUESTION": question}
+        given = {"NAME": str(long_llama), "PASSAGES": passages, "PROMPT": "".join(passages) + question}
         with register_module_forward_hook(keep):
-            exec(snippet.format(recipe=str(recipe)), {**given, "PROMPT": "".join(passages) + question})
+            exec(snippet.format(recipe=str(recipe)), given)
     assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"
     assert len(snippet.splitlines()) <= 10
 
@@ -284,7 +285,7 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
             raise UsageError("no room")
         return {"seconds": 1.0, "seconds_per_pass": 0.25}
 
-    monkeypatch.setattr("posbias.mitigation.run.preflight_answers", full)
+    monkeypatch.setattr("posbias.mitigation.preflight.preflight_answers", full)
     arms = [Arm(UNCHANGED, responder), Arm("repeat_prompt", responder, MITIGATIONS.parse("repeat_prompt"))]
     _, test = split_samples(task, responder, given)
     with pytest.raises(UsageError, match="no room"):

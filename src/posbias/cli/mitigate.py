@@ -85,12 +85,15 @@ def mitigate(
 ) -> None:
     """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
     from posbias.engines.engine import pinned
+    from posbias.mitigation.arms import given_methods
+    from posbias.mitigation.named_files import check_files
     from posbias.mitigation.run import mitigate as run_mitigation
     from posbias.records import finished_record
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
     options.check_resume(resume, flags.out)
     settings = replace(_settings(tried, evaluated, local, flags, resume=resume), engine=engine.made())
+    check_files(given_methods(settings), settings.fitting.begin)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
         if server is not None:
             responder = served.responder(server, tokenizer=tokenizer, directory=run.directory, reuse=resume)

@@ -210,7 +210,8 @@ def answer_samples(
 ) -> list[Pieces]:
     """Everything about some samples, requested together, with what that took; errors as `request_samples`."""
     before, begin = responder.counts(), time.perf_counter()
-    found = request_samples(samples, task, options, responder)
+    with responder.counting():
+        found = request_samples(samples, task, options, responder)
     seconds = time.perf_counter() - begin
     taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
     pieces = []

@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,16 @@ from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, place
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
-from posbias.evaluation.responders import LocalResponder, Responder
+from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
 from posbias.mitigation.applying import answering_under, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
-from posbias.mitigation.calibration import contents
+from posbias.mitigation.calibration import LEAST_SAMPLES, contents
 from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.fitting import SEARCHED, FitOptions, fit
+from posbias.mitigation.named_files import is_recipe, recipe_names, run_sha256
 from posbias.mitigation.prompts import Ordered
-from posbias.mitigation.recipe import RECIPE_SUFFIX, samples_of_recipe
+from posbias.mitigation.recipe import samples_of_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.models.model import Model
 from posbias.parts import PartStore
@@ -81,6 +81,12 @@ class MitigateOptions:
         check_number("mitigate: tolerance", self.tolerance)
         if self.by not in (None, "accuracy", "logprob"):
             raise UsageError(f"mitigate: by must be accuracy or logprob, got {self.by!r}")
+        made = {"accuracy": self.evaluation.generate, "logprob": self.evaluation.score}
+        if self.by is not None and not made[self.by]:
+            needed = "generated answers (generate)" if self.by == "accuracy" else "scores of right answers (score)"
+            raise UsageError(
+                f"mitigate: by {self.by} needs {needed}, which are switched off; allow them or leave by out"
+            )
 
     @property
     def test(self) -> EvaluateOptions:
@@ -102,14 +108,18 @@ class Arm:
     """The one without a method."""
     method: Method | None = None
     """None: the unchanged model, or a method that is still to be fitted."""
+    follows: str = ""
+    """Hash of the run that the method follows, which its spelling only names; empty where it follows none."""
+    path: str = ""
+    """Of the recipe that it was read from; empty where it was not."""
 
     @property
     def slug(self) -> str:
-        """Name of its directory: readable, and different for different methods."""
+        """Name of its directory: readable, and different for different methods and runs that they follow."""
+        if self.name == UNCHANGED:
+            return UNCHANGED
         readable = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
-        return (
-            UNCHANGED if self.name == UNCHANGED else f"{readable}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
-        )
+        return f"{readable}-{hashlib.sha256(f'{self.name}{self.follows}'.encode()).hexdigest()[:8]}"
 
     @property
     def answering(self) -> Responder:
@@ -142,7 +152,7 @@ def split_samples(
 def check_unseen(options: MitigateOptions, test: Sequence[Sample]) -> None:
     """Refuse recipes that were fitted to test samples, and fits that go on from one."""
     for entry in [*given_methods(options), options.fitting.begin]:
-        if isinstance(entry, str) and entry.endswith(RECIPE_SUFFIX):
+        if is_recipe(entry):
             seen = samples_of_recipe(entry)
             again = [sample.name for sample in test if seen & contents(sample.examples)]
             if again:
@@ -182,43 +192,60 @@ def arms_of(
     Of `all` methods those that do not apply are left out, with the reason; one that was named is refused.
     """
     request = replace(requests_of([sample], task, options.test)[0], max_tokens=1)
-    arms, left_out = [Arm(UNCHANGED, responder)], []
-    local = isinstance(responder, LocalResponder)
-    model: Any = getattr(responder, "model", None) if local else None
-    for entry in given_methods(options):
+    arms, left_out, given = [Arm(UNCHANGED, responder)], [], given_methods(options)
+    recipes = list(filter(is_recipe, given))
+    names = recipe_names(recipes, {UNCHANGED, *(str(entry) for entry in given if entry not in recipes)})
+    for entry in given:
         try:
             if is_fitted(entry, options):
-                if (not local and entry != Ordered.name) or not options.calibration:
-                    missing = "the model itself, not one behind a server" if not local else "calibration samples; got 0"
-                    raise UsageError(f"{entry} is fitted and needs {missing}")
-                if entry == Ordered.name:
-                    Ordered(order=range(task.n_items)).asked(request, responder)
-                    if options.calibration < SAMPLES_FOR_CLAIM:
-                        raise UsageError(
-                            f"ordered follows a measured curve, which takes {SAMPLES_FOR_CLAIM} calibration samples; "
-                            f"got {options.calibration}"
-                        )
+                _check_fit(entry, responder, options, task, request)
                 arms.append(Arm(str(entry), responder))
-                continue
-            method = resolve_method(entry, model)
-            if not local and (isinstance(method, Mitigation) or method.needs_attention):
-                raise UsageError(f"{method.name} needs the model itself, not one behind a server")
-            name = Path(entry).name if isinstance(entry, str) and entry.endswith(RECIPE_SUFFIX) else str(entry)
-            arm = Arm(name, responder, method)
-            if local:  # a server is asked for nothing that is not kept
-                arm.answering.respond([request], generate=options.test.generate, score=options.test.score)
-            arms.append(arm)
+            else:
+                arms.append(_tried(entry, responder, options, request, name=names.get(str(entry), str(entry))))
         except UsageError as error:
             if options.methods != ALL:
                 raise
             left_out.append(f"{entry} was not tried: {error}")
-    names = [arm.name for arm in arms]
-    twice = [name for name in names if names.count(name) > 1]
+    called = [arm.name for arm in arms]
+    twice = [name for name in called if called.count(name) > 1]
     if twice:
         raise UsageError(f"mitigate: {twice[0]} is given twice; give each method once")
     if len(arms) == 1:
         raise UsageError(f"mitigate: no method to try ({'; '.join(left_out) or 'none is given'})")
     return arms, left_out
+
+
+def _check_fit(
+    entry: str, responder: Responder, options: MitigateOptions, task: LanguageTask, request: Request
+) -> None:
+    """Refuse, before any work, a method that cannot be fitted to what there is."""
+    local = isinstance(responder, LocalResponder)
+    if (not local and entry != Ordered.name) or not options.calibration:
+        missing = "the model itself, not one behind a server" if not local else "calibration samples; got 0"
+        raise UsageError(f"{entry} is fitted and needs {missing}")
+    if entry == Ordered.name:
+        Ordered(order=range(task.n_items)).asked(request, responder)
+        if options.calibration < SAMPLES_FOR_CLAIM:
+            raise UsageError(
+                f"ordered follows a measured curve, which takes {SAMPLES_FOR_CLAIM} calibration samples; "
+                f"got {options.calibration}"
+            )
+    elif options.calibration < LEAST_SAMPLES:
+        raise UsageError(
+            f"{entry} is fitted: {options.calibration} calibration samples given; at least {LEAST_SAMPLES} are needed"
+        )
+
+
+def _tried(entry: Any, responder: Responder, options: MitigateOptions, request: Request, *, name: str) -> Arm:
+    """The arm of a method with all its parameters, which has answered one request; a server is asked for none."""
+    local = isinstance(responder, LocalResponder)
+    method = resolve_method(entry, responder.model if isinstance(responder, LocalResponder) else None)  # type: ignore[arg-type]
+    if not local and (isinstance(method, Mitigation) or method.needs_attention):
+        raise UsageError(f"{method.name} needs the model itself, not one behind a server")
+    arm = Arm(name, responder, method, follows=run_sha256(method), path=entry if is_recipe(entry) else "")
+    if local:  # a server is asked for nothing that is not kept
+        arm.answering.respond([request], generate=options.test.generate, score=options.test.score)
+    return arm
 
 
 def fitted_arms(

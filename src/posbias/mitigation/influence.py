@@ -162,11 +162,11 @@ def influence_scalars(
         "samples": int((~np.isnan(before).any(axis=1)).sum()),
         FLAT: _means(shares[FLAT]),
         "before": _means(before),
-        "changes": {name: _means(shares[name] - before) for name in changed},
+        "changes": {name: [_change(column) for column in (shares[name] - before).T] for name in changed},
         "average": {
             name: _average(shares[name] - (before if name != UNCHANGED else 0)) for name in (UNCHANGED, *changed)
         },
-        "ties": ties,
+        "correlations": ties,
     }
 
 
@@ -177,8 +177,15 @@ def _means(table: Scores) -> list[dict[str, float | None]]:
 
 def _average(table: Scores) -> dict[str, float | None]:
     """Over positions, with an interval over the samples that have all of them."""
-    complete = table[~np.isnan(table).any(axis=1)]
-    found = mean_of(complete.mean(axis=1)).interval() if len(complete) else Interval(np.nan, -np.inf, np.inf)
+    return _change(table[~np.isnan(table).any(axis=1)].mean(axis=1))
+
+
+def _change(units: Float64[np.ndarray, "_"]) -> dict[str, float | None]:
+    """The mean of one number per sample, NaN where there is none; of no change at all it is 0, without an interval."""
+    known = units[~np.isnan(units)]
+    found = Interval(np.nan, -np.inf, np.inf)
+    if len(known):
+        found = mean_of(known).interval() if known.any() else Interval(0.0, 0.0, 0.0)
     return found.as_record()
 
 

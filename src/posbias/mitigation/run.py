@@ -8,34 +8,28 @@ on from the samples, texts and fits that are there.
 The record has the verb "mitigate" (`posbias.report.mitigations` draws it). Arrays: `positions`; `scores/MEASURE/ARM`
 [n_samples n_positions]; `text/ARM` [n_documents], nats per token; ARM counts from 0, the unchanged model. Scalars:
 `arms` [name], `judgement` (`Judgement.as_record`), `curves` {measure: [[interval]]} by arm, `effort` [{seconds,
-requests, tokens, peak_bytes}] by arm, `fits` {name: how}, `left_out` [text], `requirement`, `cost`; where influence was
-measured `influence` (`influence_scalars`), beside arrays `influence/NAME` [n_samples n_positions].
+requests, tokens, peak_bytes}] by arm (`effort.py` says which tokens), `text_not_judged` {arm: why}, `fits` {name: how},
+`left_out` [text], `requirement`, `cost`; where influence was measured `influence` (`influence_scalars`), beside arrays
+`influence/NAME` [n_samples n_positions].
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, finished_evaluation, write_outputs
-from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.evaluation import DECIDING, measures_of
-from posbias.evaluation.responders import LocalResponder, Request, Responder
-from posbias.evaluation.responders.local import score_answer
+from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Pieces, Sample, requests_of
-from posbias.measurement.cost import peak_tensor_bytes
-from posbias.measurement.cost_estimate import show_seconds
-from posbias.mitigation.applying import mitigated
 from posbias.mitigation.arms import (
-    ALL,
     UNCHANGED,
     Arm,
     MitigateOptions,
@@ -45,20 +39,18 @@ from posbias.mitigation.arms import (
     given_methods,
     split_samples,
 )
-from posbias.mitigation.base import PromptMitigation
-from posbias.mitigation.fitting import passes_of_fit, reads_text
+from posbias.mitigation.effort import effort_of, peaks_of
+from posbias.mitigation.fitting import reads_text
 from posbias.mitigation.influence import influence_scalars, preflight_influence, shares_of
 from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
+from posbias.mitigation.named_files import check_files, contents_sha256
+from posbias.mitigation.ordinary_text import ORDINARY_TEXT, texts_of, windows_of
+from posbias.mitigation.preflight import announce_arms, short_options
 from posbias.mitigation.recipe import write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.working import answers_of, work_of
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.model import Model
 from posbias.parts import PartStore, below, clear_parts, fingerprint, finished_run, made_by
-from posbias.progress import report, track
-from posbias.prompts.loading import load_prompts
-from posbias.prompts.prompts import Prompts
-from posbias.prompts.sources import default_corpus
 from posbias.records import Record, remove_record, run_directory
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
@@ -67,12 +59,6 @@ ARMS = "arms"
 """Where the arms' evaluations lie, below the run's directory."""
 RECIPE = "recipe.json"
 """A fitted method, in its arm's directory."""
-ORDINARY_TEXT = "ordinary text"
-FIT_WINDOWS = 32
-"""Windows of ordinary text that a fit may read; of another source than those that are judged."""
-DEFAULT = "default"
-JUDGED_FILES = "jargon_file,us_founding_documents"
-"""Of the default corpus, where no other text is asked for; fits read the other files."""
 
 
 @checked
@@ -104,8 +90,7 @@ def mitigate(
     """
     options = options or MitigateOptions()
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
-    if not options.engine.in_process and not isinstance(responder, LocalResponder):
-        raise UsageError("workers load the model themselves, so they go with a local one, not with --server")
+    _check_asked(options, responder)
     calibration, test = split_samples(task, responder, options)
     settings = _settings(task, options, responder, [*calibration, *test])
     finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
@@ -118,24 +103,33 @@ def mitigate(
     if options.influence and arms[0].model is not None:
         preflight_influence(task, options.weighed, arms[0].model, len(arms))
     fits_read = any(arm.method is None and reads_text(arm.name, options.fitting) for arm in arms[1:])
-    text, windows = _windows(responder, options, fits_read=fits_read)
+    text, windows = windows_of(responder, options, fits_read=fits_read)
     arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, store)
     found = _answers(task, arms, test, options, directory, cost=cost, store=store)
-    texts = _texts(arms, text, options, store)
+    texts, not_judged = texts_of(arms, text, store)
     short, not_short = _short_forms(task, arms, options, directory)
     record = _record(task, options, arms, found, texts, short)
-    peaks = _peaks(arms, requests_of(test, task, options.test), store)
+    peaks = peaks_of(arms, requests_of(test, task, options.test), store)
     for effort, peak in zip(record.scalars["effort"], peaks, strict=True):
         effort["peak_bytes"] = peak
     record.arguments = dict(arguments or {"task": str(task), "methods": [arm.name for arm in arms[1:]]})
     record.resolved |= {"command": command, "fingerprint": fingerprint(settings)}
     not_weighed = _weigh(task, options, arms, record, store) if options.influence else []
     left_out = [*left_out, *too_large, *unfitted, *not_short, *not_weighed]
-    record.scalars |= {"fits": fits, "left_out": left_out, "cost": cost}
+    record.scalars |= {"fits": fits, "left_out": left_out, "cost": cost, "text_not_judged": not_judged}
     for arm in arms:
         if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
             write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, fits[arm.name])
     return record
+
+
+def _check_asked(options: MitigateOptions, responder: Responder) -> None:
+    """Refuse, before any work, what this responder cannot do, and files that are not there."""
+    if not options.engine.in_process and not isinstance(responder, LocalResponder):
+        raise UsageError("workers load the model themselves, so they go with a local one, not with --server")
+    if options.by == "logprob" and getattr(responder, "scores", None) is False:
+        raise UsageError("mitigate: by logprob needs scores, which this server does not give; allowed is accuracy")
+    check_files(given_methods(options), options.fitting.begin)
 
 
 def _weigh(
@@ -157,25 +151,6 @@ def _weigh(
     return left_out
 
 
-def _peaks(arms: Sequence[Arm], requests: Sequence[Request], store: PartStore) -> list[int | None]:
-    """Most bytes that tensors beside the weights take at once in every arm, for the longest text; None on a server."""
-    longest = replace(max(requests, key=lambda request: len(request.text)), max_tokens=2)
-    found: list[int | None] = []
-    for arm in arms:
-        inner = arm.responder
-        if not isinstance(inner, LocalResponder):
-            found.append(None)
-            continue
-        fresh = replace(arm, responder=LocalResponder(inner.model, inner.options))  # nothing of other prompts is there
-
-        def measured(arm: Arm = fresh, device: Any = inner.model.device) -> dict[str, np.ndarray]:
-            respond = partial(arm.answering.respond, [longest], score=True)
-            return {"bytes": np.array([peak_tensor_bytes(respond, device)])}
-
-        found.append(int(store.get(f"memory-{arm.slug}", measured)["bytes"][0]))
-    return found
-
-
 def _settings(
     task: LanguageTask, options: MitigateOptions, responder: Responder, samples: Sequence[Sample]
 ) -> dict[str, Any]:
@@ -191,6 +166,7 @@ def _settings(
         "verb": "mitigate",
         "task": str(task),
         "methods": [str(entry) for entry in given_methods(options)],
+        "files": contents_sha256(given_methods(options), begin=options.fitting.begin, text=options.text),
         "require": str(options.require),
         "fitting": vars(options.fitting),
         **asked,
@@ -199,64 +175,6 @@ def _settings(
         "responder": described,
         "made_by": made_by(),
     }
-
-
-def announce_arms(
-    task: LanguageTask, test: Sequence[Sample], options: MitigateOptions, arms: Sequence[Arm]
-) -> tuple[dict[str, Any], list[Arm], list[str]]:
-    """Say what all arms will cost; refuse what cannot fit into memory, or leave it out of `all` methods.
-
-    Returns:
-        What one arm costs where every prompt is run once; the arms that fit, and why others do not.
-    """
-    responder, asked = arms[0].responder, requests_of(test[:1], task, options.test)
-    workers = options.engine.processes_here
-    cost, kept, left_out, seconds = preflight_answers(test, task, options.test, responder, workers=workers), [], [], 0.0
-    for arm in arms:
-        each, copies = cost, arm.method.copies if isinstance(arm.method, PromptMitigation) else 1
-        try:
-            if cost and copies > 1:
-                report(f"{arm.name} asks with prompts {copies} times as long:")
-                each = preflight_answers(test, task, options.test, responder, copies=copies, workers=workers)
-        except UsageError as error:
-            if options.methods != ALL:
-                raise
-            left_out.append(f"{arm.name} was not tried: {error}")
-            continue
-        kept.append(arm)
-        passes = 1 if arm.method is None else arm.method.passes(len(asked[0].passages))
-        seconds += passes * each.get("seconds", 0.0)
-    if cost:
-        fitted = [arm.name for arm in kept[1:] if arm.method is None]
-        runs = sum(passes_of_fit(name, options.calibration, len(asked), options.fitting) for name in fitted)
-        fits = f"; {len(fitted)} fits: {show_seconds(runs * cost['seconds_per_pass'])}" if fitted else ""
-        report(
-            f"estimate: answers of the unchanged model and under each method ({len(kept) - 1}), however often it asks: "
-            f"{show_seconds(seconds)}{fits}; besides these ordinary text and short tasks"
-        )
-    return cost, kept, left_out
-
-
-def _windows(
-    responder: Responder, options: MitigateOptions, *, fits_read: bool
-) -> tuple[Prompts | None, list[Int64[np.ndarray, "token"]]]:
-    """Ordinary text that is judged, None where none is; and what fits may read, of another source."""
-    if not isinstance(responder, LocalResponder):
-        return None, []
-    model, judged = responder.model, f"{DEFAULT}#{JUDGED_FILES}" if options.text == DEFAULT else options.text
-    length = options.length if model.max_positions is None else min(options.length, model.max_positions)
-    load = partial(load_prompts, model=model, n_positions=length, seed=options.evaluation.seed)
-    text = load(judged, count=options.documents) if options.documents else None
-    if not fits_read:
-        return text, []
-    source, _, files = judged.partition("#")
-    judging = {group.name for group in default_corpus(files)} if source == DEFAULT else set()
-    read = [Path(group.name).stem for group in default_corpus() if group.name not in judging]
-    if not read:
-        raise UsageError(
-            f"--text {options.text}: fits read the files of the default corpus that do not judge; name fewer"
-        )
-    return text, list(load(f"{DEFAULT}#{','.join(read)}", count=FIT_WINDOWS).token_ids)
 
 
 def _answers(
@@ -304,45 +222,9 @@ def _answered(
                 remove_record(held)
                 write_outputs(found, held)
                 record.save(held)
-                clear_parts(held)
+        if held is not None:
+            clear_parts(held)  # a kill may have left them beside the record
     return record
-
-
-def _texts(
-    arms: Sequence[Arm], text: Prompts | None, options: MitigateOptions, store: PartStore
-) -> list[Float64[np.ndarray, "documents"] | None]:
-    """Nats per token of ordinary text in every arm; None where a method changes requests only, or needs passages."""
-    found: list[np.ndarray | None] = []
-    for arm in track(arms, ORDINARY_TEXT):
-        around = isinstance(arm.method, PromptMitigation)
-        if text is None or arm.model is None or around or getattr(arm.method, "needs_passages", False):
-            found.append(None)
-            continue
-        windows = text.token_ids
-        piece = store.get(f"text-{arm.slug}", lambda arm=arm, windows=windows: {"nats": _nats(arm, windows)})  # type: ignore[misc]
-        found.append(piece["nats"])
-    return found
-
-
-def _nats(arm: Arm, windows: Any) -> Float64[np.ndarray, "documents"]:
-    """Mean negative log-likelihood of every token but the first of each window."""
-    assert arm.model is not None
-    if arm.method is None:
-        return _likelihood(arm.model, windows)
-    with mitigated(arm.model, arm.method) as changed:
-        return _likelihood(changed, windows)
-
-
-def _likelihood(model: Model, windows: Any) -> Float64[np.ndarray, "documents"]:
-    import torch
-
-    rows = list(range(windows.shape[1] - 1))
-    nats = []
-    for window in windows:
-        with torch.no_grad():
-            logits = model.outputs(model.embed(model.token_tensor([window.tolist()])), rows).logits[0]
-        nats.append(-score_answer(logits, window[1:]).logprob / len(rows))
-    return np.array(nats)
 
 
 def _short_forms(
@@ -356,9 +238,7 @@ def _short_forms(
         for arm in arms:
             try:
                 within = re.sub(r"[^a-z0-9]+", "-", str(short).lower()).strip("-")
-                records.append(
-                    _answered(short, arm, replace(options.test, positions=None), directory, within=within, cost={})
-                )
+                records.append(_answered(short, arm, short_options(options), directory, within=within, cost={}))
             except UsageError as error:
                 if arm.name == UNCHANGED:
                     raise
@@ -431,6 +311,7 @@ def _record(
         "methods": {arm.name: str(arm.method)[:200] for arm in arms[1:]},
         "needing_passages": [arm.name for arm in arms[1:] if getattr(arm.method, "needs_passages", False)],
         "responder": described,
+        "recipes": {arm.name: arm.path for arm in arms if arm.path},
         "directories": {arm.name: f"{ARMS}/{arm.slug}" for arm in arms},
     }
     record.scalars = {
@@ -441,7 +322,7 @@ def _record(
             for name in measures[0]
             if all(name in each for each in measures)
         },
-        "effort": [_effort(each) for each in found],
+        "effort": [effort_of(each) for each in found],
         "requirement": _required(options.require, names, judgement.recommended, measures),
     }
     record.arrays = {
@@ -450,15 +331,6 @@ def _record(
         **{f"text/{number}": nats for number, nats in enumerate(texts) if nats is not None},
     }
     return record
-
-
-def _effort(record: Record) -> dict[str, Any]:
-    """Seconds, requests and tokens of one arm."""
-    described = record.resolved["responder"]
-    tokens = described.get("tokens_processed")
-    if tokens is None and "prompt_tokens" in described:
-        tokens = described["prompt_tokens"] + described["generated_tokens"]
-    return {"seconds": record.scalars["seconds"], "requests": record.scalars["examples"], "tokens": tokens}
 
 
 def _required(

@@ -88,10 +88,15 @@ def _moved(found: Stored, recommended: str | None) -> list[str]:
     (name, *others) = [recommended] if recommended in average else [*average, None]
     if name is None or any(others) or found["samples"] < UNITS_FOR_CLAIM:
         return []
-    low, high = average[name]["low"], average[name]["high"]
+    value, low, high = (average[name][key] for key in ("value", "low", "high"))
     verb = "does not demonstrably change the influence of"
-    if low > 0 or high < 0:
-        verb = "gives more influence to" if low > 0 else "takes influence from"
+    if value == 0 and low is None and high is None:
+        return [
+            f"{name} leaves the influence of the item that holds the answer exactly as it was: "
+            f"{before['value']:.3f} of the prompt's, on average over positions."
+        ]
+    if (low is not None and low > 0) or (high is not None and high < 0):
+        verb = "gives more influence to" if value > 0 else "takes influence from"
     return [
         f"{name} {verb} the item that holds the answer: its share of the prompt's changes by "
         f"{interval_text(average[name], '+.3f')} from {before['value']:.3f}, on average over positions."
@@ -100,7 +105,7 @@ def _moved(found: Stored, recommended: str | None) -> list[str]:
 
 def _tied(record: Record) -> list[str]:
     """Whether scores follow influence, in the measure that decided where that was tied."""
-    ties = [tie for tie in record.scalars.get("influence", {}).get("ties", ()) if tie["what"] == OVER_POSITIONS]
+    ties = [tie for tie in record.scalars.get("influence", {}).get("correlations", ()) if tie["what"] == OVER_POSITIONS]
     if not ties:
         return []
     measure = record.scalars["judgement"]["measure"]
@@ -136,7 +141,7 @@ def _influence_tables(record: Record) -> dict[str, list[Table]]:
     ]
     ties = [
         [tie["what"], label(MEASURES, tie["measure"]), _tie_text(plain), "yes" if plain["established"] else "no"]
-        for tie in found["ties"]
+        for tie in found["correlations"]
         for plain in tie["correlations"][tie["measure"]]["correlations"]
     ]
     about = f"Influence on the answer's item ({found['kind']}, share of the prompt's, {found['samples']} samples)"
@@ -172,7 +177,8 @@ def _verdict_table(record: Record) -> Table:
             for name in ("mean", "worst position")
         ]
         text = verdict["effects"].get("ordinary text")
-        cost = MISSING if text is None else interval_text(text["value"], "+.4f", unit=" nats")
+        why = record.scalars.get("text_not_judged", {}).get(verdict["name"], MISSING)
+        cost = why if text is None else interval_text(text["value"], "+.4f", unit=" nats")
         rows.append([model, verdict["name"], verdict["verdict"], *changes, cost, _seconds(record, number)])
     return Table(f"{record.resolved['task']}: what each method does", header, rows)
 
@@ -202,7 +208,8 @@ def _snippet(record: Record) -> dict[str, list[Table]]:
     told = name in record.resolved.get("needing_passages", ()) or MITIGATIONS[kind].needs_passages is True
     snippet = PASSAGES_SNIPPET if told else SNIPPET
     fitted = name in record.scalars.get("fits", {})
-    method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else name
+    given = record.resolved.get("recipes", {}).get(name, name)
+    method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else given
     lines = snippet.format(recipe=method).splitlines()
     return {"Use it with transformers": [Table(f"{name} on a model of transformers", ["Python"], [[x] for x in lines])]}
 
@@ -271,7 +278,8 @@ def _effort_table(record: Record) -> Table:
         peak = effort.get("peak_bytes")
         cells.append([name, str(effort["requests"]), *each, MISSING if peak is None else show_bytes(peak)])
     header = ["method", "requests", "seconds each", "tokens each", "memory beside the weights"]
-    return Table("What requests took", header, cells)
+    title = "What requests took: tokens that the model was run on, a method's own passes among them"
+    return Table(title, header, cells)
 
 
 def _figures(record: Record) -> list[Figure]:

@@ -6,7 +6,8 @@ exactly. The answer to score runs in the same pass as the end of its prompt; gen
 values. Memory: the cache of one prompt, and those of the prompts that are decoded together (`LocalOptions`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from posbias.evaluation.responders.running import (
     Runner,
     Started,
     TokenIds,
+    counting_tokens,
     decode,
     size_of,
     trusted_runner,
@@ -102,7 +104,8 @@ class LocalResponder(Responder):
         self.tokenizer = model.tokenizer
         self.max_positions = model.max_positions
         self._runner: Runner | None = None
-        self._plain = 0
+        self._plain = self._processed = 0
+        self._counting = False
         self._ending = Ending(model.tokenizer, _end_tokens(model))
 
     @property
@@ -112,18 +115,39 @@ class LocalResponder(Responder):
 
     @property
     def processed(self) -> int:
-        """Tokens run through the network so far, of prompts, answers and continuations."""
-        return 0 if self._runner is None else self._runner.processed
+        """Tokens run through the network so far, of prompts, answers and continuations; see `counting_tokens`."""
+        return self._processed
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """As `Responder.counting`."""
+        if self._counting:
+            yield
+            return
+
+        def count(tokens: int) -> None:
+            self._processed += tokens
+
+        self._counting = True
+        try:
+            with counting_tokens(self.model, count):
+                yield
+        finally:
+            self._counting = False
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """As `Responder.respond`; a request that does not fit into the context is skipped, never truncated."""
+        with self.counting():
+            return self._replies(requests, generate=generate, score=score)
+
+    def _replies(self, requests: Sequence[Request], *, generate: bool, score: bool) -> list[Reply]:
         encoded, responses = self.prepared(requests, generate=generate)
         scores: dict[int, AnswerScore] = {}
         waiting: list[Started] = []
         order = [index for index in visiting_order([tokens.prompt for tokens in encoded]) if index not in responses]
         if not order:
             return [Reply(responses.get(index), None) for index in range(len(requests))]
-        runner = self._runner = self._runner or trusted_runner(self.model, encoded[order[0]].prompt)
+        runner = self._runner = self._runner or self._tried(encoded[order[0]].prompt)
         for index in track(order, "answers"):
             prompt, answer = encoded[index].prompt, encoded[index].answer
             if not score:
@@ -170,8 +194,15 @@ class LocalResponder(Responder):
         return {"reuse": self.reuses}
 
     def counts(self) -> dict[str, float]:
-        """Tokens run through the network, and how many a plain run would have taken."""
+        """Tokens run through the network, and how many a plain run would have taken without any method."""
         return {"tokens_processed": self.processed, "tokens_plain": self._plain}
+
+    def _tried(self, prompt: TokenIds) -> Runner:
+        """What runs the prompts; the tokens on which the cache is tried are none of theirs."""
+        before = self._processed
+        runner = trusted_runner(self.model, prompt)
+        self._processed = before
+        return runner
 
     def _room(self, started: Started) -> int:
         """How many prompts are kept for decoding together."""

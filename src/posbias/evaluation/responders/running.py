@@ -8,14 +8,15 @@ not see, so that any of them can be cut back. Decoding is greedy; prompts of one
 without padding, and a sequence that has ended leaves the batch.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import Request, Response
@@ -113,6 +114,28 @@ class Runner:
         if not bool(logits.isfinite().any(dim=-1).all()) or bool(logits.isnan().any()):
             raise RunError(f"the model's logits are not finite numbers after {new} tokens; try dtype float32")
         return logits
+
+
+@contextmanager
+def counting_tokens(model: Model, count: Callable[[int], None]) -> Iterator[None]:
+    """Within the context, `count` is told how many tokens enter a model's layers, at every pass of whomever.
+
+    They are counted where the first layer begins: a method that runs every prompt several times at once, or the network
+    beside itself, runs so many more. The network of a family that is not described is counted where it begins itself.
+    """
+
+    def entering(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        stream = given[0] if given else named.get("hidden_states", named.get("inputs_embeds"))
+        if isinstance(stream, Tensor):
+            count(stream.shape[0] * stream.shape[1])
+
+    known = isinstance(model, HuggingFaceModel) and model.described
+    first = model.family.blocks(model.network)[0].module if known else model.network  # type: ignore[attr-defined]
+    handle = first.register_forward_pre_hook(entering, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def size_of(layers: Layers) -> int:

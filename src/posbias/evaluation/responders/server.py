@@ -48,6 +48,8 @@ class Usage:
     """Answers taken from the cache."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    reused_tokens: int = 0
+    """Of the answers taken from the cache, which nothing is paid for again: prompts and what was generated."""
     uncounted: int = 0
     """Answers whose tokens the server did not count."""
 
@@ -219,7 +221,9 @@ class ServerResponder(Responder):
         with turn:  # the same request twice at once is made once
             found = self._cache.find(key, kind)
             if found is not None:
-                self._count(reused=1)
+                counted = found.prompt_tokens is not None and found.generated is not None
+                tokens = (found.prompt_tokens or 0) + (found.generated or 0)
+                self._count(reused=1, **({"reused_tokens": tokens} if counted else {"uncounted": 1}))
                 return found
             answer = self._client.request(path, whole, kind)
             self._cache.keep(key, answer)

@@ -1,0 +1,115 @@
+"""Tokens that a method takes: every pass of the model counts, a method's own among them, and kept answers as given."""
+
+from dataclasses import replace
+
+import pytest
+
+import posbias as pb
+from evaluation.serving import chat, stand_in
+from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerOptions, ServerResponder
+from posbias.evaluation.responders.local import encode_requests
+from posbias.evaluation.samples import requests_of, samples_of
+from posbias.mitigation.arms import MitigateOptions
+from posbias.mitigation.base import MITIGATIONS
+from posbias.mitigation.run import mitigate
+from posbias.report.page import report_of
+from posbias.tasks.language import LANGUAGE_TASKS
+from posbias.tasks.language.base import locate
+
+TASK = LANGUAGE_TASKS.parse("key_value(pairs=3)")
+ASKED = EvaluateOptions(count=2, positions=(0, 2), generate=False)
+WHOLE = LocalOptions(reuse=False)
+"""Every prompt from its first token: then what a method takes has a closed form."""
+
+
+@pytest.fixture(scope="module")
+def model(long_llama):
+    return pb.load_model(str(long_llama))
+
+
+@pytest.fixture(scope="module")
+def requests(model):
+    return requests_of(list(samples_of(TASK, model.tokenizer, ASKED)), TASK, ASKED)
+
+
+def taken(model, *methods, options=WHOLE):
+    """Tokens of the unchanged model and under each method."""
+    given = MitigateOptions(methods=list(methods), calibration=0, evaluation=ASKED, documents=0, short=False)
+    record = mitigate(TASK, LocalResponder(model, options), given)
+    assert [effort["requests"] for effort in record.scalars["effort"]] == [4] * (1 + len(methods))
+    cells = report_of(record).folded["Every number"][-1].cells
+    assert [row[3] for row in cells] == [f"{effort['tokens'] / 4:.4g}" for effort in record.scalars["effort"]]
+    return [effort["tokens"] for effort in record.scalars["effort"]]
+
+
+def lengths(model, requests):
+    """Tokens of every prompt, and with all but the last token of its answer, which is not run."""
+    encoded = encode_requests(model.tokenizer, requests)
+    return [len(one.prompt) for one in encoded], [len(one.prompt) + len(one.answer) - 1 for one in encoded]
+
+
+ONCE = ("temperature(scale=0.3)", "initial_token(gamma=2.0)", "ms_poe(first_layer=0)", "parallel_windows")
+"""Methods that run a prompt once."""
+
+
+def test_most_methods_run_every_prompt_once_and_several_bases_run_it_for_each(model, requests):
+    _, whole = lengths(model, requests)
+    found = taken(model, *ONCE, "rotary_bases(bases=[1.0, 1.5, 2.0])")
+    assert found == [sum(whole)] * (1 + len(ONCE)) + [3 * sum(whole)]
+    shared, *_ = taken(model, *ONCE, options=LocalOptions())
+    assert shared < sum(whole), "what prompts share is run once"
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_passages_are_sorted_in_passes_of_their_own(model, requests, rounds):
+    method, responder = MITIGATIONS.parse(f"attention_sorting(rounds={rounds})"), LocalResponder(model, WHOLE)
+    with responder.counting():
+        rewritten = [each for request in requests for each in method.asked(request, responder)]
+    sorting = responder.processed
+    prompts, _ = lengths(model, requests)
+    assert sorting == sum(prompts) if rounds == 1 else sum(prompts) < sorting <= 2 * sum(prompts)
+    _, whole = lengths(model, rewritten)
+    assert taken(model, str(method))[1] == sorting + sum(whole)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_calibrated_attention_runs_the_prompt_as_it_is_and_with_dummies(model, requests, together):
+    _, whole = lengths(model, requests)
+    dummies = 0
+    for request, length in zip(requests, whole, strict=True):
+        spans, _ = locate(request.prompt, request.passages, model.tokenizer)
+        # A pass with dummies goes on from where it first differs.
+        dummies += sum(length - begin for begin, _ in (spans[:1] if together else spans))
+    method = f"attention_calibration(temperature=0.1, together={together})"
+    assert taken(model, method)[1] == 2 * sum(whole) + dummies
+
+
+def test_generated_tokens_count_with_every_row_that_is_run(model):
+    given = MitigateOptions(
+        methods=[*ONCE, "rotary_bases(bases=[1.0, 2.0])", "self_consistency(draws=3)"],
+        calibration=0,
+        evaluation=replace(ASKED, generate=True, score=False, max_tokens=3),
+        documents=0,
+        short=False,
+    )
+    record = mitigate(TASK, LocalResponder(model, WHOLE), given)
+    plain, *once, bases, voted = (effort["tokens"] for effort in record.scalars["effort"])
+    assert once == [plain] * len(ONCE)
+    assert bases == 2 * plain
+    assert voted == 3 * plain, "prompts of the same length, three for each"
+
+
+def test_a_servers_kept_answers_count_as_they_did_when_they_were_given(tmp_path):
+    asked = replace(ASKED, generate=True)
+    given = MitigateOptions(methods=["ordered(order=[0, 1, 2])", "ordered(order=[2, 1, 0])"], calibration=0)
+    given = replace(given, evaluation=asked, documents=0, short=False)
+    with stand_in(lambda *_: chat("nothing", prompt_tokens=10, tokens=3)) as server:
+        responder = ServerResponder(server.address, "m", ServerOptions(cache=tmp_path))
+        record = mitigate(TASK, responder, given)
+        assert len(server.asked) == 4 + 4, "the first order is that of the prompts as they are"
+    assert [effort["tokens"] for effort in record.scalars["effort"]] == [4 * 13] * 3
+    assert responder.usage.prompt_tokens == 8 * 10, "what was paid"
+    with stand_in(lambda *_: (200, {}, {"choices": [{"message": {"content": "none"}}]})) as server:
+        record = mitigate(TASK, ServerResponder(server.address, "m"), given)
+    assert [effort["tokens"] for effort in record.scalars["effort"]] == [None] * 3, "a server that does not count"

@@ -1,0 +1,161 @@
+"""Files behind names: recipes are told apart by name, and a run whose files have changed is not taken over."""
+
+import json
+
+import numpy as np
+import pytest
+
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
+from posbias.evaluation.responders import LocalResponder
+from posbias.mitigation import named_files
+from posbias.mitigation.arms import MitigateOptions
+from posbias.mitigation.base import MITIGATIONS
+from posbias.mitigation.fitting import FitOptions
+from posbias.mitigation.planted import PlantedResponder
+from posbias.mitigation.recipe import write_recipe
+from posbias.mitigation.run import mitigate
+from posbias.models.loading import load_model
+from posbias.report.page import report_of
+
+PAIRS = "key_value(pairs=2)"
+
+
+@pytest.fixture(scope="module")
+def responder(long_llama):
+    return LocalResponder(load_model(str(long_llama)))
+
+
+def options(*methods, resume=False, **further):
+    evaluation = EvaluateOptions(count=2, positions=(0, 1), generate=False, resume=resume)
+    return MitigateOptions(
+        methods=list(methods), evaluation=evaluation, **{"calibration": 0, "documents": 0, "short": False, **further}
+    )
+
+
+@pytest.mark.parametrize(
+    ("paths", "taken", "names"),
+    [
+        (["a/recipe.json"], (), ["recipe"]),
+        (["a/recipe.json", "b/other.json"], (), ["recipe", "other"]),
+        (["a/recipe.json", "b/recipe.json"], (), ["a/recipe", "b/recipe"]),
+        (["a/x/recipe.json", "b/x/recipe.json", "c/y/recipe.json"], (), ["a/x/recipe", "b/x/recipe", "y/recipe"]),
+        (["runs/temperature.json"], ("temperature",), ["runs/temperature"]),
+        (["a/b.c.json", "a/../a/b.json"], (), ["b.c", "b"]),
+    ],
+)
+def test_recipes_have_the_shortest_names_that_tell_them_apart(paths, taken, names):
+    assert list(named_files.recipe_names(paths, taken).values()) == names
+
+
+def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(responder, tmp_path):
+    for name, gamma in (("a", 2.0), ("b", 50.0)):
+        (tmp_path / name).mkdir()
+        write_recipe(
+            tmp_path / name / "recipe.json", MITIGATIONS.parse(f"initial_token(gamma={gamma})"), responder.model, {}
+        )
+    paths = [str(tmp_path / name / "recipe.json") for name in "ab"]
+    record = mitigate(PAIRS, responder, options(*paths))
+    assert record.scalars["arms"] == ["unchanged", "a/recipe", "b/recipe"]
+    assert record.resolved["methods"] == {
+        "a/recipe": "initial_token(gamma=2.0)",
+        "b/recipe": "initial_token(gamma=50.0)",
+    }
+    assert [row[1] for row in report_of(record).summary[0].cells] == record.scalars["arms"]
+    record.scalars["judgement"]["recommended"] = "b/recipe"
+    (table,) = report_of(record).folded["Use it with transformers"]
+    assert any(repr(paths[1]) in line for (line,) in table.cells), "the file that was given"
+    with pytest.raises(UsageError, match=r"recipe\.json is given twice"):
+        mitigate(PAIRS, responder, options(paths[0], str(tmp_path / "b" / ".." / "a" / "recipe.json")))
+
+
+def test_a_file_that_is_not_there_is_one_line_that_says_what_is_allowed(responder):
+    with pytest.raises(UsageError, match=r"there is no file 'no\.json'; allowed: all, names or spellings of methods"):
+        mitigate(PAIRS, responder, options("no.json"))
+    with pytest.raises(UsageError, match=r"there is no file begin='no\.json'; allowed: the path of a recipe"):
+        mitigate(PAIRS, responder, options("key_bias", fitting=FitOptions(begin="no.json")))
+
+
+def splined(value):
+    spline = f"log_spline(values=[{value}, 0.0, 0.0, 0.0, 0.0], knots=[0, 1, 8, 64, 512])"
+    return MITIGATIONS.build("key_bias", biases=spline)
+
+
+@pytest.mark.parametrize("named", ["a recipe", "ordinary text", "the begin of a fit"])
+def test_a_run_is_taken_over_only_while_its_files_are_the_same(responder, tmp_path, named):
+    recipe, text = tmp_path / "recipe.json", tmp_path / "own.txt"
+    further = {
+        "a recipe": {},
+        "ordinary text": {"text": str(text), "documents": 2, "length": 32},
+        "the begin of a fit": {
+            "calibration": 4,
+            "fitting": FitOptions(steps=1, penalty=0.0, shared="both", begin=str(recipe)),
+        },
+    }[named]
+
+    def write(version):
+        other = version if named != "ordinary text" else 0
+        write_recipe(recipe, splined(float(other)), responder.model, {})
+        words = "word" if named != "ordinary text" or not version else "Satz"
+        text.write_text(" ".join(f"{words} {number} of a text of my own" for number in range(200)))
+
+    def run():
+        method = "key_bias" if "begin" in named else str(recipe)
+        record = mitigate(PAIRS, responder, options(method, resume=True, **further), directory=tmp_path / "run")
+        record.save(tmp_path / "run")
+        return record
+
+    write(0)
+    first, again = run(), run()
+    assert first.run_id == again.run_id
+    write(2)
+    changed = run()
+    assert changed.run_id != first.run_id
+    name = "text/1" if named == "ordinary text" else "scores/logprob/1"
+    assert not np.array_equal(changed.arrays[name], first.arrays[name]), "of what the files hold now"
+    np.testing.assert_array_equal(changed.arrays["scores/logprob/0"], first.arrays["scores/logprob/0"])
+
+
+def test_a_run_that_follows_another_is_made_again_where_that_has_changed(tmp_path):
+    task, followed = "key_value(pairs=3)", tmp_path / "measured"
+
+    def measure(curve):
+        found = evaluate(task, PlantedResponder(curve), options=EvaluateOptions(count=40))
+        evaluation_record(found, {}).save(followed)
+
+    def run():
+        given = MitigateOptions(
+            methods=[f"ordered(run={str(followed)!r})"],
+            calibration=0,
+            evaluation=EvaluateOptions(count=8, resume=True),
+        )
+        record = mitigate(task, PlantedResponder((1.0, 0.0, 0.0)), given, directory=tmp_path / "run")
+        record.save(tmp_path / "run")
+        return record
+
+    measure((1.0, 0.0, 0.0))
+    first, again = run(), run()
+    assert first.run_id == again.run_id
+    measure((0.0, 0.0, 1.0))
+    changed = run()
+    assert changed.run_id != first.run_id
+    before, after = (record.arrays["scores/accuracy/1"].mean(axis=0) for record in (first, changed))
+    assert before[0] > after[0], "its own arm was asked anew, too"
+
+
+def test_hashes_are_of_contents_and_only_of_files(tmp_path):
+    text, data = tmp_path / "own.jsonl", tmp_path / "data"
+    text.write_text(json.dumps({"text": "one"}))
+    data.mkdir()
+    (data / "train.jsonl").write_text("1")
+
+    def hashes(source):
+        return named_files.contents_sha256(["temperature", "ordered"], begin="", text=source)
+
+    sources = (str(text), f"{text}#text", f"chat:{text}", f"hf:{data}")
+    before = [hashes(source) for source in sources]
+    assert all(len(found) == 1 for found in before)
+    assert hashes("default") == hashes("default#austen") == hashes("synthetic") == hashes("hf:no/such") == {}
+    text.write_text(json.dumps({"text": "two"}))
+    (data / "train.jsonl").write_text("2")
+    assert all(hashes(source) != found for source, found in zip(sources, before, strict=True))

@@ -1,0 +1,75 @@
+"""Ordinary text: judged wherever a method may change it, and the page says why where it may not."""
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.responders import LocalResponder
+from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions
+from posbias.mitigation.ordinary_text import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED, texts_of
+from posbias.mitigation.planted import PlantedMethod, PlantedResponder
+from posbias.mitigation.positions import MsPoe
+from posbias.mitigation.run import mitigate
+from posbias.parts import PartStore
+from posbias.prompts.loading import load_prompts
+from posbias.report.page import report_of
+
+METHODS = {
+    "initial_token(gamma=50.0)": "",
+    "ms_poe(first_layer=0)": "",
+    "positional_channel(channel=3)": "",
+    "rotary_bases(bases=[1.0, 2.0])": "",
+    "repeat_prompt": REQUESTS,
+    "question_first": REQUESTS,
+    "parallel_windows": NO_PASSAGES,
+    "attention_calibration(together=True)": NO_PASSAGES,
+    "positional_channel(channel=3, from_question=True)": FROM_QUESTION,
+    "key_bias(biases='gamma_key(alpha=1.5)', from_question=True)": FROM_QUESTION,
+    "context_bias(values=[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])": FROM_QUESTION,
+}
+
+
+def options(*methods, documents):
+    evaluation = EvaluateOptions(count=2, positions=(0, 1), generate=False)
+    return MitigateOptions(
+        methods=list(methods), calibration=0, evaluation=evaluation, documents=documents, length=32, short=False
+    )
+
+
+def test_text_is_judged_or_the_page_says_why_not(long_llama):
+    record = mitigate(
+        "key_value(pairs=2)", LocalResponder(pb.load_model(str(long_llama))), options(*METHODS, documents=6)
+    )
+    assert record.scalars["text_not_judged"] == {name: why for name, why in METHODS.items() if why}
+    before = record.arrays["text/0"]
+    shown = [row[5] for row in report_of(record).summary[0].cells][1:]
+    for number, (why, cell) in enumerate(zip(METHODS.values(), shown, strict=True), start=1):
+        assert (f"text/{number}" in record.arrays) is (not why)
+        assert cell == why if why else cell.endswith("]")
+        assert why or not np.array_equal(record.arrays[f"text/{number}"], before), "it acts on text"
+
+
+def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
+    model, method = pb.load_model(str(long_llama)), MsPoe(first_layer=0)
+    text = load_prompts("default", model, n_positions=32, count=2)
+    responder = LocalResponder(model)
+    arms = [Arm(UNCHANGED, responder), Arm(str(method), responder, method)]
+    (_, found), reasons = texts_of(arms, text, PartStore(None, {}, resume=False))
+    assert reasons == {}
+    for window, nats in zip(text.token_ids, found, strict=True):
+        with pb.mitigated(model, method, passages=[(0, len(window))]) as changed:
+            logits = changed.outputs(changed.embed(changed.token_tensor([window.tolist()])), list(range(31))).logits[0]
+        logprobs = logits.log_softmax(-1).numpy()[np.arange(31), window[1:]]
+        assert nats == pytest.approx(-logprobs.mean(), rel=1e-5)
+
+
+def test_without_windows_or_behind_a_server_the_page_says_so(long_llama):
+    responder = LocalResponder(pb.load_model(str(long_llama)))
+    record = mitigate("key_value(pairs=2)", responder, options("initial_token(gamma=50.0)", documents=0))
+    assert set(record.scalars["text_not_judged"].values()) == {UNASKED}
+    planted = MitigateOptions(methods=[PlantedMethod()], calibration=0, evaluation=EvaluateOptions(count=6))
+    record = mitigate("key_value(pairs=2)", PlantedResponder((0.5, 0.5)), planted)
+    assert set(record.scalars["text_not_judged"].values()) == {SERVER}
+    del record.scalars["text_not_judged"]  # as in records of earlier versions
+    assert report_of(record).summary[0].cells[1][5] == "–"
