@@ -143,7 +143,28 @@ def test_the_readable_copy_repeats_measured_profiles_on_one_line_each(tmp_path):
 def test_the_schema_is_of_this_format_and_knows_every_field():
     schema = record_schema().schema
     assert schema["properties"]["format_version"] == {"const": FORMAT_VERSION}
-    assert set(schema["properties"]) == set(example(0.5).as_json()) == {*schema["required"], "profiles"}
+    assert set(example(0.5).as_json()) == {*schema["required"], "profiles"}
+    assert set(schema["properties"]) == {*schema["required"], "profiles", "verdict", "behaviour"}
+
+
+def test_what_is_printed_is_by_the_schema_too(posbias):
+    printed = posbias("predict", "--depth", 2, "--mixing", 0.1, "--length", 6, "--json")
+    assert printed.returncode == 0, printed.stderr
+    document = json.loads(printed.stdout)
+    record_schema().validate(document)
+    assert document["verdict"]
+    assert sum(document["arrays"]["profile/influence"]) == pytest.approx(1)
+    record_schema().validate({**document, "behaviour": document})
+    stored = example(0.5).as_json()
+    for wrong in (
+        {**document, "profiles": {}},
+        {**document, "arrays": stored["arrays"]},
+        {**document, "verdict": "Yes."},
+        {**document, "behaviour": stored},
+        {name: value for name, value in document.items() if name != "verdict"},
+        {**stored, "behaviour": document},
+    ):
+        assert not record_schema().is_valid(wrong), wrong.keys()
 
 
 def test_what_the_schema_does_not_allow_is_found(tmp_path):

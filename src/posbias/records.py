@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,6 +33,8 @@ FORMAT_VERSION = 1
 RECORD_FILE = "record.json"
 ARRAYS_FILE = "arrays.safetensors"
 REPORT_FILE = "report.html"
+REPORT = "posbias.report"
+"""The room above that words verdicts; by name, since only who asks for one needs it."""
 
 ABSOLUTE_PATH = re.compile(
     r"(?P<before>^|[\s'\"`(=:,]|\[(?=[^\]\[]*[\\/][^\]\[]*[\\/]))(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
@@ -102,7 +104,8 @@ class Record(Showing):
 
         In the picture each subject's first measured kind stands for the others; without one all is drawn.
         """
-        title = f"{self.verb}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r}"
+        about = f" of {self.resolved['title']}" if self.resolved.get("title") else ""
+        title = f"{self.verb}{about}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r}"
         stems = self.profile_stems()
         if stems:
             sizes = {stem: self.arrays[f"{stem}/{INFLUENCE}"].size for stem in stems}
@@ -121,10 +124,35 @@ class Record(Showing):
             curves.append(Series(name, value, low, high))
         return Shown(title, tuple(curves), measure, places=self.arrays["positions"])
 
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """What the finished run answers, in one to three sentences, each only as strong as its interval.
+
+        Of an audit: does the model lose the middle; which end does it favour, by how much; what can be done, and why.
+
+        Raises:
+            UsageError: the run failed, or its record is damaged.
+        """
+        report: Any = import_module(REPORT)
+        found: tuple[str, ...] = report.verdict(self)
+        return found
+
+    def facts(self) -> Mapping[str, str]:
+        """Its verdict, or why it failed."""
+        if self.status == "failed":
+            return {"failed": str(self.error)}
+        with suppress(UsageError):  # a record made by hand, which no report knows how to read
+            return {"verdict": "\n".join(self.verdict)}
+        return {}
+
     def profile_stems(self) -> list[str]:
-        """What the names of its profiles' arrays begin with, such as `trained/measured/jacobian`."""
+        """What the names of its profiles' arrays begin with, such as `trained/measured/jacobian`.
+
+        Those as trained come before those at initialisation, and the measured ones before the theories.
+        """
         found = {name.rpartition("/"): array for name, array in self.arrays.items()}
-        return [stem for (stem, _, part), array in found.items() if part == INFLUENCE and array.ndim == 1]
+        stems = [stem for (stem, _, part), array in found.items() if part == INFLUENCE and array.ndim == 1]
+        return sorted(stems, key=lambda stem: (stem.startswith("initialised/"), MEASURED not in stem.split("/")))
 
     def _series(self, stem: str, drawn: bool) -> Series:
         """A profile, named without the words that say where it is kept."""
@@ -143,8 +171,12 @@ class Record(Showing):
         }
         return document
 
-    def save(self, directory: str | Path) -> Path:
-        """Write the record to `directory` atomically, replacing an older one and its report.
+    def as_run(self) -> "Record":
+        """Itself."""
+        return self
+
+    def write_run(self, directory: str | Path) -> Path:
+        """Write the record into `directory` atomically, whatever its name, replacing an older one and its report.
 
         Raises:
             RunError: the directory cannot be written or the disk is full; nothing half-written stays.

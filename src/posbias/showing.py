@@ -1,7 +1,7 @@
 """How results show themselves: each names its curves once, and its picture, table, pandas and xarray follow from that.
 
-`repr` is one line; a notebook shows a small table and a picture (`_repr_html_`). matplotlib, pandas and xarray are
-imported when they are asked for; the last two come with `pip install 'posbias[notebook]'`.
+`repr` is one line; a notebook shows the answer, a small table and a picture (`_repr_html_`). matplotlib, pandas and
+xarray are imported when they are asked for; the last two come with `pip install 'posbias[notebook]'`.
 """
 
 import base64
@@ -30,8 +30,12 @@ Values = Float64[np.ndarray, "n_places"]
 INFLUENCE = "influence"
 PICTURES = (".png", ".svg", ".pdf")
 FILES = (".csv", ".html", *PICTURES)
+PAGE = '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n{body}\n</html>\n'
+"""Of a result saved as .html, which a browser would else read in whatever encoding its system has."""
 INCHES = (6.4, 2.8)
 DOTS_PER_INCH = 100
+LEFT = 'style="text-align:left;vertical-align:top"'
+"""Notebooks set cells to the right, where sentences are hard to read."""
 DECADES = 5
 """That a logarithmic axis shows below the largest value."""
 
@@ -68,8 +72,10 @@ class Shown:
     axis: str = "position"
     places: np.ndarray | None = None
     """Of every point; None: 0 ... N - 1."""
+    unit: str = ""
+    """Of the curves, where they have one."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Further numbers by name, with their intervals."""
+    """What stands first, by name: answers, and numbers with their intervals."""
 
     @property
     def x(self) -> np.ndarray:
@@ -81,9 +87,19 @@ class Shown:
         """By what values are multiplied where they are drawn or written out."""
         return float(len(self.x)) if self.quantity == INFLUENCE else 1.0
 
+    @property
+    def label(self) -> str:
+        """The quantity with what its values are in where they are drawn or written out."""
+        unit = "flat line = 1" if self.quantity == INFLUENCE else self.unit
+        return f"{self.quantity} ({unit})" if unit else self.quantity
+
 
 class Showing(ABC):
-    """A result that shows itself."""
+    """A result that shows itself: as one line, in a notebook, as picture, table and file.
+
+    Every result of posbias is one: profiles, predictions, measurements, maps of tokens, attention statistics,
+    comparisons, curves, evaluations, designs, decompositions, audits and records.
+    """
 
     @abstractmethod
     def shown(self) -> Shown:
@@ -92,6 +108,10 @@ class Showing(ABC):
     def as_run(self) -> Any:
         """The record that `save` writes into a directory; None for a result that is no run."""
         return None
+
+    def facts(self) -> Mapping[str, str]:
+        """What a notebook shows first: answers, and numbers with their intervals, by name."""
+        return self.shown().facts
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shown().title})"
@@ -147,36 +167,38 @@ class Showing(ABC):
     def save(self, path: str | Path) -> Path:
         """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
 
-        Without such an ending a run (a prediction, a measurement, an audit) becomes a directory, which `load_record`
-        and the command line read.
+        Without such an ending, or where a directory stands, a run (a prediction, a measurement, an evaluation, a
+        decomposition, an audit, a record) becomes a directory, which `load_record` and the command line read; it is
+        written atomically and replaces an older run and its report.
 
         Raises:
-            UsageError: another ending for what is no run, or no curves to draw.
-            RunError: the file cannot be written.
+            UsageError: another ending, or a directory, for what is no run; or no curves to draw.
+            RunError: the file or directory cannot be written, or the disk is full; nothing half-written stays.
         """
         path = Path(path)
         ending = path.suffix.lower()
+        if ending not in FILES or path.is_dir():
+            run = self.as_run()
+            if run is None:
+                reason = ", a directory" if path.is_dir() else f"; allowed are the endings {', '.join(FILES)}"
+                raise UsageError(f"cannot save to {path.name!r}{reason}")
+            written: Path = run.write_run(path)
+            return written
         if ending == ".csv":
             return self.to_csv(path)
         if ending in PICTURES:
             return _written(path, _picture(self._with_curves(), ending.removeprefix(".")))
-        if ending == ".html":
-            return _written(path, self._repr_html_().encode())
-        run = self.as_run()
-        if run is None:
-            raise UsageError(f"cannot save to {path.name!r}; allowed are the endings {', '.join(FILES)}")
-        saved: Path = run.save(path)
-        return saved
+        page = PAGE.format(title=escape(self.shown().title), body=self._repr_html_())
+        return _written(path, page.encode())
 
     def _repr_html_(self) -> str:
-        shown = self.shown()
+        shown, facts = self.shown(), self.facts()
         parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(shown.title)}</p>"]
-        if shown.series:
-            parts.append(_table(shown))
-        if shown.facts:
-            parts.append(_rows([[name, text] for name, text in shown.facts.items()]))
+        if facts:
+            parts.append(_rows([[name, text] for name, text in facts.items()]))
         if shown.series:
             picture = base64.b64encode(_picture(shown, "png")).decode()
+            parts.append(_table(shown))
             parts.append(f'<img alt="{escape(shown.title)}" src="data:image/png;base64,{picture}">')
         return f"<div>{''.join(parts)}</div>"
 
@@ -188,6 +210,8 @@ class Showing(ABC):
 
 
 def _draw(ax: "Axes", shown: Shown) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for each in shown.series:
         if each.drawn:
             low, high = each.ends
@@ -202,7 +226,8 @@ def _draw(ax: "Axes", shown: Shown) -> None:
         values = np.concatenate([each.values for each in shown.series if each.drawn]) * shown.scale
         if values.min() > 0:  # the range is the curves': the lower ends of intervals may be zero
             ax.set(yscale="log", ylim=(max(values.min() / 2, values.max() / 10**DECADES), 2 * max(values.max(), 1.0)))
-    ax.set(xlabel=shown.axis, ylabel=f"{shown.quantity} (flat line = 1)" if flat else shown.quantity)
+    ax.set(xlabel=shown.axis, ylabel=shown.label)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # places are counted
     if flat or len(shown.series) > 1:
         ax.legend(frameon=False)
 
@@ -233,8 +258,7 @@ def _columns(shown: Shown) -> dict[str, Any]:
 def _table(shown: Shown) -> str:
     """Every curve at the first, the middle and the last place."""
     places = sorted({0, len(shown.x) // 2, len(shown.x) - 1})
-    quantity = f"{shown.quantity}, flat line = 1" if shown.quantity == INFLUENCE else shown.quantity
-    head = [quantity, *(f"{shown.axis} {shown.x[place]}" for place in places)]
+    head = [shown.label, *(f"{shown.axis} {shown.x[place]}" for place in places)]
     return _rows([[each.name, *(_text(each, place, shown.scale) for place in places)] for each in shown.series], head)
 
 
@@ -245,8 +269,13 @@ def _text(series: Series, place: int, scale: float) -> str:
 
 def _rows(rows: list[list[str]], head: list[str] | None = None) -> str:
     lines = [("td", row) for row in rows] if head is None else [("th", head), *(("td", row) for row in rows)]
-    made = ["".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for tag, row in lines]
+    made = ["".join(f"<{tag} {LEFT}>{_escaped(cell)}</{tag}>" for cell in row) for tag, row in lines]
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in made)}</table>"
+
+
+def _escaped(text: str) -> str:
+    """As HTML, line breaks kept."""
+    return escape(text).replace("\n", "<br>")
 
 
 def _extra(name: str) -> Any:

@@ -5,6 +5,7 @@ import pytest
 
 import posbias as pb
 from posbias.comparison.subject import Contrast, Sample, compare_with_prompts, contrast
+from posbias.measurement.measurement import RunOptions
 
 READING = {"n_positions": 24, "count": 6}
 
@@ -61,6 +62,16 @@ def test_a_theory_that_read_the_same_prompts_is_compared_on_each(model, both):
     others = pb.load_prompts("default", model, n_positions=24, count=6, seed=1)
     elsewhere = pb.predict(model, 24, theory="power_rollout", prompts=others)
     assert isinstance(pb.compare(elsewhere, measurement, kind="logit").intervals, Contrast)
+
+
+def test_a_model_under_an_intervention_is_named_by_it(model, both, tmp_path):
+    prompts = pb.load_prompts("default", model, **READING)
+    options = pb.MeasureOptions(run=RunOptions(directory=tmp_path / "run"))
+    with pb.intervened(model, "no_rope") as changed:
+        without = pb.measure(changed, prompts, kinds="logit", options=options)
+    found = pb.compare(without, both[0], kind="logit")
+    assert list(found.profiles) == ["tiny-llama, no_rope", "tiny-llama"]
+    assert "last tenth, tiny-llama, no_rope less tiny-llama" in found.facts()
 
 
 def test_runs_are_compared_as_what_was_saved(both, tmp_path):

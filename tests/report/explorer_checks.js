@@ -9,9 +9,9 @@ async function until(condition) {
   while (!condition()) await wait(20);
 }
 
-async function opened(width, hash) {
+async function opened(width, hash, name = "explorer.html") {
   const frame = document.createElement("iframe");
-  Object.assign(frame, { width, height: 900, src: `/explorer.html${hash}` });
+  Object.assign(frame, { width, height: 900, src: `/${name}${hash}` });
   document.body.append(frame);
   await new Promise((done) => frame.addEventListener("load", done));
   const page = frame.contentWindow;
@@ -128,6 +128,20 @@ async function run() {
     n: page.explorer.answer().spec.n,
     told: text(page, "runs"),
   };
+
+  choose(page, "preset", "a residual stream, 24 layers");
+  found.dropped.chosen = page.explorer.answer().spec.n;
+
+  const withRuns = await opened(1000, "", "measured.html");
+  found.embedded = {
+    n: withRuns.explorer.answer().spec.n,
+    distances: withRuns.explorer.answer().distances,
+    reading: text(withRuns, "reading"),
+  };
+  choose(withRuns, "preset", "a residual stream, 24 layers");
+  await wait(300);
+  Object.assign(found.embedded, { chosen: withRuns.explorer.answer().spec.n, hash: withRuns.location.hash });
+  found.embedded.asked = (await opened(1000, "#n=300", "measured.html")).explorer.answer().spec.n;
 
   const narrow = await opened(390, found.drawn.hash);
   found.narrow = { ...(await looks(narrow)), wanted: plain(narrow.explorer.answer().wanted) };

@@ -122,6 +122,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
         "/rollout.js": ("text/javascript", ROLLOUT.read_text()),
         "/given": ("application/json", json.dumps(given)),
         "/explorer.html": ("text/html; charset=utf-8", explorer_page(presets())),
+        "/measured.html": ("text/html; charset=utf-8", explorer_page(presets(), [record])),
     }
     answer: list[bytes] = []
     done = threading.Event()
@@ -230,6 +231,15 @@ def test_measured_profiles_are_dropped_in(found: Any, record: Record) -> None:
         assert set(values) == {"a model, trained, logit", "a model, initialised, logit"}
         for state in ("trained", "initialised"):
             assert values[f"a model, {state}, logit"] == record.arrays[f"{state}/measured/logit/influence"].tolist()
+
+
+def test_a_page_with_runs_begins_at_their_length_as_one_that_they_were_dropped_on(found: Any) -> None:
+    embedded, dropped = found["embedded"], found["dropped"]
+    assert embedded["n"] == embedded["chosen"] == dropped["n"] == dropped["chosen"] == 80
+    assert all(len(pair) == 2 for pair in embedded["distances"])
+    assert "set N to" not in embedded["reading"]
+    assert "n=80" in embedded["hash"], "another page would begin at another length"
+    assert embedded["asked"] == 300
 
 
 def test_nothing_is_cut_and_the_url_holds_what_was_drawn(found: Any) -> None:

@@ -230,10 +230,10 @@ class Audit(Showing):
     """The HTML page; None where no directory was given."""
 
     def shown(self) -> Shown:
-        """The curves of its record, and the findings."""
+        """The curves of its record, and the verdict."""
         states = ", ".join(subject.name for subject in self.subjects)
         title = f"{self.record.resolved.get('title')}: {states}; report: {self.report}"
-        return replace(self.record.shown(), title=title, facts={"verdict": " ".join(self.verdict)})
+        return replace(self.record.shown(), title=title, facts={"verdict": "\n".join(self.verdict)})
 
     def as_run(self) -> Record:
         """Its record."""

@@ -66,13 +66,12 @@ def running(
 
 
 def record_document(record: "Record") -> dict[str, Any]:
-    """A record with its verdict and arrays, as one JSON document."""
+    """A record with its verdict and arrays, as one JSON document; `record.schema.json` describes it, too."""
     from posbias.records import PROFILES, plain
-    from posbias.report import verdict
 
-    answer = verdict(record) if record.status == "done" else ()
+    answer = record.verdict if record.status == "done" else ()
     arrays = {name: plain(array) for name, array in record.arrays.items()}
-    document = {**record.as_json(), "verdict": answer, "arrays": arrays}
+    document = {**record.as_json(), "verdict": list(answer), "arrays": arrays}
     del document[PROFILES]  # they are among the arrays, which are whole here
     return document
 

@@ -88,12 +88,11 @@ def _held(given: Showing) -> Mapping[str, _Side]:
     """The profiles of what is given, by kind or theory, those as trained before others, measured before predicted."""
     if isinstance(given, Profile):
         return {"": _Side("profile", given)}
-    record = given if isinstance(given, Record) else given.as_run()
+    record = given.as_run()
     if record is None:
         raise UsageError(f"compare takes profiles, predictions, measurements, runs and models, got {given!r:.80}")
     arrays, resolved = record.arrays, record.resolved
-    state = "" if (resolved.get("model") or {}).get("init_seed") is None else ", initialised"
-    title, prompts = f"{resolved.get('title') or record.verb}{state}", (resolved.get("prompts") or {}).get("sha256")
+    title, prompts = _title(record), (resolved.get("prompts") or {}).get("sha256")
     found: dict[str, _Side] = {}
     for stem in sorted(
         record.profile_stems(), key=lambda stem: (MEASURED not in stem.split("/"), "initialised/" in stem)
@@ -105,6 +104,14 @@ def _held(given: Showing) -> Mapping[str, _Side]:
     if not found:
         raise UsageError(f"a run of {record.verb} holds no profile to compare")
     return found
+
+
+def _title(record: Record) -> str:
+    """What a run is about, with the state that its model was in: at initialisation, or with an ingredient replaced."""
+    model = record.resolved.get("model") or {}
+    state = "" if model.get("init_seed") is None else "initialised"
+    title = str(record.resolved.get("title") or record.verb)
+    return ", ".join(filter(None, (title, state, model.get("intervention"))))
 
 
 def _chosen(own: Mapping[str, _Side], other: Mapping[str, _Side], kind: str | None) -> _Side:

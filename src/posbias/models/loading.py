@@ -6,7 +6,7 @@ Only weights that cannot carry code are read (safetensors, GGUF), no repository'
 looked up on the network. Files are held to stated limits before they are used. Every refusal is one line.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from posbias.models.sources import (
 )
 from posbias.models.weights import first_not_finite, network_sha256, quantised
 
+CACHED_MODEL = "models--"
+"""How the hub's cache begins the name of a model's directory: models--ORGANISATION--NAME/snapshots/COMMIT."""
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
@@ -116,7 +118,7 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     if not isinstance(network, nn.Module) or not hasattr(network, "config"):
         raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
     given = str(getattr(network.config, "_name_or_path", "") or type(network).__name__)
-    name = given if absolute_source(given) == given and not Path(given).is_absolute() else Path(given).name
+    name = model_name(given) if Path(given).is_absolute() or absolute_source(given) != given else given
     check_decoder(network.config, name)
     if network.get_output_embeddings() is None:  # type: ignore[operator]
         raise UsageError(
@@ -126,6 +128,13 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
         raise UsageError(f"tokenizer must be one of transformers, got {tokenizer!r:.80}")
     with refused_configuration(name):
         return HuggingFaceModel(network, tokenizer, origin=Origin(name))
+
+
+def model_name(path: str | Path) -> str:
+    """What the model at a local path is called: the last part, or of a snapshot in the hub's cache its hub id."""
+    *_, cache, kind, last = ("", "", *Path(path).expanduser().resolve().parts)
+    known = kind == "snapshots" and cache.startswith(CACHED_MODEL)
+    return cache.removeprefix(CACHED_MODEL).replace("--", "/") if known else last
 
 
 def _usable_in_hand(network: nn.Module, tokenizer: Any, options: tuple[Any, ...]) -> HuggingFaceModel:
@@ -179,7 +188,10 @@ def _resolved(source: str | Path) -> Source:
     """What a source is, the demo model fetched."""
     if str(source).removeprefix("config:") == "demo":
         return Source(str(source), str(fetch_demo()), local=True, config_only=str(source) != "demo")
-    return resolve_source(source)
+    found = resolve_source(source)
+    if not found.local or found.gguf is not None or not Path(found.location).is_dir():
+        return found
+    return replace(found, name=("config:" if found.config_only else "") + model_name(found.location))
 
 
 def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:

@@ -27,10 +27,10 @@ from posbias.measurement.attention.layer import (
     reduce_mean_content,
     similarity_of,
 )
+from posbias.measurement.attention.measured import MeasuredAttention
 from posbias.measurement.attention.statistics import (
     FEWEST_POSITIONS,
     AttentionOptions,
-    AttentionStatistics,
     ContentLogits,
     HeadStatistic,
     MeanKernels,
@@ -128,7 +128,7 @@ def working_precision(model: Model) -> torch.dtype:
 @checked
 def attention_statistics(
     model: Model, prompts: Prompts, *, options: AttentionOptions | None = None
-) -> AttentionStatistics:
+) -> MeasuredAttention:
     """Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a model.
 
     Attention is recomputed from what each attention module reads while the model runs, whatever implementation it
@@ -193,7 +193,7 @@ def _reduce_prompt(
     kept.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
 
 
-def _finish(kept: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
+def _finish(kept: Accumulators, model: HuggingFaceModel) -> MeasuredAttention:
     count, n_positions = len(kept.rows["distance"]), kept.diagonal.shape[-1]
     complete = kept.mean.shape[-1] == n_positions
     monotonicity = prefix_monotonicity(kept.mean) if complete and count > 1 else None
@@ -205,7 +205,7 @@ def _finish(kept: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
     if kept.content_sum is None:
         left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
     visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in kept.layers]
-    return AttentionStatistics(
+    return MeasuredAttention(
         distance=kept.by_heads("distance"),
         even_distance=np.array([float((keys - 1).mean()) / 2 for keys in visible]),
         entropy=kept.by_heads("entropy"),

@@ -91,6 +91,9 @@ let shown = null; // the latest answer, with what was asked
 let drawing = false;
 const runs = GIVEN.measured.map((run) => ({ ...run, values: Float64Array.from(run.values) }));
 
+/** What the page begins with: where there are runs at the length of the first, or no distance to it could be told. */
+const beginning = () => ({ ...PLAIN, n: runs[0]?.values.length ?? PLAIN.n });
+
 // ---- from settings to a question ----
 
 const isKeys = () => state.encoding === "gamma" || state.encoding === "drawn";
@@ -309,7 +312,9 @@ function remember() {
 }
 
 function hash() {
-  const words = Object.keys(PLAIN).filter((name) => name !== "points" && state[name] !== PLAIN[name]);
+  // N in any case where there are runs: a page without them begins at another.
+  const isSet = (name) => state[name] !== PLAIN[name] || (name === "n" && runs.length > 0);
+  const words = Object.keys(PLAIN).filter((name) => name !== "points" && isSet(name));
   const parts = words.map((name) => `${name}=${encodeURIComponent(state[name])}`);
   if (state.points) {
     const letters = state.points.map((value) =>
@@ -324,7 +329,7 @@ function hash() {
 
 /** Settings from the URL; what it says that is no setting is passed over. */
 function recall() {
-  const found = { ...PLAIN };
+  const found = beginning();
   for (const [name, text] of new URLSearchParams(location.hash.slice(1))) {
     if (name in NUMBERS) found[name] = checked(name, text) ?? found[name];
     else if (name in CHOICES && Object.hasOwn(CHOICES[name][1], text)) found[name] = text;
@@ -347,7 +352,7 @@ function recall() {
 function choose(name) {
   const { settings = {}, mixing } = GIVEN.presets[name] ?? {};
   const { axis } = state;
-  state = { ...PLAIN, axis, preset: name, ...settings };
+  state = { ...beginning(), axis, preset: name, ...settings };
   if (mixing) Object.assign(state, { depth: mixing.length, mixing: "measured" });
   if (drawing) pencil(false);
   set({});
