@@ -1,8 +1,9 @@
 """Verdicts on other models: `models.py run OUT MODEL TASK POSITIONS METHODS [CALIBRATION [DTYPE]]`.
 
 A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
-`posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py table RECORD...` prints the table
-of README.md from the records.
+`posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK` judges
+the methods that a run had finished when it was ended, without side effects, which come last. `... models.py table
+RECORD...` prints the table of README.md from the records.
 """
 
 import re
@@ -12,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import posbias as pb
+from posbias.evaluation.curve import position_means
+from posbias.evaluation.evaluation import measures_of
+from posbias.mitigation.effort import effort_of
 from posbias.mitigation.fitting import FitOptions
+from posbias.mitigation.judging import Tried, judge
 from posbias.mitigation.recipe import write_recipe
-from posbias.records import load_record
+from posbias.parts import below
+from posbias.records import Record, load_record
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")
-EVEN = 1e-9
-"""Nats below which nothing changes."""
+EVEN = 1e-6
+"""Nats per token below which nothing but rounding changes."""
 
 
 def run(
@@ -38,6 +44,36 @@ def run(
     judged = ["--no-generate", "--by", "logprob", "--documents", "6", "--no-short", "--out", out, "--resume"]
     command = [sys.executable, "-m", "posbias", "mitigate", model, *asked, *judged, "--methods", f"{recipe},{methods}"]
     subprocess.run(command, check=True)
+
+
+def finish(run: str, out: str, model: str, task: str) -> None:
+    """A record of the arms of a run that have ended."""
+    ended = sorted(path.parent for path in Path(run).glob("arms/*/record.json") if path.parent.name != "unchanged")
+    found = [load_record(path) for path in (Path(run) / "arms" / "unchanged", *ended)]
+    spelled = [record.resolved["responder"].get("method", "") for record in found]
+    names = [name if "draws" in name else name.partition("(")[0] for name in spelled]
+    scores = [measures_of(below(record.arrays, "scores/"))["logprob"] for record in found]
+    positions = [int(position) for position in found[0].arrays["positions"]]
+    tried = [Tried(name, after) for name, after in zip(names[1:], scores[1:], strict=True)]
+    judgement = judge(scores[0], tried, positions=positions, measure="logprob")
+    record = Record("mitigate", {"model": model, "task": task, "count": len(scores[0]), "methods": names[1:]})
+    record.resolved = {name: found[0].resolved[name] for name in ("title", "task", "positions", "count", "responder")}
+    record.resolved["n_items"] = LANGUAGE_TASKS.parse(task).n_items
+    record.resolved |= {"methods": dict(zip(names[1:], spelled[1:], strict=True)), "needing_passages": []}
+    curves = [[mean.as_record() for mean in position_means(each)] for each in scores]
+    record.scalars = {
+        "arms": ["unchanged", *names[1:]],
+        "judgement": judgement.as_record(),
+        "curves": {"logprob": curves},
+        "effort": [effort_of(each) for each in found],
+        "requirement": None,
+        "left_out": ["ordinary text and short forms: the run was ended before them"],
+    }
+    record.arrays = {
+        "positions": found[0].arrays["positions"],
+        **{f"scores/logprob/{number}": each for number, each in enumerate(scores)},
+    }
+    record.save(out)
 
 
 def table(*directories: str) -> None:
@@ -85,4 +121,4 @@ def _short(text: str) -> str:
 
 
 if __name__ == "__main__":
-    {"run": run, "table": table}[sys.argv[1]](*sys.argv[2:])
+    {"run": run, "finish": finish, "table": table}[sys.argv[1]](*sys.argv[2:])
