@@ -103,8 +103,12 @@ class HuggingFaceModel(Model):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As its origin says."""
-        return {"source": self.origin.source, "init_seed": self.origin.init_seed}
+        """As its origin says, with what is replaced in it at the moment."""
+        return {
+            "source": self.origin.source,
+            "init_seed": self.origin.init_seed,
+            "intervention": self.intervention,
+        }
 
     @property
     def intervention(self) -> str | None:

@@ -87,7 +87,7 @@ class Model(ABC):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Source and seed of the initialisation, as in `describe`; no weight is read."""
+        """Source, seed of the initialisation and intervention, as in `describe`; no weight is read."""
         return {"source": "a model", "init_seed": None}
 
     @property
