@@ -7,14 +7,12 @@ import pytest
 from scipy import stats
 
 from posbias.errors import UsageError
+from posbias.mitigation.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.mitigation.judging import (
     APPLY,
-    FORMERLY_BEST,
     HARM,
-    MEAN,
     NOTHING,
-    SPREAD,
-    WORST,
+    JudgeOptions,
     SideEffect,
     Tried,
     choose_measure,
@@ -96,7 +94,7 @@ def test_intervals_of_worst_position_and_spread_hold_the_truth(before, after):
     spread = max(after) - min(after) - max(before) + min(before)
     for _ in range(runs):
         old, (new,) = planted_scores(Planted(before, (after,)), count=30, generator=generator, noise=0.25)
-        found = one(old, new)
+        found = judge(old, [Tried("method", new)], positions=range(4), options=JudgeOptions(draws=0)).verdicts[0]
         missed += [
             found.changes[WORST].value.excludes(worst),
             found.changes[SPREAD].value.excludes(spread),

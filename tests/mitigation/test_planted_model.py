@@ -17,8 +17,9 @@ from posbias.architecture.keys import KeyBias
 from posbias.evaluation.responders import LocalResponder
 from posbias.interventions.keys import KeyBiased
 from posbias.mitigation import MitigateOptions, mitigate
+from posbias.mitigation.endpoints import MEAN, WORST
 from posbias.mitigation.fitting import FitOptions, fit
-from posbias.mitigation.judging import APPLY, HARM, MEAN, NOTHING, WORST, Tried, judge
+from posbias.mitigation.judging import APPLY, HARM, NOTHING, JudgeOptions, Tried, judge
 from posbias.tasks.language import Documents
 
 ITEMS, POSITIONS = 8, (0, 2, 4, 5, 7)
@@ -209,13 +210,13 @@ def test_a_gain_is_found_in_most_runs_and_its_interval_holds_the_true_one(many):
 def test_no_gain_is_found_where_real_scores_have_none(many):
     """Half of the samples, drawn anew for every run, have their two scores exchanged: on average nothing changes."""
     plain, _, half = many
-    generator = np.random.default_rng(0)
+    generator, options = np.random.default_rng(0), JudgeOptions(draws=0)
     found = []
     for _ in range(RUNS):
         rows = generator.choice(len(plain), size=40, replace=False)
         swapped = generator.random((40, 1)) < 0.5
         before, after = np.where(swapped, half[rows], plain[rows]), np.where(swapped, plain[rows], half[rows])
-        (verdict,) = judge(before, [Tried("none", after)], positions=POSITIONS).verdicts
+        (verdict,) = judge(before, [Tried("none", after)], positions=POSITIONS, options=options).verdicts
         found.append(verdict.verdict)
     assert found.count(APPLY) <= 0.05 * RUNS
     assert found.count(HARM) <= 0.05 * RUNS

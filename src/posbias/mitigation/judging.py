@@ -1,21 +1,14 @@
 """Whether a method helps: paired scores before and after it, at the same positions of the same samples, and what it
 costs elsewhere.
 
-Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best.
-The worst position is chosen by the same scores that judge it, and a method may move it. Its change
-
-    min_p after_p - min_q before_q = min_p max_q (after_p - before_q)
-
-is therefore bounded by the same minimum and maximum over the ends of the intervals of all P x P paired differences,
-each at 1 - .05 / P: whichever positions are truly worst, one of them is corrected for and the other needs no
-correction. In simulation such an interval misses in at most 5 % of runs whatever the curves; with the choice made on
-other samples (ten folds) it would miss in up to 32 % where positions are nearly alike, with a bootstrap that repeats
-the choice in up to 54 % (docs/mitigation.md). Spread and formerly best position are bounded alike.
+Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best
+(`endpoints.py`).
 
 Verdicts: `do not apply` where harm is established anywhere; else `apply` where the mean or the worst position is
-established to rise; else `no effect established`, with the effect that would have been found. Gains of all methods are
-one family of tests, harms another, each corrected by Holm: under no effect at all either verdict is given to any method
-in at most 5 % of runs.
+established to rise; else `established, but smaller than matters` where only smaller changes of scores are established;
+else `no effect established`, with the rise that would have been found (`power.py`). Gains of all methods are one family
+of tests, harms, side effects among them, another, each corrected by Holm: under no effect at all either verdict is
+given to any method in at most 5 % of runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,31 +18,62 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.checks import check_number, check_whole
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     SAMPLES_FOR_CLAIM,
     Contrast,
     Scores,
     complete_samples,
-    contrast_of,
     is_binary,
     paired_difference,
     position_means,
-    spread_of,
 )
+from posbias.mitigation.endpoints import (
+    ALPHA,
+    JUDGED,
+    MEAN,
+    UNCHANGED,
+    WORST,
+    Change,
+    change_text,
+    changes_of,
+    gaps_of,
+    tested,
+)
+from posbias.mitigation.power import Sought, detectable_rises
 from posbias.records import plain
-from posbias.statistics import CONFIDENCE, POWER, Interval, detectable, estimate, holm, mean_of, wilson
+from posbias.statistics import CONFIDENCE, POWER, Interval, holm, mean_of, wilson
 
 APPLY, NOTHING, HARM = "apply", "no effect established", "do not apply"
-MEAN, WORST, SPREAD, FORMERLY_BEST = "mean", "worst position", "spread", "formerly best position"
-JUDGED = (MEAN, WORST)
-"""Endpoints that decide; the others are reported."""
+SMALL = "established, but smaller than matters"
 FLOOR, CEILING = 0.1, 0.9
 """Mean accuracy below or above which differences between methods cannot be told: log-probabilities still differ."""
-ALPHA = 1 - CONFIDENCE
+SMALLEST = 0.01
+"""Change of scores that matters: one answer in a hundred, or .01 nats, by which a right answer becomes 1 % more
+probable per token. That is half of what ordinary text may cost. Where samples differ little, much smaller changes are
+established of nearly any method, which nobody would notice."""
 
 PerUnit = Float64[np.ndarray, "_"]
-Table = Float64[np.ndarray, "rows columns"]
+Kept = Float64[np.ndarray, "n_complete n_positions"]
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """What decides, and how what would have been found is looked for."""
+
+    smallest: float = SMALLEST
+    """Change of scores that matters, in their units, >= 0: an established change whose estimate is smaller is said, and
+    decides nothing. What has a tolerance of its own, such as ordinary text, is judged by that."""
+    draws: int = 300
+    """Of the samples, >= 0, for the rise that would have been found; 0: it is not looked for."""
+    seed: int = 0
+    """Of the draws."""
+
+    def __post_init__(self) -> None:
+        check_number("judge: smallest", self.smallest)
+        check_whole("judge: draws", self.draws, least=0)
+        check_whole("judge: seed", self.seed, least=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,27 +102,6 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What a method changes, paired over samples."""
-
-    value: Interval
-    """After minus before; the interval leaves out 0 exactly where `p` is below 5 %."""
-    p: float
-    """Two-sided, of no change, with the choice of positions paid for, not yet the number of methods."""
-    detectable: float | None = None
-    """Smallest true change that is found with at least 80 % power after all corrections, were this the only one; None
-    where no sample changed, or it is not tested."""
-
-    def towards(self, sign: int) -> float:
-        """The p-value where the change goes in this direction, else 1."""
-        return self.p if sign * self.value.value > 0 else 1.0
-
-
-UNCHANGED = Change(Interval(0.0, 0.0, 0.0), 1.0)
-"""Every log-probability is the same to the last digit, as of a method that leaves prompts of this length alone."""
-
-
-@dataclass(frozen=True)
 class Effect:
     """A side effect, tested."""
 
@@ -109,6 +112,8 @@ class Effect:
     n_units: int
     tolerance: float
     unit: str
+    smallest: float = 0.0
+    """Change that matters, where it is one of scores."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class Verdict:
 
     name: str
     verdict: str
-    """APPLY, NOTHING or HARM."""
+    """APPLY, NOTHING, SMALL or HARM."""
     reasons: tuple[str, ...]
     """What decided, in whole sentences, every number with its interval."""
     changes: Mapping[str, Change]
@@ -163,6 +168,8 @@ class Judgement:
     """One paragraph in plain words."""
     warnings: tuple[str, ...] = ()
     """What keeps the figures from telling more, such as a ceiling."""
+    smallest: float = 0.0
+    """Change of scores that matters."""
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record; None where a number is infinite or undefined."""
@@ -177,6 +184,7 @@ def judge(
     positions: Sequence[int],
     measure: str = "accuracy",
     warnings: Sequence[str] = (),
+    options: JudgeOptions | None = None,
 ) -> Judgement:
     """Judge every method against the unchanged model.
 
@@ -186,6 +194,7 @@ def judge(
         positions: Of the columns, ascending.
         measure: What the scores are, for sentences.
         warnings: What else is to be known, such as `choose_measure` finds.
+        options: What decides.
 
     Raises:
         UsageError: no method, one twice, or scores of another shape.
@@ -199,8 +208,8 @@ def judge(
                 f"{each.name}: {each.after.shape} scores after, {before.shape} before, {len(positions)} positions; "
                 "the same samples at the same positions are needed"
             )
-    tests = len(JUDGED) * len(tried)
-    found = [_examined(before, each, tests=tests) for each in tried]
+    options = options or JudgeOptions()
+    found = [_examined(before, each, options.smallest) for each in tried]
     gains = _corrected([{name: change.towards(1) for name, change in _judged(each).items()} for each in found])
     harms = _corrected(
         [
@@ -211,12 +220,23 @@ def judge(
             for each in found
         ]
     )
-    decided = tuple(
-        _decided(replace(each, gains=up, harms=down), measure)
-        for each, up, down in zip(found, gains, harms, strict=True)
+    tests = sum(map(len, gains))
+    decided = []
+    for each, verdict, up, down in zip(tried, found, gains, harms, strict=True):
+        changes = _with_power(verdict, _complete(before, each.after), tests=tests, measure=measure, options=options)
+        own = replace(verdict, changes=changes, gains=up, harms=down)
+        decided.append(_decided(own, measure, smallest=options.smallest, tests=tests))
+    recommended, text = _recommendation(decided, measure, options.smallest)
+    return Judgement(
+        measure,
+        tuple(positions),
+        position_means(before),
+        tuple(decided),
+        recommended,
+        text,
+        tuple(warnings),
+        options.smallest,
     )
-    recommended, text = _recommendation(decided, measure)
-    return Judgement(measure, tuple(positions), position_means(before), decided, recommended, text, tuple(warnings))
 
 
 def choose_measure(measures: Mapping[str, Scores]) -> tuple[str, tuple[str, ...]]:
@@ -263,35 +283,56 @@ def levels_of(scores: Scores) -> Levels:
 
 def _spread_level(scores: Scores) -> Interval:
     """Best minus worst, within what holds for all pairs at once (low end) and for each alone (high end)."""
-    gaps = _gaps(scores)
+    gaps = gaps_of(scores)
     if not gaps.shape[1]:
         return Interval(0.0, 0.0, 0.0)
-    low, _, _ = _tested(gaps, is_binary(scores), ALPHA / gaps.shape[1])
-    _, high, _ = _tested(gaps, is_binary(scores), ALPHA)
+    low, _, _ = tested(gaps, is_binary(scores), ALPHA / gaps.shape[1])
+    _, high, _ = tested(gaps, is_binary(scores), ALPHA)
     most = 1.0 if scores.min() >= 0 and scores.max() <= 1 else np.inf
     return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
 
 
-def _examined(before: Scores, tried: Tried, *, tests: int) -> Verdict:
+def _complete(before: Scores, after: Scores) -> tuple[Kept, Kept]:
+    """The samples that have a score at every position before and after."""
+    kept = ~(np.isnan(before) | np.isnan(after)).any(axis=1)
+    return before[kept], after[kept]
+
+
+def _examined(before: Scores, tried: Tried, smallest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
-    there = ~np.isnan(before).any(axis=1)
-    kept = there & ~np.isnan(tried.after).any(axis=1)
-    old, new = before[kept], tried.after[kept]
+    old, new = _complete(before, tried.after)
     enough = len(old) >= SAMPLES_FOR_CLAIM
     return Verdict(
         name=tried.name,
         verdict=NOTHING,
         reasons=(),
-        changes=_changes(old, new, alpha=ALPHA / tests) if enough else {},
-        effects={each.name: _effect(each) for each in tried.effects},
+        changes=changes_of(old, new) if enough else {},
+        effects={each.name: _effect(each, smallest) for each in tried.effects},
         before=levels_of(old) if enough else None,
         after=levels_of(new) if enough else None,
         means=position_means(tried.after),
         gains={},
         harms={},
         n_samples=len(old),
-        lost=int(there.sum() - kept.sum()),
+        lost=int((~np.isnan(before).any(axis=1)).sum() - len(old)),
     )
+
+
+def _with_power(
+    verdict: Verdict, scores: tuple[Scores, Scores], *, tests: int, measure: str, options: JudgeOptions
+) -> Mapping[str, Change]:
+    """The changes, with the rises that would have been found among so many tests."""
+    if not options.draws or all(change is UNCHANGED for change in verdict.changes.values()):
+        return verdict.changes
+    both = np.concatenate(scores)
+    limits = (-np.inf, np.inf)
+    if both.min() >= 0 and both.max() <= 1:
+        limits = (0.0, 1.0)
+    elif measure == "logprob":
+        limits = (-np.inf, max(0.0, float(both.max())))
+    sought = Sought(tests, options.smallest, limits, options.draws, options.seed)
+    rises = detectable_rises(*scores, sought)
+    return {name: replace(change, detectable=rises.get(name)) for name, change in verdict.changes.items()}
 
 
 def _judged(verdict: Verdict) -> dict[str, Change]:
@@ -308,104 +349,37 @@ def _corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]
     return found
 
 
-def _changes(before: Scores, after: Scores, *, alpha: float) -> dict[str, Change]:
-    """All endpoints; `alpha` is what a single test of the family has at first, for what would have been found."""
-    if np.array_equal(before, after) and not is_binary(np.hstack([before, after])):
-        return dict.fromkeys((MEAN, WORST, SPREAD, FORMERLY_BEST), UNCHANGED)
-    count, n_positions = before.shape
-    both = np.hstack([after, before])
-    weights = np.repeat([1.0, -1.0], n_positions) / n_positions
-    whole = paired_difference(after[:, 0], before[:, 0]) if n_positions == 1 else contrast_of(both, weights)
-    found = {MEAN: Change(whole.value, whole.p, _detectable(spread_of(both, weights), count, alpha))}
-    joint = ALPHA / n_positions
-    pairs = [[paired_difference(new, old, joint) for old in before.T] for new in after.T]
-    worst = int(np.argmin(before.mean(axis=0)))
-    widest = max(spread_of(np.column_stack([new, before[:, worst]]), np.array([1.0, -1.0])) for new in after.T)
-    # Found only if every position lies above the old worst one: what each may miss is divided among them.
-    smallest = _detectable(widest, count, alpha / n_positions, power=1 - (1 - POWER) / n_positions)
-    value, low, high, p = np.moveaxis(np.array([[_numbers(each) for each in row] for row in pairs]), 2, 0)
-    found[WORST] = replace(_saddle(value, low, high, p, n_positions), detectable=smallest)
-    found[SPREAD] = _spread_change(before, after)
-    best = int(np.argmax(before.mean(axis=0)))
-    fallen = pairs[best][best]
-    found[FORMERLY_BEST] = Change(fallen.value, min(1.0, n_positions * fallen.p))
-    return found
-
-
-def _numbers(tested: Contrast) -> tuple[float, float, float, float]:
-    """Estimate, ends and p-value."""
-    return tested.value.value, tested.value.low, tested.value.high, tested.p
-
-
-def _detectable(spread: float, count: int, alpha: float, power: float = POWER) -> float | None:
-    return detectable(spread, count, alpha=alpha, power=power) if spread > 0 else None
-
-
-def _saddle(value: Table, low: Table, high: Table, p: Table, comparisons: int) -> Change:
-    """Minimum over rows of the maximum over columns: bounds by those of the ends, p-values by those of the tests.
-
-    It is above 0 where every row has a column above 0, below 0 where some row lies below 0 in every column. Ends and
-    p-values are those of single differences, the ends at 1 - .05 / comparisons.
-    """
-    rising = np.where(value > 0, p, 1.0).min(axis=1).max()
-    falling = np.where(value < 0, p, 1.0).max(axis=1).min()
-    ends = (float(ends.max(axis=1).min()) for ends in (low, high))
-    return Change(Interval(float(value.max(axis=1).min()), *ends), min(1.0, comparisons * float(min(rising, falling))))
-
-
-def _gaps(scores: Scores) -> Float64[np.ndarray, "n_samples pairs"]:
-    """First minus second of all ordered pairs of positions."""
-    first, second = np.nonzero(~np.eye(scores.shape[1], dtype=bool))
-    return np.asarray(scores[:, first] - scores[:, second])
-
-
-def _tested(
-    values: Float64[np.ndarray, "n_samples pairs"], binary: bool, alpha: float
-) -> tuple[Float64[np.ndarray, "pairs"], Float64[np.ndarray, "pairs"], Float64[np.ndarray, "pairs"]]:
-    """Ends and two-sided p-values of the means of columns, made of scores of 0 and 1 where `binary`."""
-    found = estimate(values.mean(axis=0), values, scale=float(np.abs(values).max(initial=0.0)))
-    if binary:  # one sample is taken to differ, as in every contrast of such scores
-        least = 1 / len(values)
-        small = found.error < least
-        found = replace(found, error=np.where(small, least, found.error), skewness=np.where(small, 0.0, found.skewness))
-    low, high = found.ends(1 - alpha)
-    return low, high, np.asarray(found.p())
-
-
-def _spread_change(before: Scores, after: Scores) -> Change:
-    """Best minus worst after, less the same before: a maximum over pairs of a minimum over pairs."""
-    old, new = _gaps(before), _gaps(after)
-    comparisons, binary = old.shape[1], is_binary(np.hstack([before, after]))
-    if not comparisons:
-        return Change(Interval(0.0, 0.0, 0.0), 1.0)
-    rows = [(old - column[:, None], *_tested(old - column[:, None], binary, ALPHA / comparisons)) for column in new.T]
-    value, low, high, p = (np.stack(part) for part in zip(*((v.mean(axis=0), *rest) for v, *rest in rows), strict=True))
-    shrunk = _saddle(value, low, high, p, comparisons)  # of before minus after
-    return Change(Interval(-shrunk.value.value, -shrunk.value.high, -shrunk.value.low), shrunk.p)
-
-
-def _effect(given: SideEffect) -> Effect:
-    """One side effect, against its tolerance."""
+def _effect(given: SideEffect, smallest: float) -> Effect:
+    """One side effect, against its tolerance; scores must change by what matters, too."""
+    smallest = smallest if given.worse < 0 else 0.0
     there = ~(np.isnan(given.before) | np.isnan(given.after))
     before, after = given.before[there], given.after[there]
     if len(before) < SAMPLES_FOR_CLAIM:
         value = float((after - before).mean()) if len(before) else np.nan
-        return Effect(Interval(value, -np.inf, np.inf), 1.0, len(before), given.tolerance, given.unit)
+        return Effect(Interval(value, -np.inf, np.inf), 1.0, len(before), given.tolerance, given.unit, smallest)
     bound = given.worse * given.tolerance
     if given.tolerance:
         found = mean_of(after - before)
-        tested = Contrast(found.interval(), float(found.p(bound)))
+        compared = Contrast(found.interval(), float(found.p(bound)))
     else:
-        tested = paired_difference(after, before)
-    harmful = given.worse * (tested.value.value - bound) > 0
-    return Effect(tested.value, tested.p if harmful else 1.0, len(before), given.tolerance, given.unit)
+        compared = paired_difference(after, before)
+    harmful = given.worse * (compared.value.value - bound) > 0
+    return Effect(compared.value, compared.p if harmful else 1.0, len(before), given.tolerance, given.unit, smallest)
 
 
-def _decided(verdict: Verdict, measure: str) -> Verdict:
-    """The verdict with its reasons."""
-    harmed = [name for name, p in verdict.harms.items() if p < ALPHA]
-    gained = [name for name, p in verdict.gains.items() if p < ALPHA]
-    reasons = [*_harm_sentences(verdict, harmed), *_gain_sentences(verdict, gained)]
+def _decided(verdict: Verdict, measure: str, *, smallest: float, tests: int) -> Verdict:
+    """The verdict with its reasons; `tests` are those of the family of gains."""
+    fallen = [name for name, p in verdict.harms.items() if p < ALPHA]
+    risen = [name for name, p in verdict.gains.items() if p < ALPHA]
+    small = {name for name in (*fallen, *risen) if not _matters(verdict, name, smallest)}
+    harmed, gained = ([name for name in names if name not in small] for names in (fallen, risen))
+    reasons = [f"Harm: {_change_sentence(verdict, name)}" for name in harmed]
+    reasons += [f"Gain: {_change_sentence(verdict, name)}" for name in gained]
+    reasons += [
+        f"Established, but smaller than matters ({smallest:g}): {_change_sentence(verdict, name)}"
+        for name in (*fallen, *risen)
+        if name in small
+    ]
     if verdict.lost:
         reasons.append(f"{verdict.lost} samples have no score at some position with the method, and count on no side.")
     if not verdict.changes:
@@ -416,42 +390,49 @@ def _decided(verdict: Verdict, measure: str) -> Verdict:
     elif all(change is UNCHANGED for change in verdict.changes.values()):
         reasons.append(f"It changes no score of these {verdict.n_samples} samples at all.")
     elif not gained and not harmed:
-        reasons.append(f"No change of {label_of(measure)} is established: {_undecided(verdict)}.")
-    decided = HARM if harmed else APPLY if gained else NOTHING
+        open_ones = [name for name in JUDGED if name not in small]
+        if open_ones:
+            reasons.append(_undecided(verdict, open_ones, measure, tests))
+    decided = HARM if harmed else APPLY if gained else SMALL if small else NOTHING
     return replace(verdict, verdict=decided, reasons=tuple(reasons))
 
 
-def _harm_sentences(verdict: Verdict, names: Sequence[str]) -> list[str]:
-    found = []
-    for name in names:
-        if name in verdict.effects:
-            effect = verdict.effects[name]
-            unit = f" {effect.unit}" if effect.unit else ""
-            beyond = f", beyond the {effect.tolerance:g} that are accepted" if effect.tolerance else ""
-            found.append(f"Harm: {name} changes by {effect.value.text('+.3f')}{unit}{beyond}.")
-        else:
-            found.append(f"Harm: {name} falls by {_signed(verdict.changes[name].value, -1)}.")
-    return found
+def _matters(verdict: Verdict, name: str, smallest: float) -> bool:
+    """Whether the estimate of an established change is as large as what matters."""
+    effect = verdict.effects.get(name)
+    if effect is not None:
+        return abs(effect.value.value) >= effect.smallest
+    return abs(verdict.changes[name].value.value) >= smallest
 
 
-def _gain_sentences(verdict: Verdict, names: Sequence[str]) -> list[str]:
-    return [f"Gain: {name} rises by {_signed(verdict.changes[name].value, 1)}." for name in names]
+def _change_sentence(verdict: Verdict, name: str) -> str:
+    """An established change as a size in its own direction; of a side effect beside what is accepted."""
+    effect = verdict.effects.get(name)
+    if effect is not None:
+        unit = f" {effect.unit}" if effect.unit else ""
+        beyond = f", beyond the {effect.tolerance:g} that are accepted" if effect.tolerance else ""
+        return f"{name} changes by {change_text(effect.value, '+')}{unit}{beyond}."
+    value = verdict.changes[name].value
+    if value.value > 0:
+        return f"{name} rises by {change_text(value)}."
+    return f"{name} falls by {change_text(Interval(-value.value, -value.high, -value.low))}."
 
 
-def _signed(value: Interval, sign: int) -> str:
-    """A change as a size in its own direction."""
-    if sign > 0:
-        return value.text()
-    return Interval(-value.value, -value.high, -value.low).text()
-
-
-def _undecided(verdict: Verdict) -> str:
-    said = []
-    for name in JUDGED:
-        change = verdict.changes[name]
-        found = "" if change.detectable is None else f", {change.detectable:.3f} would have been found"
-        said.append(f"{name} {change.value.text('+.3f')}{found}")
-    return "; ".join(said)
+def _undecided(verdict: Verdict, names: Sequence[str], measure: str, tests: int) -> str:
+    """What is not established, and the rises that would have been."""
+    changes = {name: verdict.changes[name] for name in names}
+    said = "; ".join(f"{name} {change_text(change.value, '+')}" for name, change in changes.items())
+    text = f"No {'other ' if len(names) < len(JUDGED) else ''}change of {label_of(measure)} is established: {said}."
+    rises = {name: change.detectable for name, change in changes.items() if change.detectable is not None}
+    known = [f"of the {name} by {rise:.3f}" for name, rise in rises.items() if np.isfinite(rise)]
+    none = [f"of the {name}" for name in rises if not np.isfinite(rises[name])]
+    at = f"{100 * POWER:.0f} % power, {tests} tests"
+    if known:
+        text += f" A rise {' and '.join(known)} would have been found ({at})"
+        text += f", {' and '.join(none)} none with so few samples." if none else "."
+    elif none:
+        text += f" No rise {' or '.join(none)} could have been found with so few samples ({at})."
+    return text
 
 
 def label_of(measure: str) -> str:
@@ -466,7 +447,7 @@ def _tried_besides(verdict: Verdict) -> str:
     return f"neither here nor for {' and '.join(verdict.effects)}"
 
 
-def _recommendation(verdicts: Sequence[Verdict], measure: str) -> tuple[str | None, str]:
+def _recommendation(verdicts: Sequence[Verdict], measure: str, smallest: float) -> tuple[str | None, str]:
     """The method whose worst position is best among those to apply, and one paragraph."""
     gaining = [each for each in verdicts if each.verdict == APPLY and each.after is not None]
     harmful = [each.name for each in verdicts if each.verdict == HARM]
@@ -474,11 +455,9 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str) -> tuple[str | No
     if not gaining:
         if len(harmful) == len(verdicts):
             return None, f"Leave the model as it is.{rest}"
-        open_ones = [each for each in verdicts if each.verdict == NOTHING]
-        smallest = [each.changes[MEAN].detectable for each in open_ones if each.changes]
-        known = [each for each in smallest if each is not None]
-        found = f"; a change of the mean by {max(known):.2f} would have been found" if known else ""
-        return None, f"Leave the model as it is: no method is established to raise {label_of(measure)}{found}.{rest}"
+        enough = f" by what matters ({smallest:g})" if any(each.verdict == SMALL for each in verdicts) else ""
+        nothing = f"no method is established to raise {label_of(measure)}{enough}{_overlooked(verdicts)}"
+        return None, f"Leave the model as it is: {nothing}.{rest}"
     best = max(gaining, key=lambda each: (each.after.worst.value, each.after.mean.value))  # type: ignore[union-attr]
     assert best.before is not None
     assert best.after is not None
@@ -486,13 +465,29 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str) -> tuple[str | No
     for endpoint, name in ((MEAN, "mean"), (WORST, "worst")):
         before, after = (getattr(levels, name).value for levels in (best.before, best.after))
         open_one = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
-        said.append(f"{before:.2f} to {after:.2f} ({best.changes[endpoint].value.text('+.2f')}{open_one})")
+        said.append(
+            f"{before:.2f} to {after:.2f} ({change_text(best.changes[endpoint].value, '+', least=2)}{open_one})"
+        )
+    harm = "harm that matters" if any(p < ALPHA for p in best.harms.values()) else "harm"
     text = (
         f"Apply {best.name}: on {best.n_samples} samples that nothing was fitted on, {label_of(measure)} goes from "
-        f"{said[0]} on average over positions, and from {said[1]} at the worst position; no harm is established, "
+        f"{said[0]} on average over positions, and from {said[1]} at the worst position; no {harm} is established, "
         f"{_tried_besides(best)}."
     )
     others = [each.name for each in gaining if each is not best]
     if others:
         text += f" {', '.join(others)} {'help' if len(others) > 1 else 'helps'}, too; which one is best is not tested."
     return best.name, text + rest
+
+
+def _overlooked(verdicts: Sequence[Verdict]) -> str:
+    """What would have been found of the mean with every method that nothing is established of."""
+    rises = [each.changes[MEAN].detectable for each in verdicts if each.verdict == NOTHING and each.changes]
+    known = [rise for rise in rises if rise is not None]
+    if not known:
+        return ""
+    if not np.isfinite(min(known)):
+        return "; no rise of the mean could have been found with so few samples"
+    if not np.isfinite(max(known)):
+        return "; with some of them no rise of the mean could have been found with so few samples"
+    return f"; a rise of the mean by {max(known):.2f} would have been found ({100 * POWER:.0f} % power)"

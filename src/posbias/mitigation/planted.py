@@ -19,7 +19,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.mitigation.base import PromptMitigation
-from posbias.mitigation.judging import Judgement, Tried, judge
+from posbias.mitigation.judging import Judgement, JudgeOptions, Tried, judge
 
 Curve = Float64[np.ndarray, "n_positions"]
 
@@ -67,21 +67,29 @@ def planted_scores(
     return drawn(planted.curve, luck), scores
 
 
-def judged(planted: Planted, *, count: int, generator: np.random.Generator, noise: float | None = None) -> Judgement:
+def judged(
+    planted: Planted,
+    *,
+    count: int,
+    generator: np.random.Generator,
+    noise: float | None = None,
+    options: JudgeOptions | None = None,
+) -> Judgement:
     """The judgement of one simulated run; methods are named by their numbers."""
     before, after = planted_scores(planted, count=count, generator=generator, noise=noise)
     tried = [Tried(str(number), scores) for number, scores in enumerate(after)]
-    return judge(before, tried, positions=range(len(planted.curve)))
+    return judge(before, tried, positions=range(len(planted.curve)), options=options)
 
 
 def verdict_rates(
     planted: Planted, *, count: int, runs: int, seed: int = 0, noise: float | None = None
 ) -> dict[str, float]:
-    """Share of `runs` simulated runs in which any method gets each verdict."""
+    """Share of `runs` simulated runs in which any method gets each verdict, without what would have been found."""
+    options = JudgeOptions(draws=0)
     generator = np.random.default_rng(seed)
     found: Counter[str] = Counter()
     for _ in range(runs):
-        run = judged(planted, count=count, generator=generator, noise=noise)
+        run = judged(planted, count=count, generator=generator, noise=noise, options=options)
         found.update({verdict.verdict for verdict in run.verdicts})
     return {verdict: number / runs for verdict, number in found.items()}
 

@@ -11,6 +11,7 @@ from posbias.drawing.figures import MEASURED, Curve, Figure, interval_curves, ru
 from posbias.memory import show_bytes
 from posbias.mitigation.arms import UNCHANGED
 from posbias.mitigation.base import MITIGATIONS, Mitigation
+from posbias.mitigation.endpoints import JUDGED, change_text
 from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import PASSAGES_SNIPPET, SNIPPET
 from posbias.records import Record
@@ -19,7 +20,7 @@ from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.report.wording import label
-from posbias.statistics import MISSING
+from posbias.statistics import MISSING, Interval
 
 MOST_DRAWN = 6
 """Methods drawn beside the unchanged model: the recommended one and those after it by their worst position."""
@@ -28,7 +29,8 @@ NOTE = (
     "are paired over samples, with 95 % intervals. The interval of the worst position holds whichever positions are "
     "truly worst, before and after. Verdicts are corrected (Holm) for the number of methods and endpoints: apply where "
     "mean or worst position rises and no harm is established; do not apply where mean, worst position, ordinary text "
-    "or a short form of the task is harmed; otherwise nothing is established, which is not the same as no effect."
+    "or a short form of the task is harmed. An established change of scores below what matters is said and decides "
+    "nothing; otherwise nothing is established, which is not the same as no effect."
 )
 FORM = (
     "The log-probability of right answers also rises where answers merely take the form that is scored; "
@@ -172,15 +174,17 @@ def _verdict_table(record: Record) -> Table:
     header += ["seconds per request"]
     rows = [[model, "unchanged", MISSING, _level(found, "mean"), _level(found, "worst"), MISSING, _seconds(record, 0)]]
     for number, verdict in enumerate(found["verdicts"], start=1):
-        changes = [
-            interval_text((verdict["changes"].get(name) or {}).get("value"), "+.3f")
-            for name in ("mean", "worst position")
-        ]
+        changes = [_changed((verdict["changes"].get(name) or {}).get("value")) for name in ("mean", "worst position")]
         text = verdict["effects"].get("ordinary text")
         why = record.scalars.get("text_not_judged", {}).get(verdict["name"], MISSING)
-        cost = why if text is None else interval_text(text["value"], "+.4f", unit=" nats")
+        cost = why if text is None else _changed(text["value"], least=4, unit=" nats")
         rows.append([model, verdict["name"], verdict["verdict"], *changes, cost, _seconds(record, number)])
     return Table(f"{record.resolved['task']}: what each method does", header, rows)
+
+
+def _changed(stored: Stored | None, *, least: int = 3, unit: str = "") -> str:
+    """A recorded change, in as many decimals as tell it from none."""
+    return MISSING if stored is None else change_text(Interval.of_record(stored), "+", least=least, unit=unit)
 
 
 def _model_of(record: Record) -> str:
@@ -221,15 +225,15 @@ def _reason_table(found: Stored) -> Table:
 
 def _change_table(found: Stored) -> Table:
     header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
-    header += ["would have been found", "samples"]
+    header += ["rise that would have been found, 80 % power", "samples"]
     cells = [
         [
             verdict["name"],
             name,
-            interval_text(change["value"], "+.3f"),
+            _changed(change["value"]),
             f"{change['p']:.2g}",
             *(f"{verdict[family][key]:.2g}" if key in verdict[family] else MISSING for family in ("gains", "harms")),
-            number_text(change["detectable"]),
+            _detectable(key, change),
             str(verdict["n_samples"]),
         ]
         for verdict in found["verdicts"]
@@ -239,13 +243,20 @@ def _change_table(found: Stored) -> Table:
     return Table("Changes against the unchanged model, paired over samples", header, cells)
 
 
+def _detectable(endpoint: str, change: Stored) -> str:
+    """The smallest rise with that power; none where samples are too few; a dash where nothing changed or was tested."""
+    if change["detectable"] is None and endpoint in JUDGED and any(change["value"].values()):
+        return "none"
+    return number_text(change["detectable"])
+
+
 def _effect_table(found: Stored) -> Table:
     header = ["method", "side effect", "change [95 %]", "unit", "accepted", "units", "p of harm, corrected"]
     cells = [
         [
             verdict["name"],
             name,
-            interval_text(effect["value"], "+.4f"),
+            _changed(effect["value"], least=4),
             effect["unit"],
             f"{effect['tolerance']:g}",
             str(effect["n_units"]),
