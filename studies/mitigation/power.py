@@ -1,7 +1,8 @@
 """How many samples an effect takes: `python studies/mitigation/power.py`, the table of docs/mitigation.md, a minute.
 
 Answers are drawn as a model gives them that is right in .8, .5, .3, .5, .7 of cases at five positions, under methods
-without effect; given is the smallest rise that `posbias mitigate` would find with 80 % power, mean over runs (inf: in some none).
+without effect; given is the smallest rise that `posbias mitigate` would find with 80 % power, mean over runs; inf where
+some find none.
 """
 
 import numpy as np
