@@ -20,7 +20,7 @@ from posbias.mitigation.judging import APPLY, HARM, NOTHING, Levels
 from posbias.mitigation.key_bias import ContextBias
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
 from posbias.mitigation.preflight import announce_arms
-from posbias.mitigation.recipe import PASSAGES_SNIPPET, SNIPPET, write_recipe
+from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.run import mitigate
 from posbias.models.loading import load_model
@@ -225,17 +225,31 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     record.resolved = {**record.resolved, "methods": {name: "temperature(scale=0.2)"}}
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)
-    for kind, needing in (("context_bias", []), ("key_bias", [name])):
-        record.resolved |= {"methods": {name: f"{kind}(values=[[1.0, 2."}, "needing_passages": needing}
+    for kind, needing in (("context_bias", []), ("key_bias", [name]), ("attention_calibration", [])):
+        record.resolved |= {
+            "methods": {name: f"{kind}(values=[[1.0, 2."},
+            "needing_passages": needing,
+            "question": None,
+        }
         (table,) = report_of(record).folded["Use it with transformers"]
         assert any("passages=" in line for (line,) in table.cells), "it has to be told where the question begins"
+        record.resolved["question"] = '}\n\nKey: "'
+        (table,) = report_of(record).folded["Use it with transformers"]
+        assert any(r"""question='}\n\nKey: "', tokenizer=""" in line for (line,) in table.cells) is ("bias" in kind)
+    record.resolved["methods"] = {name: "repeat_prompt(times=3)"}
+    (table,) = report_of(record).folded["Use it in your prompts"]
+    assert table.title == "repeat_prompt(times=3)"
+    assert table.cells == [
+        ["The prompt twice, so that the second time every passage is read after all others; twice the tokens."]
+    ]
 
 
 @pytest.mark.parametrize(
     ("spelled", "snippet"),
-    [("initial_token(gamma=50.0)", SNIPPET), ("context_bias", PASSAGES_SNIPPET)],
+    [("initial_token(gamma=50.0)", SNIPPET), ("context_bias", PASSAGES_SNIPPET), ("context_bias", SNIPPET)],
 )
 def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, snippet):
+    told = QUESTION_TOLD.format(question="Which") if "context" in spelled else ""
     model, recipe = load_model(str(long_llama)), tmp_path / "recipe.json"
     method = ContextBias([[-40.0] * 4] * 2) if "context" in spelled else MITIGATIONS.parse(spelled)
     logits = []
@@ -249,7 +263,7 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
         passages, question = ["one two three\n", "four five six\n"], "Which one? "
         given = {"NAME": str(long_llama), "PASSAGES": passages, "PROMPT": "".join(passages) + question}
         with register_module_forward_hook(keep):
-            exec(snippet.format(recipe=str(recipe)), given)
+            exec(snippet.format(recipe=str(recipe), told=told), given)
     assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"
     assert len(snippet.splitlines()) <= 10
 

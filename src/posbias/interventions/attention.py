@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -186,11 +187,9 @@ class Padding:
         self.slots: Tensor | None = None
         self._known: dict[tuple[int, int], Tensor] = {}
 
-    def read(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def read(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook on the whole network: its two-dimensional mask, if any."""
-        shown = named.get("attention_mask")
-        padded = isinstance(shown, Tensor) and shown.ndim == 2 and not bool(shown.all())
-        self.slots = (shown.cumsum(-1) == 0).sum(-1) if padded else None  # type: ignore[union-attr]
+        self.slots = padded_slots(told(network, given, named))
         self._known.clear()
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
@@ -204,6 +203,28 @@ class Padding:
         if self.slots is None:
             return slots[None]
         return (slots - self.slots[:, None].to(slots)).clamp(min=0)
+
+
+def told(network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """What a network is called with, by name; what comes first without a name is the token ids."""
+    if not given:
+        return named
+    names = [name for name in signature(network.forward).parameters if name != "args"]
+    return {"input_ids": given[0], **dict(zip(names, given, strict=False)), **named}
+
+
+def padded_slots(arguments: dict[str, Any]) -> Int[Tensor, "prompt"] | None:
+    """Slots of padding at the beginning of every prompt, by a network's two-dimensional mask; None without any."""
+    shown = arguments.get("attention_mask")
+    if not isinstance(shown, Tensor) or shown.ndim != 2 or bool(shown.all()):
+        return None
+    return (shown.cumsum(-1) == 0).sum(-1)
+
+
+def cached_length(arguments: dict[str, Any]) -> int:
+    """Tokens of every prompt that a network has cached before those that it is given."""
+    cache = _cache(arguments)
+    return 0 if cache is None else int(cache.get_seq_length())
 
 
 def past_length(module: nn.Module, named: dict[str, Any]) -> int:

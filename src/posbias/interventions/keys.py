@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, Mask, NoEncoding
@@ -123,6 +123,8 @@ class KeyBiased(Intervention):
 
 Logits = Callable[[int, int], Float[Tensor, "heads n"]]
 """The bias of the first n keys in a layer, from the layer and n; a gradient flows through it."""
+Begins = Callable[[], Int[Tensor, "_ one"]]
+"""Where something begins in every prompt that the network now reads: its token, 0 the prompt's first."""
 
 
 @contextmanager
@@ -131,14 +133,16 @@ def biased(
     intervention: Intervention | str,
     logits: Logits,
     *,
-    first_query: int = 0,
+    first_query: int | Begins = 0,
     scales: Callable[[int], Float[Tensor, "heads"]] | None = None,
+    by_side: bool = False,
 ) -> Iterator[None]:
     """Within the context, numbers are added to the logits of every layer's keys, for queries from `first_query` on.
 
     Where a family's attention goes through transformers' interface they are carried by further features of queries and
     keys, elsewhere by the mask, which only serves a bias for all queries. The model's own logits of these queries may
-    be multiplied by a scale for each head of a layer, too.
+    be multiplied by a scale for each head of a layer, too. `by_side`: `logits` gives two numbers, for the keys before
+    the first query and for those from it on.
     """
     known: dict[int, Tensor] = {}
 
@@ -147,31 +151,33 @@ def biased(
         table = known.get(layer)
         if table is not None and table.shape[1] >= n_positions:
             return table
-        if table is None:
-            table = logits(layer, n_positions)
-        else:  # decoding asks for one length after another
-            try:
-                table = logits(layer, n_positions + n_positions // 4)
-            except UsageError:
+        with torch.enable_grad():  # whether a gradient flows is then known of what is asked for without one, too
+            if table is None:
                 table = logits(layer, n_positions)
+            else:  # decoding asks for one length after another
+                try:
+                    table = logits(layer, n_positions + n_positions // 4)
+                except UsageError:
+                    table = logits(layer, n_positions)
         # With the largest at 0, which changes no softmax, and keeps half precision in range.
         centred = (table - table.detach().amax(dim=1, keepdim=True)).to(like.device)
         centred = centred.to(torch.promote_types(like.dtype, torch.float32))
-        if not centred.requires_grad:
+        if not table.requires_grad:
             known[layer] = centred
         return centred
 
     def attend(call: AttentionCall) -> Attended:
-        positions = call.key_positions
-        added = bias(call.layer, int(positions.max()) + 1, call.query)
-        acts = call.query_positions >= first_query
+        first = first_query if isinstance(first_query, int) else first_query().to(call.query.device)
+        entries = (call.key_positions >= first).long() if by_side else call.key_positions
+        added = bias(call.layer, 2 if by_side else int(entries.max()) + 1, call.query)
+        acts = call.query_positions >= first
         if scales is not None:
             factor = scales(call.layer).to(call.query)[:, None].where(acts[:, None], 1.0)
             call = replace(call, query=call.query * factor[..., None])
         share = acts.to(added) if first_query else None
-        return call.run_biased(added[:, positions].transpose(0, 1), share)
+        return call.run_biased(added[:, entries].transpose(0, 1), share)
 
-    if is_wired(model) or first_query or scales is not None:
+    if is_wired(model) or first_query or by_side or scales is not None:
         with attending(model, intervention, attend):
             yield
         return

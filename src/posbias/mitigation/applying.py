@@ -15,7 +15,8 @@ from posbias.evaluation.responders.base import Reply, Request
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.responders.running import shared_length, visiting_order
 from posbias.interventions.base import check_model
-from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, PromptMitigation, Spans, inside_methods
+from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, Places, PromptMitigation, Spans, inside_methods
+from posbias.mitigation.question import Question
 from posbias.mitigation.recipe import RECIPE_SUFFIX, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.models.loading import model_in_hand
@@ -36,12 +37,17 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         method: An object, its literal spelling (`"initial_token(gamma=0.5)"`), or the path of a recipe (.json).
         strength: 0 (the model as it is) ... 1; None: as the method says.
         passages: Where the prompt's passages stand, for methods that need them: token spans, or their texts, in order.
+            One list serves all prompts of a batch.
         prompt: The prompt in which these texts stand, as the tokenizer is given it.
+        question: In their place, for methods that act from the question on, the text with which questions begin, such
+            as `"\n\nQuestion:"`: every prompt's is looked for, so that the method can be installed for good; the last
+            one counts, and a prompt without one is left as it is. With token ids alone, not with embeddings.
         tokenizer: The tokenizer of a model of transformers.
 
     Raises:
-        UsageError: an unknown method or a recipe of another model; passages that are not in the prompt; on entry, a
-            method that the model does not allow, or a second one on the same network.
+        UsageError: an unknown method or a recipe of another model; passages that are not in the prompt, or a question
+            for a method that does not act from it on; on entry, a method that the model does not allow, or a second
+            one on the same network.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         *,
         passages: Spans | Sequence[str] = (),
         prompt: str | None = None,
+        question: str | None = None,
         tokenizer: Any = None,
     ) -> None:
         self._own = isinstance(model, HuggingFaceModel)
@@ -61,15 +68,17 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
             raise UsageError(
                 f"{resolved.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
             )
-        self._method, self._passages = resolved, _spans(passages, prompt, self._model.tokenizer)
-        self._open = ExitStack()
+        self._method, self._open = resolved, ExitStack()
+        self._places: Places = _spans(passages, prompt, self._model.tokenizer)
+        if question is not None:
+            self._places = _question(resolved, question, passages, self._model.tokenizer)
 
     def __enter__(self) -> Any:
         model, method = self._model, self._method
         if model.intervention is not None:
             raise UsageError(f"{method}: the model is already under {model.intervention}; one at a time is allowed")
         with ExitStack() as opened:
-            opened.enter_context(method.on(model, self._passages))
+            opened.enter_context(method.on(model, self._places))
             if method.strength > 0:
                 setattr(model.network, INTERVENTION_MARK, str(method))
                 opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
@@ -109,6 +118,18 @@ def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, stre
 def answering_under(method: Method, responder: Responder) -> Responder:
     """A responder that answers under a method; those inside a model need a local one."""
     return method.around(responder) if isinstance(method, PromptMitigation) else _Mitigated(method, responder)
+
+
+def _question(method: Mitigation, text: str, passages: Spans | Sequence[str], tokenizer: Any) -> Question:
+    """The place where questions begin, for a method that asks for no more."""
+    if passages:
+        raise UsageError("mitigated: give passages= or question=, not both")
+    if not (method.needs_passages and method.needs_question):
+        raise UsageError(
+            f"{method.name}: question= is for methods that act from the question on: context_bias, and key_bias and "
+            "positional_channel with from_question"
+        )
+    return Question(text, tokenizer)
 
 
 def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) -> Spans:

@@ -12,6 +12,7 @@ from typing import ClassVar
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Responder
 from posbias.interventions.base import Intervention
+from posbias.mitigation.question import Question
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
 
@@ -19,6 +20,8 @@ MITIGATIONS: Registry["Method"] = Registry("mitigation")
 
 Spans = Sequence[tuple[int, int]]
 """First token and one past the last of every passage of a prompt, in order."""
+Places = Spans | Question
+"""The same, or where the question begins."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Mitigation(Intervention):
 
     ingredient: ClassVar[str] = "attention"
     needs_passages: ClassVar[bool] = False
-    """Whether it has to know where the passages of a prompt begin and end; then it serves one prompt at a time."""
+    """Whether it has to know where the passages of a prompt begin and end; one list serves all prompts of a batch."""
+    needs_question: ClassVar[bool] = False
+    """Whether all that it has to know of them is where the question begins; then it takes a `Question`, too."""
     grid: ClassVar[Mapping[str, Sequence[float]]] = {}
     """Candidates for its parameters, from which `fit` chooses on calibration samples."""
 
@@ -62,14 +67,14 @@ class Mitigation(Intervention):
         return self.on(model, ())
 
     @contextmanager
-    def on(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+    def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """As `apply` at any strength: at 0 nothing is changed."""
         if self.needs_passages and not passages:
             raise UsageError(f"{self.name} needs the passages of the prompt: passages=[(first token, one past last)]")
         if self.strength == 0:
             yield
             return
-        with self.apply(model, passages):
+        with self.apply(model, passages):  # type: ignore[arg-type] # methods that take a question say so
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:

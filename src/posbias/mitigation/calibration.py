@@ -34,8 +34,7 @@ def contents(examples: Sequence[Example]) -> set[str]:
     in whatever order, and beside its own passage, where that is long enough to be nobody else's."""
     found = set()
     for one in examples:
-        text = one.prompt if isinstance(one.prompt, str) else one.prompt[-1]["content"]
-        passages = [text[begin:end].strip() for begin, end in one.passages] or [text]
+        passages = [one.text[begin:end].strip() for begin, end in one.passages] or [one.text]
         own = "" if one.gold_position is None or not one.passages else passages[one.gold_position]
         for held in (sorted(passages), [own] if len(own) >= DISTINCT else []):
             if held:

@@ -7,7 +7,7 @@ others; so earlier tokens' changed keys are there when a later query asks, whate
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,8 +17,8 @@ from posbias.checks import check_number, check_whole
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
-from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.passages import in_one_place
+from posbias.mitigation.base import MITIGATIONS, Mitigation, Places, Spans
+from posbias.mitigation.passages import question_begins
 from posbias.models.families.base import Block
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -39,6 +39,8 @@ class PositionalChannel(Mitigation):
 
     Source: arXiv 2406.02536 and its released code, PositionalHidden/PositionalHidden.
     """
+
+    needs_question: ClassVar[bool] = True
 
     channel: int
     """Of the hidden state, 0 ... width - 1; `fit_channel` finds one."""
@@ -79,14 +81,13 @@ class PositionalChannel(Mitigation):
         return range(first, last + 1)
 
     @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Make queries and keys twice, and attend with the changed ones where a query predicts."""
         blocks = model.family.blocks(model.network)
         layers = self.layers(len(blocks))
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
         factor = 1 + self.strength * (self.factor - 1)
-        begins = passages[-1][1] if self.from_question else None
         asked = _Asked()
 
         def attend(call: AttentionCall) -> Attended:
@@ -94,12 +95,12 @@ class PositionalChannel(Mitigation):
                 return call.run()
             query, changed_query = call.query.chunk(2, 1)
             key, changed_key = call.key.chunk(2, 1)
-            rows = asked.rows(query.shape[2])[None] if begins is None else call.query_positions >= begins
+            rows = call.query_positions >= begins() if self.from_question else asked.rows(query.shape[2])[None]
             return _where(rows.to(query.device), call, (query, key), (changed_query, changed_key))
 
         twice = _twice(self.channel, factor)
         reading = model.network.register_forward_pre_hook(asked.read, with_kwargs=True)
-        with hooked([reading]), in_one_place(model, self, passages), attending(model, self, attend):
+        with hooked([reading]), question_begins(model, self, passages) as begins, attending(model, self, attend):
             made = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in made):
                 yield

@@ -32,7 +32,7 @@ from posbias.mitigation.calibration import best_of, check_samples, contents
 from posbias.mitigation.channel import PositionalChannel
 from posbias.mitigation.channel_search import ChannelOptions, fit_channel
 from posbias.mitigation.checkpoint import Checkpoint
-from posbias.mitigation.key_bias import ContextBias, KeyBiasMethod, before
+from posbias.mitigation.key_bias import BEFORE, ContextBias, KeyBiasMethod
 from posbias.mitigation.recipe import read_recipe, samples_of_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
@@ -348,13 +348,20 @@ class _Values:
             return self.free[layer if len(self.free) > 1 else 0].expand(self.heads, -1)
 
         def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
-            basis = self._basis(n_positions) if self.options.knots else before(begins, n_positions)[:, None]
+            basis = self._basis(n_positions) if self.options.knots else BEFORE[:, None]
             return of_layer(layer)[:, : basis.shape[1]] @ basis.T
 
         def scales(layer: int) -> Float[Tensor, "heads"]:
             return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
 
-        return biased(model, "fit", logits, first_query=begins, scales=scales if self.options.scales else None)
+        return biased(
+            model,
+            "fit",
+            logits,
+            first_query=begins,
+            scales=scales if self.options.scales else None,
+            by_side=not self.options.knots,
+        )
 
     def _basis(self, n_positions: int) -> Float[Tensor, "n knots"]:
         if n_positions not in self._bases:

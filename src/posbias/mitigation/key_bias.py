@@ -12,12 +12,14 @@ from jaxtyping import Float
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.keys import KeyBiased, biased
-from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.passages import in_one_place
+from posbias.mitigation.base import MITIGATIONS, Mitigation, Places, Spans
+from posbias.mitigation.passages import question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
 Table = tuple[tuple[float, ...], ...]
 """Numbers by layer and head."""
+BEFORE = torch.tensor([1.0, 0.0], dtype=torch.float64)
+"""What a bias of the context is for the keys before the question, and for those from it on."""
 
 
 @MITIGATIONS.register("key_bias")
@@ -28,6 +30,8 @@ class KeyBiasMethod(Mitigation):
     As fitted by `fit` (`mitigation/fitting.py`): splines of ln(1 + j), a few numbers per head, which are defined at
     every length. Everything that `key_biased` takes is allowed, such as a design's gamma keys.
     """
+
+    needs_question: ClassVar[bool] = True
 
     biases: str | Sequence[str]
     """A key encoding for all layers, or one for each, layer 0 nearest the input: `"gamma_key(alpha=1.5)"`."""
@@ -48,19 +52,21 @@ class KeyBiasMethod(Mitigation):
         return self.from_question
 
     @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b_j in every attention module."""
         heads, depth = model.family.heads(model.config), model.family.depth(model.config)
         layers = KeyBiased(self.biases).layers(depth)
         for bias in layers:
             bias.check_heads(heads)
-        begins = passages[-1][1] if self.from_question else 0
 
         def logits(layer: int, n_positions: int) -> torch.Tensor:
             return torch.tensor(self.strength * layers[layer].key_logits(n_positions, heads))
 
         scales = _factors(self, self.scales, depth, heads)
-        with in_one_place(model, self, passages), biased(model, self, logits, first_query=begins, scales=scales):
+        with (
+            question_begins(model, self, passages) as begins,
+            biased(model, self, logits, first_query=begins if self.from_question else 0, scales=scales),
+        ):
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -80,6 +86,7 @@ class ContextBias(Mitigation):
     """
 
     needs_passages: ClassVar[bool] = True
+    needs_question: ClassVar[bool] = True
 
     values: Sequence[Sequence[float]]
     """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
@@ -92,17 +99,17 @@ class ContextBias(Mitigation):
         object.__setattr__(self, "scales", _checked_scales(self.name, self.scales))
 
     @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
         heads, depth = model.family.heads(model.config), model.family.depth(model.config)
         _check_shape(self.name, self.values, depth, heads)
-        table, begins = self.strength * torch.tensor(self.values, dtype=torch.float64), passages[-1][1]
-
-        def logits(layer: int, n_positions: int) -> torch.Tensor:
-            return table[layer][:, None] * before(begins, n_positions)
+        table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
 
         scales = _factors(self, self.scales, depth, heads)
-        with in_one_place(model, self, passages), biased(model, self, logits, first_query=begins, scales=scales):
+        with (
+            question_begins(model, self, passages) as begins,
+            biased(model, self, lambda layer, _: table[layer], first_query=begins, scales=scales, by_side=True),
+        ):
             yield
 
 
@@ -141,11 +148,6 @@ def _by_head(method: str, name: str, given: Sequence[Sequence[float]]) -> Table:
     if not finite:
         raise UsageError(f"{method}: {name} must be numbers, [layer][head], got {str(given)[:60]}")
     return table
-
-
-def before(begins: int, n_positions: int) -> Float[torch.Tensor, "n"]:
-    """1 for keys before the question, 0 for those from it on."""
-    return (torch.arange(n_positions) < begins).double()
 
 
 @MITIGATIONS.register("initial_token")

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from posbias.checks import check_number, check_whole
 from posbias.errors import UsageError
-from posbias.interventions.attention import CACHES, Attended, AttentionCall, attending
+from posbias.interventions.attention import Attended, AttentionCall, attending, cached_length, padded_slots, told
 from posbias.interventions.base import hooked
-from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
+from posbias.interventions.keys import Begins
+from posbias.mitigation.base import MITIGATIONS, Mitigation, Places, Spans
+from posbias.mitigation.question import Question
 from posbias.models.hugging_face import HuggingFaceModel
 
 HIDDEN = -1e4
@@ -160,13 +162,11 @@ class _Beside:
         """A hook on the whole network: run the same tokens beside it."""
         if self.running:
             return
-        ids: Any = named.get("input_ids", given[0] if given else None)
-        entering = named.get("inputs_embeds")
-        new: Tensor = self.model.embed(ids) if entering is None else entering
-        cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
-        past = 0 if cache is None else int(cache.get_seq_length())
-        shown = named.get("attention_mask")
-        if len(new) != 1 or (isinstance(shown, Tensor) and shown.ndim == 2 and not bool(shown.all())):
+        arguments = told(network, given, named)
+        entering = arguments.get("inputs_embeds")
+        new: Tensor = self.model.embed(arguments["input_ids"]) if entering is None else entering
+        past = cached_length(arguments)
+        if len(new) != 1 or padded_slots(arguments) is not None:
             raise UsageError(f"attention_calibration: one prompt at a time without padding is allowed, got {len(new)}")
         held = 0 if self._read is None else self._read.shape[1]
         if past > held:
@@ -238,9 +238,10 @@ def in_one_place(model: HuggingFaceModel, method: Mitigation, passages: Spans) -
         return
     end = passages[-1][1]
 
-    def check(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        entering, shown = named.get("inputs_embeds"), named.get("attention_mask")
-        read: Any = named.get("input_ids", given[0] if given else None) if entering is None else entering
+    def check(network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        arguments = told(network, given, named)
+        entering, shown = arguments.get("inputs_embeds"), arguments.get("attention_mask")
+        read: Any = arguments.get("input_ids") if entering is None else entering
         if not isinstance(shown, Tensor) or shown.shape != read.shape[:2]:  # no padding, or what goes on from a cache
             return
         lengths = shown.sum(-1)
@@ -257,6 +258,18 @@ def in_one_place(model: HuggingFaceModel, method: Mitigation, passages: Spans) -
 
     with hooked([model.network.register_forward_pre_hook(check, with_kwargs=True)]):
         yield
+
+
+@contextmanager
+def question_begins(model: HuggingFaceModel, method: Mitigation, passages: Places) -> Iterator[Begins]:
+    """Within the context, where the question begins in the prompts that are read: behind the last passage, or found."""
+    if isinstance(passages, Question):
+        with hooked([model.network.register_forward_pre_hook(passages.read, with_kwargs=True)]):
+            yield passages.begins
+        return
+    begins = torch.tensor([[passages[-1][1] if method.needs_passages else 0]], device=model.device)
+    with in_one_place(model, method, passages):
+        yield lambda: begins
 
 
 def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:

@@ -25,11 +25,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(NAME)
 tokenizer = AutoTokenizer.from_pretrained(NAME)
-pb.mitigated(model, {recipe!r}).install()  # until it is removed; no weight is touched
+pb.mitigated(model, {recipe!r}{told}).install()  # until it is removed; no weight is touched
 tokens = tokenizer(PROMPT, return_tensors="pt")
 print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
 """
-"""For users of transformers."""
+"""For users of transformers; `told`: what else the method has to know."""
+QUESTION_TOLD = ", question={question!r}, tokenizer=tokenizer"
+"""Of a method that acts from the question on."""
 PASSAGES_SNIPPET = """\
 import posbias as pb
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -40,7 +42,7 @@ tokens = tokenizer(PROMPT, return_tensors="pt")  # the texts PASSAGES stand in i
 with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):  # no weight is touched
     print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
 """
-"""The same for methods that are told where the passages of the prompt stand."""
+"""For methods that are told where the passages of each prompt stand."""
 
 
 def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:

@@ -46,6 +46,7 @@ from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge,
 from posbias.mitigation.named_files import check_files, contents_sha256
 from posbias.mitigation.ordinary_text import ORDINARY_TEXT, texts_of, windows_of
 from posbias.mitigation.preflight import announce_arms, short_options
+from posbias.mitigation.question import question_text
 from posbias.mitigation.recipe import write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.working import answers_of, work_of
@@ -108,7 +109,7 @@ def mitigate(
     found = _answers(task, arms, test, options, directory, cost=cost, store=store)
     texts, not_judged = texts_of(arms, text, store)
     short, not_short = _short_forms(task, arms, options, directory)
-    record = _record(task, options, arms, found, texts, short)
+    record = _record(task, options, arms, test, found, texts, short)
     peaks = peaks_of(arms, requests_of(test, task, options.test), store)
     for effort, peak in zip(record.scalars["effort"], peaks, strict=True):
         effort["peak_bytes"] = peak
@@ -276,6 +277,7 @@ def _record(
     task: LanguageTask,
     options: MitigateOptions,
     arms: Sequence[Arm],
+    test: Sequence[Sample],
     found: Sequence[Record],
     texts: Sequence[Float64[np.ndarray, "documents"] | None],
     short: Mapping[str, Sequence[Record | None]],
@@ -310,6 +312,7 @@ def _record(
         "text": options.text,
         "methods": {arm.name: str(arm.method)[:200] for arm in arms[1:]},
         "needing_passages": [arm.name for arm in arms[1:] if getattr(arm.method, "needs_passages", False)],
+        "question": question_text([example for sample in test for example in sample.examples]),
         "responder": described,
         "recipes": {arm.name: arm.path for arm in arms if arm.path},
         "directories": {arm.name: f"{ARMS}/{arm.slug}" for arm in arms},

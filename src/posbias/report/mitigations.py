@@ -4,6 +4,7 @@ Everything comes from the record (layout: posbias/mitigation/run.py).
 """
 
 from collections.abc import Mapping, Sequence
+from inspect import getdoc
 from typing import Any
 
 from posbias.comparison import UNITS_FOR_CLAIM
@@ -13,7 +14,7 @@ from posbias.mitigation.arms import UNCHANGED
 from posbias.mitigation.base import MITIGATIONS, Mitigation
 from posbias.mitigation.endpoints import JUDGED, change_text
 from posbias.mitigation.influence import OVER_POSITIONS
-from posbias.mitigation.recipe import PASSAGES_SNIPPET, SNIPPET
+from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET
 from posbias.records import Record
 from posbias.report.behaviour import MEASURES
 from posbias.report.layout import title_of
@@ -62,7 +63,7 @@ def mitigation_report(record: Record) -> Report:
             "Why each verdict": [_reason_table(found)],
             "Every number": [_change_table(found), _effect_table(found), _level_table(found), _effort_table(record)],
             **_influence_tables(record),
-            **_snippet(record),
+            **_use(record),
         },
         left_out=record.scalars["left_out"],
         record=record,
@@ -203,18 +204,25 @@ def _seconds(record: Record, number: int) -> str:
     return number_text(effort["seconds"] / effort["requests"] if effort["requests"] else None)
 
 
-def _snippet(record: Record) -> dict[str, list[Table]]:
-    """How the recommended method is put on a model of transformers, where it acts inside one."""
+def _use(record: Record) -> dict[str, list[Table]]:
+    """How the recommended method is put on a model of transformers, or what it makes of prompts."""
     name = record.scalars["judgement"]["recommended"]
-    kind = record.resolved["methods"].get(name, "").partition("(")[0]
-    if kind not in MITIGATIONS or not issubclass(MITIGATIONS[kind], Mitigation):
+    spelled = record.resolved["methods"].get(name, "")
+    kind = spelled.partition("(")[0]
+    if kind not in MITIGATIONS:
         return {}
-    told = name in record.resolved.get("needing_passages", ()) or MITIGATIONS[kind].needs_passages is True
-    snippet = PASSAGES_SNIPPET if told else SNIPPET
+    if not issubclass(MITIGATIONS[kind], Mitigation):
+        summary = " ".join((getdoc(MITIGATIONS[kind]) or "").partition("\n\n")[0].split())
+        return {"Use it in your prompts": [Table(spelled, ["What is asked"], [[summary]], prose=True)]}
+    by_passages = name in record.resolved.get("needing_passages", ()) or MITIGATIONS[kind].needs_passages is True
+    question = record.resolved.get("question")
+    by_question = by_passages and question is not None and MITIGATIONS[kind].needs_question
+    snippet = PASSAGES_SNIPPET if by_passages and not by_question else SNIPPET
+    told = QUESTION_TOLD.format(question=question) if by_question else ""
     fitted = name in record.scalars.get("fits", {})
     given = record.resolved.get("recipes", {}).get(name, name)
     method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else given
-    lines = snippet.format(recipe=method).splitlines()
+    lines = snippet.format(recipe=method, told=told).splitlines()
     return {"Use it with transformers": [Table(f"{name} on a model of transformers", ["Python"], [[x] for x in lines])]}
 
 

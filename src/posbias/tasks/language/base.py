@@ -66,6 +66,11 @@ class Example:
     holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that
     passages can change places. Empty where the prompt lists none, as a needle in running text."""
 
+    @property
+    def text(self) -> str:
+        """The prompt, of a conversation its last message: where the passages stand."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+
 
 @dataclass(frozen=True)
 class Draft:
