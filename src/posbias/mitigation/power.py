@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 
 from posbias.evaluation.curve import AGREEMENT, Scores, is_binary
 from posbias.mitigation.endpoints import ALPHA, MEAN, WORST
@@ -29,6 +29,10 @@ PRECISION = 0.01
 """Part of a rise to which it is searched, upwards; the scatter over runs is larger."""
 DOUBLINGS = 60
 """Of the first guess, where scores have no upper limit."""
+VALUES_AT_ONCE = 1_000_000
+"""Scores of all draws that are judged at a time, which bounds memory."""
+TABLED = 500
+"""Samples below which p-values are tabled by counts."""
 CANCELLED = 1e-13
 """Part of a sum of squares below which a difference of such sums is rounding."""
 
@@ -36,6 +40,7 @@ Drawn = Float64[np.ndarray, "n_samples draws n_positions"]
 Curve = Float64[np.ndarray, "n_positions"]
 PerDraw = Float64[np.ndarray, "draws"]
 Numbers = Float64[np.ndarray, "*values"]
+Counts = Int64[np.ndarray, "*values"]
 Square = Float64[np.ndarray, "n_positions n_positions"]
 Pairs = Float64[np.ndarray, "draws n_positions n_positions"]
 
@@ -76,19 +81,29 @@ def detectable_rises(before: Scores, after: Scores, sought: Sought) -> dict[str,
     binary = is_binary(before) and is_binary(after)
     luck = generator.random((*rows.shape, before.shape[1])) if binary else None
     old, most = before.mean(axis=0), sought.limits[1]
-    drawn = _Draws(before[rows], after[rows], luck, old, after.mean(axis=0), sought)
+    seen = after.mean(axis=0)
+    parts = np.array_split(np.arange(sought.draws), -(-rows.size * before.shape[1] // VALUES_AT_ONCE))
+    drawn = [
+        _Draws(before[rows[:, part]], after[rows[:, part]], None if luck is None else luck[:, part], old, seen, sought)
+        for part in parts
+        if len(part)
+    ]
+
+    def power(target: Curve, endpoint: str) -> float:
+        return float(np.concatenate([part.found(target, endpoint) for part in drawn]).mean())
+
     missing = most - old if np.isfinite(most) else np.ones_like(old)
 
     def mean(rise: float) -> float:
-        return drawn.power(old + rise * missing / missing.mean(), MEAN)
+        return power(old + rise * missing / missing.mean(), MEAN)
 
     def worst(rise: float) -> float:
-        return drawn.power(np.full_like(old, old.min() + rise), WORST)
+        return power(np.full_like(old, old.min() + rise), WORST)
 
     differ = np.abs(after - before)
     guess = float(differ.mean() + differ.std()) + sought.smallest
     ranges = {MEAN: (mean, float(most - old.mean())), WORST: (worst, float(most - old.min()))}
-    return {name: _smallest(power, room, sought.needed, guess) for name, (power, room) in ranges.items()}
+    return {name: _smallest(asked, room, sought.needed, guess) for name, (asked, room) in ranges.items()}
 
 
 def _smallest(power: Callable[[float], float], room: float, needed: float, guess: float) -> float:
@@ -110,7 +125,7 @@ def _smallest(power: Callable[[float], float], room: float, needed: float, guess
 
 @dataclass(frozen=True, eq=False)
 class _Draws:
-    """The samples, drawn again."""
+    """The samples, drawn again, or some of these draws."""
 
     before: Drawn
     after: Drawn
@@ -122,8 +137,8 @@ class _Draws:
     """With the method."""
     sought: Sought
 
-    def power(self, target: Curve, endpoint: str) -> float:
-        """Share of draws in which the endpoint's rise is found where the target is the method's curve."""
+    def found(self, target: Curve, endpoint: str) -> Bool[np.ndarray, "draws"]:
+        """In which draws the endpoint's rise is found where the target is the method's curve."""
         after, binary, tests = self.moved(target), self.luck is not None, self.sought.tests
         aim = target[:, None] - self.old
         rise, p = _RISES[endpoint](after, self.before, aim, binary)
@@ -132,7 +147,7 @@ class _Draws:
         if second.any():  # Holm's second step: established where the other endpoint is
             other = _RISES[WORST if endpoint == MEAN else MEAN]
             found[second] = other(after[:, second], self.before[:, second], aim, binary)[1] * tests < ALPHA
-        return float((found & (rise >= self.sought.smallest)).mean())
+        return np.asarray(found & (rise >= self.sought.smallest))
 
     def moved(self, target: Curve) -> Drawn:
         """Scores with the method, moved until their means over the samples are the target."""
@@ -219,16 +234,20 @@ def _p_of_shares(after: Drawn, before: Drawn, alpha: float) -> Pairs:
     """Of every position after against every one before: the p-values of `paired_shares`."""
     both = np.rint(after.transpose(1, 2, 0) @ before.transpose(1, 0, 2)).astype(np.int64)
     right = [np.rint(answers.sum(axis=0)).astype(np.int64) for answers in (after, before)]
-    p: Pairs = _p_by_counts(len(after), alpha)[right[0][:, :, None] - both, right[1][:, None] - both]
-    return p
+    gained, lost = right[0][:, :, None] - both, right[1][:, None] - both
+    return _p_by_counts(len(after), alpha)[gained, lost] if len(after) < TABLED else _p_of_counts(gained, lost, alpha)
 
 
 @lru_cache(maxsize=16)
 def _p_by_counts(count: int, alpha: float) -> Float64[np.ndarray, "gained lost"]:
+    """`_p_of_counts` of all that so many samples can have, since draws have the same ones again and again."""
+    return _p_of_counts(*np.meshgrid(np.arange(count + 1), np.arange(count + 1), indexing="ij"), alpha)
+
+
+def _p_of_counts(gained: Counts, lost: Counts, alpha: float) -> Numbers:
     """By samples gained and lost: McNemar's exact test, at least alpha where Tango's interval holds 0."""
     from scipy.special import bdtr, ndtri
 
-    gained, lost = np.meshgrid(np.arange(count + 1), np.arange(count + 1), indexing="ij")
     p = np.minimum(1.0, 2 * bdtr(np.minimum(gained, lost), gained + lost, 0.5))
     rejects = np.abs(gained - lost) > -ndtri(alpha / 2) * np.sqrt(gained + lost)
     return np.asarray(np.where(rejects, p, np.maximum(p, alpha)))
