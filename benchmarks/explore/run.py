@@ -19,6 +19,7 @@ CASES = {
     "window 512": "{ slopes: [0], reach: 512 }",
     "ALiBi, 32 heads": "{ slopes: alibiSlopes(32) }",
     "ALiBi, 32 heads, window 512": "{ slopes: alibiSlopes(32), reach: 512 }",
+    "ALiBi, 128 heads in 128 layers": "{ mixing: Array(128).fill(0.1), slopes: alibiSlopes(128) }",
     "key bias of a drawn target": '{ target: { values: [0, 1, 0], axis: "position", last: null } }',
 }
 SCRIPT = """

@@ -4,6 +4,7 @@
 // non-negative terms only, so that tiny values keep their relative accuracy. Numbers are those of the Python library.
 
 const TINY = 1e-290; // sums below it count as zero: denormal numbers are slow, and a decaying one never ends
+const STRIDE = 32; // steps of a recurrence after which it is seen whether its sum has become tiny
 const SETTLED = 40; // nats after which a geometric sum no longer changes
 const MOST_NATS = 600;
 const MOST_ALPHA = 1e12;
@@ -57,7 +58,6 @@ class LinearHeads {
       return { slope, rate: Math.exp(-slope), weight, settled: Math.min(settled, n), rows };
     });
     this.kept = this.heads.reduce((sum, { rows }) => sum + rows + (this.reach < n ? this.reach : 0), 0) < MOST_KEPT;
-    this.scaled = new Float64Array(n);
   }
 
   /** weight / normaliser of the first rows, of which the last stands for the rest; powers of the rate in a window. */
@@ -80,46 +80,107 @@ class LinearHeads {
 
   /** out = row A, the mean over heads. */
   pull(row, out) {
-    const { n, reach, scaled } = this;
+    const { n, reach, heads } = this;
     out.fill(0);
-    for (const head of this.heads) {
-      const { inverse, powers } = this.tables(head);
-      const last = inverse.length - 1;
-      for (let i = 0; i < last; i++) scaled[i] = row[i] * inverse[i];
-      for (let i = last, rest = inverse[last]; i < n; i++) scaled[i] = row[i] * rest;
+    for (let first = 0; first < heads.length; ) {
+      const width = first + 4 <= heads.length ? 4 : 1;
+      const some = heads.slice(first, first + width).map((head) => ({ ...this.tables(head), rate: head.rate }));
+      const [own, next] = width === 4 ? [addFour, addFourNext] : [addOne, addOneNext];
       for (let start = reach * Math.floor((n - 1) / reach); start >= 0; start -= reach) {
-        addBlock(scaled, out, { rate: head.rate, powers }, start, Math.min(start + reach, n));
+        const end = Math.min(start + reach, n);
+        own(row, out, some, start, end);
+        if (end < n) next(row, out, some, start, end);
       }
-      addForward(scaled, out, head.rate, this.prefix);
+      if (this.prefix > 1) for (const head of some) addForward(row, out, head, this.prefix);
+      first += width;
     }
   }
 }
 
 /**
- * out_j += sum over d < reach of rate^d scaled_(j+d), for one block of j as long as the reach (or the last, shorter).
- *
- * What lies in the block by recurrence, in the next by a running sum: nothing that leaves a window is subtracted.
+ * out_j += sum over i = j ... end - 1 of rate^(i-j) inverse_i row_i, for j from start on: what lies in one block as long
+ * as a window's reach (or all there is).
  */
-function addBlock(scaled, out, { rate, powers }, start, end) {
+function addOne(row, out, [{ inverse, rate }], start, end) {
+  const [settled, rest] = [inverse.length - 1, inverse[inverse.length - 1]];
   let sum = 0;
-  for (let j = end - 1; j >= start; j--) {
-    sum = rate * sum + scaled[j];
+  for (let done = end; done > start; ) {
+    const first = Math.max(done > settled ? Math.max(settled, start) : start, done - STRIDE);
     if (sum < TINY) sum = 0;
-    out[j] += sum;
+    if (first >= settled) for (let j = done - 1; j >= first; j--) out[j] += sum = rate * sum + rest * row[j];
+    else for (let j = done - 1; j >= first; j--) out[j] += sum = rate * sum + inverse[j] * row[j];
+    done = first;
   }
-  sum = 0;
-  const n = scaled.length;
-  for (let j = start + 1, i = end; j < end && end < n; j++, i++) {
-    if (i < n) sum += powers[i - end] * scaled[i];
+}
+
+/** The same of four heads at once, since a recurrence waits for its own last step. */
+function addFour(row, out, [{ inverse: a, rate: rateA }, { inverse: b, rate: rateB }, ...others], start, end) {
+  const [{ inverse: c, rate: rateC }, { inverse: d, rate: rateD }] = others;
+  const [endA, endB, endC, endD] = [a.length - 1, b.length - 1, c.length - 1, d.length - 1];
+  const [restA, restB, restC, restD] = [a[endA], b[endB], c[endC], d[endD]];
+  const settled = Math.max(endA, endB, endC, endD);
+  let [sumA, sumB, sumC, sumD] = [0, 0, 0, 0];
+  for (let done = end; done > start; ) {
+    const first = Math.max(done > settled ? Math.max(settled, start) : start, done - STRIDE);
+    if (sumA < TINY) sumA = 0;
+    if (sumB < TINY) sumB = 0;
+    if (sumC < TINY) sumC = 0;
+    if (sumD < TINY) sumD = 0;
+    if (first >= settled) {
+      for (let j = done - 1; j >= first; j--) {
+        sumA = rateA * sumA + restA * row[j];
+        sumB = rateB * sumB + restB * row[j];
+        sumC = rateC * sumC + restC * row[j];
+        sumD = rateD * sumD + restD * row[j];
+        out[j] += sumA + sumB + (sumC + sumD);
+      }
+    } else {
+      for (let j = done - 1; j >= first; j--) {
+        sumA = rateA * sumA + (j < endA ? a[j] : restA) * row[j];
+        sumB = rateB * sumB + (j < endB ? b[j] : restB) * row[j];
+        sumC = rateC * sumC + (j < endC ? c[j] : restC) * row[j];
+        sumD = rateD * sumD + (j < endD ? d[j] : restD) * row[j];
+        out[j] += sumA + sumB + (sumC + sumD);
+      }
+    }
+    done = first;
+  }
+}
+
+/** What the same positions see of the next block, as far as the window reaches: a running sum, nothing is subtracted. */
+function addOneNext(row, out, [{ inverse, powers }], start, end) {
+  const [settled, rest, n] = [inverse.length - 1, inverse[inverse.length - 1], row.length];
+  for (let j = start + 1, i = end, sum = 0; j < end; j++, i++) {
+    if (i < n) sum += powers[i - end] * ((i < settled ? inverse[i] : rest) * row[i]);
     out[j] += powers[end - j] * sum;
   }
 }
 
-/** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i) scaled_i. */
-function addForward(scaled, out, rate, prefix) {
+/** The same of four heads at once. */
+function addFourNext(row, out, four, start, end) {
+  const [a, b, c, d] = four.map(({ inverse }) => inverse);
+  const [p, q, r, s] = four.map(({ powers }) => powers);
+  const [endA, endB, endC, endD] = [a.length - 1, b.length - 1, c.length - 1, d.length - 1];
+  const [restA, restB, restC, restD] = [a[endA], b[endB], c[endC], d[endD]];
+  let [sumA, sumB, sumC, sumD] = [0, 0, 0, 0];
+  const reached = Math.min(row.length - end, end - start - 1);
+  for (let k = 0, i = end, back = end - start - 1; back > 0; k++, i++, back--) {
+    if (k < reached) {
+      sumA += p[k] * ((i < endA ? a[i] : restA) * row[i]);
+      sumB += q[k] * ((i < endB ? b[i] : restB) * row[i]);
+      sumC += r[k] * ((i < endC ? c[i] : restC) * row[i]);
+      sumD += s[k] * ((i < endD ? d[i] : restD) * row[i]);
+    }
+    out[end - back] += p[back] * sumA + q[back] * sumB + (r[back] * sumC + s[back] * sumD);
+  }
+}
+
+/** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i)
+ * inverse_i row_i. */
+function addForward(row, out, { inverse, rate }, prefix) {
   let sum = 0;
   for (let j = 1; j < prefix; j++) {
-    sum = rate * (sum + scaled[j - 1]);
+    sum = rate * (sum + inverse[j - 1] * row[j - 1]);
     if (sum < TINY) sum = 0;
     out[j] += sum;
   }
