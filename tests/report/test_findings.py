@@ -201,7 +201,7 @@ def test_the_middle_is_lost_only_where_both_intervals_say_so(ends: tuple[Interva
     said = verdict_of(view(summary={"first_over_middle": first, "last_over_middle": last}))
     assert len(said) == 3
     assert said[0].startswith(LEADS[ends])
-    assert "10 % [8, 12] of the influence on the output, an even share 10 %" in said[0]
+    assert "10 % [8, 12] of the influence on the output (an even share is 10 %)" in said[0]
     few = verdict_of(view(summary={"first_over_middle": first, "last_over_middle": last}, count=5))
     assert few[0].startswith("By influence, whether it loses the middle is not decided: ")
     assert "with 5 independent prompts or seeds no claim is made" in few[0]
@@ -220,14 +220,14 @@ def leaning(share: float, spread: float) -> RunView:
 
 def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
     said = verdict_of(leaning(0.08, 0.1))
-    assert said[1].startswith("It favours the end of the context, by 8 points [")
+    assert said[1].startswith("It favours the end of the context, by 8 percentage points [")
     assert "put what matters near the end" in said[2]
     turned = leaning(0.08, 0.1)
     rows = turned.subjects[0].measured["jacobian"].per_prompt
     assert rows is not None
     measured = MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
     turned = replace(turned, subjects=(replace(turned.subjects[0], measured={"jacobian": measured}),))
-    assert verdict_of(turned)[1].startswith("It favours the beginning of the context, by 8 points [")
+    assert verdict_of(turned)[1].startswith("It favours the beginning of the context, by 8 percentage points [")
     noisy = verdict_of(leaning(0.002, 30.0))
     assert noisy[1].startswith("Which end of the context it favours is not decided: ")
     assert "put what matters" not in noisy[2]
@@ -235,8 +235,8 @@ def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
 
 def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
     shown = verdict_of(view(prompts=distances(Interval(-0.05, -0.06, -0.04))))[2]
-    assert "The published residual rollout is nearest to the profile " in shown
-    assert "(distance W1 0.050 [0.040, 0.060]; of a flat line 0." in shown
+    assert "the published residual rollout is nearest to the profile " in shown
+    assert "(distance W1 0.050 [0.040, 0.060], a flat line's 0." in shown
     for open_question in (Interval(-0.05, -0.1, 0.0), Interval(0.05, 0.04, 0.06)):
         assert "No theory is shown to be nearer to the profile" in verdict_of(view(prompts=distances(open_question)))[2]
 
@@ -252,8 +252,10 @@ def test_the_verdict_says_which_end_random_weights_favour() -> None:
         second = replace(first, name="initialised", measured={"jacobian": measured})
         return verdict_of(replace(trained, subjects=(first, second)))[1]
 
-    assert "; before training, with random weights, it favoured the end, too, by 8 points [" in beside(start)
-    assert "; before training, with random weights, it favoured the beginning by 8 points [" in beside(turned)
+    assert "; before training, with random weights, it favoured the end, too, by 8 percentage points [" in beside(start)
+    assert "; before training, with random weights, it favoured the beginning by 8 percentage points [" in beside(
+        turned
+    )
     noise = leaning(0.002, 30.0).subjects[0].measured["jacobian"]
     assert "before training" not in beside(noise)
 
@@ -263,4 +265,4 @@ def test_an_audit_answers_in_three_sentences(audit_record: Build) -> None:
     leads = [each.partition(":")[0] for each in said]
     assert leads[::2] == ["Yes, by influence it loses the middle", "What can be done"]
     assert leads[1].startswith("It favours the beginning of the context, by ")
-    assert "The power rollout, which reads the model's own attention, is nearest to the profile" in said[2]
+    assert "the power rollout, given the model's own attention and derivatives on these texts, is nearest" in said[2]

@@ -31,7 +31,7 @@ class Verdicts:
 
     @property
     def findings(self) -> list[str]:
-        """What the intervals allow to say."""
+        """What the intervals support."""
         first = self.first_pick
         if not first.known:
             return ["there are no verdicts in both orders, so nothing can be said of the slot"]

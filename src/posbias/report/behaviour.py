@@ -160,7 +160,7 @@ def tables_of(record: Record) -> list[Table]:
 
 
 def statements_of(record: Record) -> list[str]:
-    """What the intervals allow to say, sentence by sentence."""
+    """What the intervals support, sentence by sentence."""
     found = [
         f"{label(MEASURES, name)}: {finding}."
         for name, curve in record.scalars["curves"].items()

@@ -87,7 +87,7 @@ def tables(record: Record) -> list[Table]:
 
 
 def statements(record: Record) -> list[str]:
-    """What the intervals and permutations allow to say, sentence by sentence."""
+    """What the intervals and permutations support, sentence by sentence."""
     pooled, n_groups = record.scalars["pooled"], len(record.scalars["groups"])
     found = []
     for measure in tied_measures(pooled):

@@ -92,7 +92,7 @@ def tables_of(record: Record) -> list[Table]:
 
 
 def statements_of(record: Record) -> list[str]:
-    """What the intervals allow to say, sentence by sentence."""
+    """What the intervals support, sentence by sentence."""
     count = record.scalars["count"]
     if count < UNITS_FOR_CLAIM:
         return [f"{count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]

@@ -89,7 +89,7 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
     n_units = subject.measured[kind].n_independent
     ends = summary["first_over_middle"], summary["last_over_middle"]
     share, tokens = _percent(summary["middle_tenth"]), subject.n_positions
-    numbers = f"the middle tenth of {tokens} tokens has {share} of the influence on the output, an even share 10 %"
+    numbers = f"the middle tenth of {tokens} tokens has {share} of the influence on the output (an even share is 10 %)"
     undecided = f"By influence, whether {about} loses the middle is not decided"
     if n_units < UNITS_FOR_CLAIM:
         return f"{undecided}: {numbers}, and {_too_few(n_units).text}"
@@ -99,9 +99,15 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
         lead = f"Yes, by influence {about} loses the middle"
     elif -1 in signs:
         lead = f"No, by influence the middle is not where {about} has least"
-    beginning = summary["first_tenth"]
-    if signs == [1, 1] and beginning.low <= FLAT_TENTH <= beginning.high:
-        said = f"{said.removesuffix('.')}, whose beginning is not shown to exceed an even share."
+    if signs == [1, 1]:
+        more = [end.text(_digits(end.value), scale=PERCENT, unit=" percentage points") for end in ends]
+        said = (
+            f"The first tenth has {more[0]} more, the last, even without its last position, {more[1]} more: a U shape"
+        )
+        beginning = summary["first_tenth"]
+        if beginning.low <= FLAT_TENTH <= beginning.high:
+            said += ", although its beginning is not shown to exceed an even share"
+        said += "."
     return f"{lead}: {numbers}; {said[0].lower()}{said[1:]}"
 
 
@@ -112,7 +118,7 @@ def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> t
     sign = decided(whole, n_units)
     shares = {"end": _percent(summary["last_tenth"]), "beginning": _percent(summary["first_tenth"])}
     points = Interval(-whole.value, -whole.high, -whole.low) if sign < 0 else whole
-    gap = points.text(".0f" if sign else "+.0f", scale=PERCENT, unit=" points")
+    gap = points.text(".0f" if sign else "+.0f", scale=PERCENT, unit=" percentage points")
     if not sign:
         numbers = f"its last tenth has {shares['end']}, its first tenth {shares['beginning']}"
         return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}"
@@ -147,31 +153,31 @@ def _before_training(view: RunView, kind: str, end: str) -> str:
     favoured = "end" if sign > 0 else "beginning"
     size = gap if sign > 0 else Interval(-gap.value, -gap.high, -gap.low)
     also = ", too," if favoured == end else ""
-    points = size.text(".0f", scale=PERCENT, unit=" points")
+    points = size.text(".0f", scale=PERCENT, unit=" percentage points")
     return f"; before training, with random weights, it favoured the {favoured}{also} by {points}"
 
 
 def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     """What can be done, and which theory explains the profile."""
     command = MITIGATE.format(model=shlex.quote(view.title))
-    place = f"put what matters near the {end}; " if end else ""
+    place = f"put what matters near the {end}; but influence" if end else "influence"
     text = (
-        f"What can be done: {place}influence is not accuracy, and `{command}` asks for one of 8 listed values with and "
-        "without each remedy, and says which to apply, if any"
+        f"What can be done: {place} is not accuracy, so first run `{command}`, which asks for one of 8 listed values "
+        "with and without each remedy, and says which to apply, if any."
     )
     nearest = _nearest(subject, kind)
     if nearest is None:
-        return f"{text}. No theory is shown to be nearer to the profile than a flat line is."
+        return f"{text} No theory is shown to be nearer to the profile than a flat line is."
     block, found = nearest
-    reads = ", which reads the model's own attention," if block.theory == POWER_ROLLOUT else ""
-    distances = f"distance W1 {found.distance}; of a flat line {found.flat.value:.3f}"
-    text += f". The {theory_name(view, block.theory)}{reads} is nearest to the profile ({distances})"
+    given = ", given the model's own attention and derivatives on these texts," if block.theory == POWER_ROLLOUT else ""
+    distances = f"distance W1 {found.distance}, a flat line's {found.flat.value:.3f}"
+    text += f" Of the theories the {theory_name(view, block.theory)}{given} is nearest to the profile ({distances})"
     for start in view.subjects[1:]:
         before = _nearest(start, kind)
         if start.name in SUBJECTS and before is not None:
             name, found = theory_name(view, before[0].theory), before[1]
-            distances = f"W1 {found.distance}; of a flat line {found.flat.value:.3f}"
-            text += f"; before training the nearest is the {name} ({distances})"
+            distances = f"W1 {found.distance}, a flat line's {found.flat.value:.3f}"
+            text += f"; before training it is the {name} ({distances})"
     return f"{text}."
 
 

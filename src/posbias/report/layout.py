@@ -180,11 +180,13 @@ def _written_out(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat.update(_written_out(value, prefix=f"{prefix}{name}: "))
         elif isinstance(value, list | tuple):
+            if not value:
+                continue
             shown = [f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value[:LONGEST_LIST]]
             flat[label] = ", ".join(shown)
             if len(value) > LONGEST_LIST:
                 flat[label] += f", ... ({len(value)} values)"
-        elif value is not None:
+        elif value is not None and value != "":
             flat[label] = f"{value:.6g}" if isinstance(value, float) else str(value)
     return flat
 

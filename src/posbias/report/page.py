@@ -48,7 +48,7 @@ class Section:
     texts: Sequence[str] = ()
     """Paragraphs, the statement first."""
     statements: Sequence[str | Sequence[Finding]] = ()
-    """What the intervals allow to say; sentences that belong together are one entry."""
+    """What the intervals support; sentences that belong together are one entry."""
     caveats: Sequence[str] = ()
     """What to know before anything is believed."""
     figures: Sequence[Figure | HeatMap] = ()

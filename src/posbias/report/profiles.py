@@ -109,7 +109,7 @@ def _report_of_one(view: RunView, record: Record) -> Report:
         overview, details = ingredients, [*overview, *details]
     picture, figures = picture_of(view), figures_of(view)
     sections = [
-        Section("What the intervals allow to say", "said", statements=grouped_findings(view)),
+        Section("What the intervals support", "said", statements=grouped_findings(view)),
         Section("Every number", "numbers", tables=details),
     ]
     return Report(
@@ -140,9 +140,9 @@ def _basis(view: RunView, record: Record) -> str:
     text = f"Measured on {size}: {TEXTS.get(source, source)}"
     for subject in view.subjects[1:]:
         counts = [measured.n_independent for measured in subject.measured.values()]
-        text += f"; at initialisation on {max(counts)} of them, each with random weights of its own" if counts else ""
+        text += f"; at initialisation on {max(counts)} of them, with fresh random weights for each" if counts else ""
     if longest and longest > prompts["n_positions"]:
-        text += f". Longer ones, up to {longest:,} tokens, take `--length`"
+        text += f". To measure longer ones (up to {longest:,} tokens) pass `--length N`"
     return f"{text}. In brackets and grey: 95 % intervals over texts."
 
 

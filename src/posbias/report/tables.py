@@ -41,6 +41,8 @@ AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE = (
     "to single texts",
 )
 """What a distance stands beside; the glossary explains each by this name."""
+OTHER_DISTANCES = ("total_variation", "symmetric_kl", "log_error")
+"""That may rank a theory and a flat line otherwise than W1 does."""
 BOOTSTRAP_SEED = 0
 """Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
 SHOWN_LAYERS = 7
@@ -184,10 +186,18 @@ def _theory_table(views: Sequence[RunView], *, first: bool = False) -> Table:
             continue
         distance, noise, single, verdict = number_text(block.comparison.wasserstein), MISSING, MISSING, MISSING
         if block.prompts is not None:
-            distance, verdict = str(block.prompts.distance), VERDICTS[block.prompts.decides]
+            distance, verdict = str(block.prompts.distance), _against_flat(block)
             noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
         cells.append([*names, distance, number_text(block.comparison.flat.wasserstein), noise, single, verdict])
-    return Table("How near is each theory? Distances (W1) to what was measured; 0 is equality", header, cells)
+    return Table("How near is each theory? Distances (W1) to what was measured; 0 means identical", header, cells)
+
+
+def _against_flat(block: KindComparison) -> str:
+    """Closer, farther or undecided by W1, and which other distances have the two the other way round."""
+    decides = 0 if block.prompts is None else block.prompts.decides
+    own, flat = block.comparison.values, block.comparison.flat.values
+    reverse = [label(METRIC_NAMES, name) for name in OTHER_DISTANCES if decides * (own[name] - flat[name]) < 0]
+    return f"{VERDICTS[decides]}, not by {', '.join(reverse)}" if reverse else VERDICTS[decides]
 
 
 def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> Table:
@@ -308,7 +318,7 @@ def _metric_table(view: RunView) -> Table:
 
 
 def _interval_table(view: RunView) -> Table:
-    header = ["model", _reference([view]), "theory", "distance W1", OF_FLAT, "theory's less flat line's", OF_HALVES]
+    header = ["model", _reference([view]), "theory", "distance W1", OF_FLAT, "theory's minus flat line's", OF_HALVES]
     header += [OF_ONE, "a flat line's to single texts", "texts or seeds"]
     cells = []
     for names, _, block in _comparisons([view]):

@@ -85,8 +85,9 @@ GLOSSARY = {
     "Primacy, recency": "More influence at the beginning, or at the end, than a flat line has. The last position itself"
     " is listed apart, because every model with residual connections has a spike there.",
     "W1": "Wasserstein-1 distance: the share of influence that must be moved, times how far (as a fraction of the"
-    " context), to turn one profile into the other. 0 is equality; 0.1 is large.",
-    "A flat line's distance": "W1 from a flat line to the same measurement: what a theory that knows nothing has.",
+    " context), to turn one profile into the other. 0 means identical; 0.1 is large: a tenth of"
+    " the influence, moved from one end to the other.",
+    "A flat line's distance": "W1 from a flat line to the same measurement: what a theory that knows nothing reaches.",
     "Between halves of the texts": "W1 between the profiles of two random halves of the texts: how well the measurement"
     " agrees with itself. No theory can be asked for much less.",
     "To single texts": "The median W1 from the theory to the profile of one text, instead of to the average of all.",
@@ -94,8 +95,8 @@ GLOSSARY = {
     " the number would lie with other ones. Each interval stands alone; of twenty comparisons about one misses by"
     " chance. None is printed where nothing is known, as with a single text.",
     "Against a flat line": "Closer, farther or undecided: whether the interval of the theory's W1 less the flat line's,"
-    " on the same texts, lies below zero, above zero, or around it. With fewer than 6 independent texts or seeds"
-    " nothing is decided.",
+    " on the same texts, lies below zero, above zero, or around it. Named are other distances that rank the two the"
+    " other way round. With fewer than 6 independent texts or seeds nothing is decided.",
     "Jacobian": "The size of the derivative of the last hidden state (after the final norm) by an input embedding.",
     "Probability gradient": "The size of the derivative of the predicted token's probability by an input embedding.",
     "Mixing": "How much of a layer's output at a position comes through attention from all positions rather than"
@@ -111,10 +112,11 @@ GLOSSARY = {
     "Symmetric KL": "Mean of the two Kullback-Leibler divergences, in nats; a dash where one profile has a zero that"
     " the other has not.",
     "Attention-only rollout": "The published theory without residual connections: the product of all layers' attention"
-    " matrices, as the architecture has them.",
-    "Published residual rollout": "Layer by layer, a mixture of attention and of standing still; the product of all"
-    " layers says where influence goes.",
-    "Continuous limit": "The same theory for very long contexts, as a function of the relative position.",
+    " matrices, as the architecture has them (Wu et al. 2025).",
+    "Published residual rollout": "Layer by layer, a mixture of attention and of the residual path; the product of all"
+    " layers says where influence goes (arXiv 2602.16837).",
+    "Continuous limit": "The same theory for very long contexts, as a function of the relative position (arXiv"
+    " 2603.10123).",
     "Mean-field theory": "Our theory for random weights, from the configuration alone and without a free parameter; it"
     " says nothing of trained weights, and so stands beside the initialisation only.",
     "Rollout of its own attention": "The same product with the attention that the model really shows on the prompt in"
