@@ -1,7 +1,8 @@
-"""The fits of README.md: `python studies/mitigation/fit.py OUT.json [NAME [BEGIN.json]]`, half an hour on a core each.
+"""The fits of README.md: `python studies/mitigation/fit.py OUT.json [NAME [BEGIN.json [MODEL]]]`, half an hour each.
 
-`question_twice_again` goes on from the recipe of `question_twice`, BEGIN.json. `... fit.py judge OUT.json` counts the
-exact answers of 48 samples that no fit has seen, with the question before and behind, without and with its recipe.
+`question_twice_again` and `several_counts` go on from a recipe, BEGIN.json; MODEL is the demo model without one. `...
+fit.py judge OUT.json` counts the exact answers of 48 samples that no fit has seen, with the question before and behind,
+without and with its recipe.
 """
 
 import json
@@ -23,24 +24,41 @@ from posbias.tasks.language import KeyValue
 POSITIONS = (0, 2, 4, 5, 7)
 WINDOWS, WINDOW = 64, 192
 FROM_QUESTION = FitOptions(steps=1000, knots=(0, 1, 4, 16, 64, 160, 320, 640), from_question=True)
+EIGHT = {8: POSITIONS}
 FITS = {
-    "key_bias": ("after", 40, 100, FitOptions(scales=False)),
-    "context_bias": ("after", 40, 100, FitOptions(scales=False)),
-    "from_question": ("after", 200, 100, FROM_QUESTION),
-    "question_twice": ("both", 200, 100, FROM_QUESTION),
-    "question_twice_again": ("both", 200, 300, replace(FROM_QUESTION, rate=0.03)),
+    "key_bias": ("after", EIGHT, 40, 100, FitOptions(scales=False)),
+    "context_bias": ("after", EIGHT, 40, 100, FitOptions(scales=False)),
+    "from_question": ("after", EIGHT, 200, 100, FROM_QUESTION),
+    "from_question_once": ("after", EIGHT, 80, 100, replace(FROM_QUESTION, steps=400)),
+    "several_counts": (
+        "after",
+        {2: (0, 1), 4: (0, 1, 3), **EIGHT},
+        12,
+        300,
+        replace(FROM_QUESTION, steps=100, rate=0.03),
+    ),
+    "context_bias_40": ("after", {40: (0, 20, 39)}, 8, 100, FitOptions(scales=False)),
+    "question_twice": ("both", EIGHT, 200, 100, FROM_QUESTION),
+    "question_twice_again": ("both", EIGHT, 200, 300, replace(FROM_QUESTION, rate=0.03)),
 }
-"""Where the question stands, samples, each at all positions, their seed, and how they are fitted."""
+"""Where the question stands, positions by number of pairs, samples of each number, each at all its positions, their
+seed, to which the number is added where there are several, and how they are fitted."""
 
 
-def main(out: Path, name: str = "key_bias", begin: str = "") -> None:
-    """Fit on samples at five positions, with windows of the default corpus, and write the recipe."""
-    query, count, seed, options = FITS[name]
-    model = pb.load_model("demo", dtype="bfloat16")
-    drawn = KeyValue(pairs=8, query=query).examples(model.tokenizer, count=count, positions=POSITIONS, seed=seed)
+def main(out: Path, name: str = "key_bias", begin: str = "", source: str = "demo") -> None:
+    """Fit on samples at several positions, with windows of the default corpus, and write the recipe."""
+    query, places, count, seed, options = FITS[name]
+    model = pb.load_model(source, dtype="bfloat16" if source == "demo" else "float32")
+    drawn = [
+        example
+        for pairs, positions in places.items()
+        for example in KeyValue(pairs=pairs, query=query).examples(
+            model.tokenizer, count=count, positions=positions, seed=seed + (pairs if len(places) > 1 else 0)
+        )
+    ]
     text = list(pb.load_prompts("default", model, n_positions=WINDOW, count=WINDOWS, seed=1).token_ids)
-    method = "context_bias" if name == "context_bias" else "key_bias"
-    fitted = pb.fit(method, model, list(drawn), text=text, options=replace(options, begin=begin))
+    method = "context_bias" if name.startswith("context_bias") else "key_bias"
+    fitted = pb.fit(method, model, drawn, text=text, options=replace(options, begin=begin))
     write_recipe(out, fitted.method, model, fitted.how)
 
 
