@@ -218,6 +218,8 @@ def test_places_are_marked_by_whole_numbers(results):
         assert seen == [abs(round(tick)) for tick in seen]
         assert seen
     assert results["evaluation"].plot(Figure().subplots()).get_ylabel() == "accuracy"
+    of_answers = results["evaluation"].curves["logprob"].plot(Figure().subplots())
+    assert of_answers.get_ylabel() == "log-probability of the answer per token (nats)"
     assert results["attention"].plot(Figure().subplots()).get_ylabel() == "distance (positions)"
 
 

@@ -309,17 +309,19 @@ class PositionCurve(Showing):
     """Smallest true difference between two positions that is found with 80 % power after correction over all pairs."""
     gold_tokens: tuple[float, ...] | None = None
     """Mean token index of the item at each position, where the tokenizer is known."""
+    quantity: str = "score"
+    """What the scores are, in words."""
 
-    def shown(self, quantity: str = "score") -> Shown:
+    def shown(self) -> Shown:
         """Mean scores with their pointwise intervals, and the findings."""
         value, low, high = (
             np.array([getattr(mean, part) for mean in self.means], dtype=np.float64)
             for part in ("value", "low", "high")
         )
-        title = f"{quantity} at {len(self.positions)} positions, {self.n_samples} samples: {self.findings[0]}"
+        title = f"{self.quantity} at {len(self.positions)} positions, {self.n_samples} samples: {self.findings[0]}"
         facts = {f"finding {number}": text for number, text in enumerate(self.findings, 1)}
-        series = (Series(quantity, value, low, high),)
-        return Shown(title, series, quantity, places=np.array(self.positions), facts=facts)
+        series = (Series(self.quantity, value, low, high),)
+        return Shown(title, series, self.quantity, places=np.array(self.positions), facts=facts)
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -351,6 +353,7 @@ class PositionCurve(Showing):
         """Plain values for a record; None where a number is infinite or undefined."""
         fields = asdict(self)
         options = {"confidence": CONFIDENCE, "seed": fields.pop("seed")}
+        del fields["quantity"]  # a record names its curves
         found: dict[str, Any] = plain({**fields, "options": options, "findings": self.findings})
         return found
 
@@ -361,12 +364,13 @@ def position_curve(
     positions: Sequence[int],
     gold_tokens: Sequence[float] | None = None,
     seed: int = 0,
+    quantity: str = "score",
 ) -> PositionCurve:
     """Everything that paired scores say about positions.
 
     Args:
         scores: score[sample, position], NaN where an example was skipped.
-        positions, gold_tokens, seed: As in `PositionCurve`.
+        positions, gold_tokens, seed, quantity: As in `PositionCurve`.
 
     Raises:
         UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
@@ -395,6 +399,7 @@ def position_curve(
         middle_loss=loss,
         detectable=smallest,
         gold_tokens=None if gold_tokens is None else tuple(map(float, gold_tokens)),
+        quantity=quantity,
     )
 
 

@@ -44,6 +44,13 @@ from posbias.records import Record, load_record
 from posbias.showing import Showing, Shown
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
+MEASURES = {
+    "accuracy": "accuracy",
+    "values_found": "share of the values found",
+    "logprob": "log-probability of the answer per token (nats)",
+    "reciprocal_rank": "1 / rank of the answer's first token",
+}
+"""What each measure is called."""
 DECIDING = ("kind", "model", "address", "body", "tokenizer", "method")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
 OUTPUTS_FILE = "outputs.jsonl"
@@ -86,8 +93,7 @@ class Evaluation(Showing):
         """The curve of its first measure (accuracy, where answers were generated); `curves` has the others."""
         if not self.curves:
             return Shown(f"{self.task}: nothing was scored")
-        measure, curve = next(iter(self.curves.items()))
-        found = curve.shown(measure)
+        found = next(iter(self.curves.values())).shown()
         return replace(found, title=f"{self.task}; {found.title}")
 
     def as_run(self) -> Record:
@@ -111,7 +117,13 @@ class Evaluation(Showing):
         tokens = self.tables["gold_token"]
         gold = tokens.mean(axis=0).tolist() if not np.isnan(tokens).any() else None
         return {
-            name: position_curve(table, positions=self.positions, gold_tokens=gold, seed=self.options.seed)
+            name: position_curve(
+                table,
+                positions=self.positions,
+                gold_tokens=gold,
+                seed=self.options.seed,
+                quantity=MEASURES.get(name, name),
+            )
             for name, table in self.measures.items()
         }
 

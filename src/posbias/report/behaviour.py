@@ -23,6 +23,7 @@ from posbias.drawing.figures import (
     interval_curves,
     theory_strokes,
 )
+from posbias.evaluation.evaluation import MEASURES
 from posbias.records import Record
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
@@ -40,12 +41,6 @@ CORRELATION_CAVEAT = (
     "position, distance to the nearer end, or both fixed. Their intervals resample samples at the chosen positions; "
     "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
 )
-MEASURES = {
-    "accuracy": "accuracy",
-    "values_found": "share of the values found",
-    "logprob": "log-probability of the answer per token (nats)",
-    "reciprocal_rank": "1 / rank of the answer's first token",
-}
 VERDICTS = {
     "accuracy": "right verdicts",
     "flip_rate": "verdict follows the slot (preference flips with the order)",

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.drawing.figures import RUNS, Curve, Figure, interval_curves
+from posbias.evaluation.evaluation import MEASURES
 from posbias.records import Record
 from posbias.report.behaviour import (
     CONTROLLED,
     CORRELATION_CAVEAT,
-    MEASURES,
     correlation_statements,
     correlation_table,
     influence_figure,

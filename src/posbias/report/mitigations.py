@@ -9,6 +9,7 @@ from typing import Any
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.drawing.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
+from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
 from posbias.mitigation.arms import UNCHANGED
 from posbias.mitigation.base import MITIGATIONS, Mitigation
@@ -16,7 +17,6 @@ from posbias.mitigation.endpoints import JUDGED, change_text
 from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET
 from posbias.records import Record
-from posbias.report.behaviour import MEASURES
 from posbias.report.layout import title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
