@@ -157,3 +157,16 @@ def test_small_harm_does_not_forbid_a_gain_that_matters():
 )
 def test_no_interval_reads_as_nothing_that_is_not(value, text):
     assert change_text(value, "+") == text
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_rises_are_the_same_however_many_draws_are_judged_at_a_time(binary, monkeypatch):
+    generator = np.random.default_rng(5)
+    before, after = generator.random((2, 30, 3))
+    if binary:
+        before, after = np.round(before), np.round(after)
+    sought = Sought(2, 0.01, (0.0, 1.0), 50, 0)
+    whole = detectable_rises(before, after, sought)
+    monkeypatch.setattr(power, "VALUES_AT_ONCE", 1000)
+    monkeypatch.setattr(power, "TABLED", 0)
+    assert detectable_rises(before, after, sought) == whole

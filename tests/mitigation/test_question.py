@@ -1,5 +1,7 @@
 """Methods that act from the question on, told by which text questions begin: each prompt has its own place."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -127,9 +129,72 @@ def test_a_conversation_goes_on_from_its_cache_with_a_later_question(method):
     if "positional_channel" not in method:
         with (
             asked(method, model.network),
-            pytest.raises(UsageError, match=r"\d+ tokens were cached without question=; allowed are caches of its own"),
+            pytest.raises(UsageError, match="without question=; only its own caches are allowed"),
         ):
             model.network(torch.tensor([second]), past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+def test_prompts_that_take_turns_keep_their_own_places(method):
+    """One goes on from its cache while another is read, in another thread too; a copy of the network is under it."""
+    model, (first, second) = shaken_model("llama"), PROMPTS[:2]
+
+    def going_on(told, other):
+        with told:
+            read = model.network(torch.tensor([first]), use_cache=True)
+            if other:
+                model.network(torch.tensor([second]), use_cache=True)
+            return model.network(torch.tensor([[5]]), past_key_values=read.past_key_values).logits
+
+    wanted = going_on(mitigated(model, method, passages=[(0, BEGINS[0])]), other=False)
+    torch.testing.assert_close(going_on(asked(method, model.network), other=True), wanted)
+
+    installed = asked(method, model.network).install()
+    ids = [torch.tensor([prompt]) for prompt in PROMPTS[:2]]
+    alone = [model.network(each).logits for each in ids]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda turn: model.network(ids[turn % 2]).logits, range(60)))
+    assert all(torch.equal(each, alone[turn % 2]) for turn, each in enumerate(found))
+    copied = copy.deepcopy(model.network)
+    installed.remove()
+    if "positional_channel" not in method:
+        assert torch.equal(copied(ids[0]).logits, alone[0])
+
+
+@torch.no_grad()
+def test_rejected_drafts_take_their_question_with_them():
+    model, (first, second) = shaken_model("llama"), PROMPTS[:2]
+    with asked(METHODS[0], model.network):
+        cache = model.network(torch.tensor([first]), use_cache=True).past_key_values
+        model.network(torch.tensor([second]), past_key_values=cache)
+        cache.crop(-len(second))
+        found = model.network(torch.tensor([[5]]), past_key_values=cache).logits
+        ids = torch.tensor([first])
+        cache = model.network(ids, use_cache=True).past_key_values
+        ids.fill_(3)  # a buffer that is used again
+        model.network(torch.tensor([second]), past_key_values=cache)
+        cache.crop(-len(second))
+        again = model.network(torch.tensor([[5]]), past_key_values=cache).logits
+        with pytest.raises(UsageError, match="the whole network is called, not a part of it"):
+            model.network.model(torch.tensor([first]))
+    with mitigated(model, METHODS[0], passages=[(0, BEGINS[0])]):
+        wanted = model.network(torch.tensor([[*first, 5]])).logits[:, -1:]
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    torch.testing.assert_close(again, found)
+
+
+def test_bytes_of_characters_that_were_cut_hide_no_question():
+    """As in sentencepiece with byte fallback, where bytes from within a character take what follows with them."""
+
+    class Bytes(Letters):
+        def decode(self, ids, clean_up_tokenization_spaces):
+            text = bytes(ids).decode(errors="replace")
+            return "\ufffd" * len(ids) if text.startswith("\ufffd") else text
+
+    for passage in ("one 我", "我我 two 我我我", "three"):
+        ids = list(f"{passage}\nAsked: who?".encode())
+        assert Question("\nAsked:", Bytes())._begin(ids) == len(passage.encode())
 
 
 @pytest.mark.parametrize("source", ["demo", "bytes"])
@@ -191,4 +256,6 @@ def test_a_question_without_a_label_begins_with_whole_words_that_all_share():
     assert question_text(prompts("Who is Anna?", "Who is Anton?")) == " Who is "
     assert question_text(prompts("Who is it?", "Who is it?")) == " Who is it?"
     assert question_text(prompts("Anna?", "Anton?")) is None
+    assert question_text(prompts("Say this\nAnna?", "Say this\nBob?")) == " Say this\n"
+    assert question_text(prompts("At 10:30, who?", "At 10:45, who?")) == " At 10:", "no label"
     assert question_text([replace(one, passages=()) for one in prompts("Who?")]) is None

@@ -18,6 +18,7 @@ from posbias.architecture import Architecture
 from posbias.auditing import comparison_record
 from posbias.cli.predict import MOST_CURVES
 from posbias.comparison import STATISTICS, Mixing, Subject
+from posbias.comparison.subject import Distances
 from posbias.drawing.figures import Figure
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
@@ -100,6 +101,19 @@ def tables_of(view: RunView) -> dict[str, list[dict[str, str]]]:
         table.title: [dict(zip(table.header, row, strict=True)) for row in table.cells]
         for table in (*overview_tables([view]), *detailed_tables(view))
     }
+
+
+def test_other_distances_that_rank_a_theory_otherwise_are_named(audit_record: Build) -> None:
+    view = view_of(audit_record())
+    block = next(block for block in view.subjects[0].comparisons if block.theory == "power_rollout")
+    values = {**block.comparison.values, "total_variation": 0.5, "symmetric_kl": math.inf, "log_error": 0.5004}
+    flat = {**block.comparison.flat.values, "total_variation": 0.4, "symmetric_kl": 0.3, "log_error": 0.5}
+    comparison = replace(block.comparison, values=values, flat=Distances(flat))
+    subject = replace(view.subjects[0], comparisons=(replace(block, comparison=comparison),))
+    for shown in (view, replace(view, subjects=(subject,))):
+        rows = tables_of(shown)["How near is each theory? Distances (W1) to what was measured; 0 means identical"]
+        best = next(row for row in rows if row["theory"] == "power rollout")
+        assert best["against a flat line"] == ("closer" if shown is view else "closer, not by total variation")
 
 
 def test_tables_carry_every_number(audit_record: Build) -> None:

@@ -8,7 +8,7 @@ caches, batches with padding, grouped heads and windows go on as they are.
 import copy
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -223,17 +223,18 @@ def padded_slots(arguments: dict[str, Any]) -> Int[Tensor, "prompt"] | None:
 
 def cached_length(arguments: dict[str, Any]) -> int:
     """Tokens of every prompt that a network has cached before those that it is given."""
-    cache = _cache(arguments)
+    cache = cache_of(arguments)
     return 0 if cache is None else int(cache.get_seq_length())
 
 
 def past_length(module: nn.Module, named: dict[str, Any]) -> int:
     """Slots that came before those which an attention module is about to read."""
-    cache = _cache(named)
+    cache = cache_of(named)
     return 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
 
 
-def _cache(named: dict[str, Any]) -> Any:
+def cache_of(named: Mapping[str, Any]) -> Any:
+    """What a module or a network is given, or gives back, as its cache; None without."""
     return next((named[name] for name in CACHES if named.get(name) is not None), None)
 
 
@@ -254,7 +255,7 @@ class _Site:
     def read(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook on the attention module, before its cache is extended."""
         self.past = past_length(module, named)
-        layers = getattr(_cache(named), "layers", ())
+        layers = getattr(cache_of(named), "layers", ())
         index: Any = module.layer_idx
         self.held = getattr(layers[index], "keys", None) if index < len(layers) else None
 

@@ -95,7 +95,11 @@ class PositionalChannel(Mitigation):
                 return call.run()
             query, changed_query = call.query.chunk(2, 1)
             key, changed_key = call.key.chunk(2, 1)
-            rows = call.query_positions >= begins() if self.from_question else asked.rows(query.shape[2])[None]
+            rows = (
+                call.query_positions >= begins().to(query.device)
+                if self.from_question
+                else asked.rows(query.shape[2])[None]
+            )
             return _where(rows.to(query.device), call, (query, key), (changed_query, changed_key))
 
         twice = _twice(self.channel, factor)

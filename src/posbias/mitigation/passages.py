@@ -264,7 +264,7 @@ def in_one_place(model: HuggingFaceModel, method: Mitigation, passages: Spans) -
 def question_begins(model: HuggingFaceModel, method: Mitigation, passages: Places) -> Iterator[Begins]:
     """Within the context, where the question begins in the prompts that are read: behind the last passage, or found."""
     if isinstance(passages, Question):
-        with hooked([model.network.register_forward_pre_hook(passages.read, with_kwargs=True)]):
+        with passages.followed(model.network):
             yield passages.begins
         return
     begins = torch.tensor([[passages[-1][1] if method.needs_passages else 0]], device=model.device)

@@ -4,7 +4,7 @@ Queries and keys arrive rotated, keys with everything that is cached; both are t
 the wanted angle and the one they have. With a strength s, positions p become p + s (p' - p).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from posbias.checks import check_choice, check_number, check_whole
 from posbias.errors import UsageError
 from posbias.interventions.attention import (
-    CACHES,
     Attended,
     AttentionCall,
     KeptKeys,
     attending,
+    cache_of,
     rotary_frequencies,
     turned_by,
 )
@@ -239,13 +239,13 @@ class RotaryBases(Mitigation):
             first = given[0] if given else named.get("input_ids")
             rows = len(named["inputs_embeds"] if first is None else first)
             names = [name for name in BATCHED if isinstance(named.get(name), Tensor) and len(named[name]) == rows]
-            _reshape(_cache_of(named), lambda held: held.reshape(-1, held.shape[1] // n_bases, *held.shape[2:]))
+            _reshape(cache_of(named), lambda held: held.reshape(-1, held.shape[1] // n_bases, *held.shape[2:]))
             many = {name: named[name].repeat_interleave(n_bases, 0) for name in names}
             return tuple(one.repeat_interleave(n_bases, 0) for one in given), {**named, **many}
 
         def pool(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
-            given_cache = _cache_of(named)
-            cache = _cache_of(output) if given_cache is None else given_cache
+            given_cache = cache_of(named)
+            cache = cache_of(output) if given_cache is None else given_cache
             _reshape(cache, lambda held: held.reshape(len(held) // n_bases, -1, *held.shape[2:]))
             output.logits = pooled(output.logits.unflatten(0, (-1, n_bases)), 1)
             return output
@@ -254,11 +254,6 @@ class RotaryBases(Mitigation):
         after = model.network.register_forward_hook(pool, with_kwargs=True)
         with hooked([before, after]), attending(model, self, attend):
             yield
-
-
-def _cache_of(named: Mapping[str, Any]) -> Any:
-    """What a network is given, or gives back, as its cache."""
-    return next((named[name] for name in CACHES if named.get(name) is not None), None)
 
 
 def _reshape(cache: Any, change: Callable[[Tensor], Tensor]) -> None:

@@ -30,7 +30,7 @@ PRECISION = 0.01
 DOUBLINGS = 60
 """Of the first guess, where scores have no upper limit."""
 VALUES_AT_ONCE = 1_000_000
-"""Scores of all draws that are judged at a time, which bounds memory."""
+"""Scores of all draws that are judged at a time: what that takes beside the draws themselves is bounded."""
 TABLED = 500
 """Samples below which p-values are tabled by counts."""
 CANCELLED = 1e-13

@@ -5,21 +5,27 @@ text without a question is left as it is.
 """
 
 import re
+import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.interventions.attention import cached_length, padded_slots, told
+from posbias.interventions.attention import CACHES, cache_of, cached_length, padded_slots, told
+from posbias.interventions.base import hooked
 from posbias.tasks.language import Example
 
 NOWHERE = torch.iinfo(torch.int64).max
 """The place of a question that is not there: no token stands behind it."""
+CUT_CHARACTER = "\ufffd"
+"""As what bytes decode that are no character."""
 SEARCHED = 16
 """Tokens at the end of a prompt in which a question is looked for first; then in twice as many, and so on."""
 
@@ -32,8 +38,9 @@ def question_text(examples: Sequence[Example]) -> str | None:
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*behind, strict=False))
     shared = "".join(letters[0] for letters in alike)
     if any(part[len(shared) : len(shared) + 1].isalnum() for part in behind):
-        shared = re.sub(r"\w+$", "", shared)  # no part of a word that only these samples share
-    label = shared[: shared.find(":") + 1]  # "Question:", which other questions have in common with these
+        shared = re.sub(r"\w+\Z", "", shared)  # no part of a word that only these samples share
+    colon = re.search(r":(?=[\s\"']|\Z)", shared)
+    label = shared[: colon.end()] if colon else ""  # "Question:", which other questions have in common with these
     ends = [(example.text, example.passages[-1][1]) for example in examples]
     fitting = (each for each in (label, shared) if each.strip() and all(text.rfind(each) == end for text, end in ends))
     return next(fitting, None)
@@ -43,7 +50,8 @@ class Question:
     """The last place in every prompt where a text stands with which questions begin.
 
     It is looked for whenever a network reads several tokens at once, so that what is generated token by token moves
-    nothing. A token that holds the end of a passage and the beginning of the question counts as the passage's.
+    nothing; a prompt that is read in pieces must not be cut within the text. A token that holds the end of a passage
+    and the beginning of the question counts as the passage's. What was read is known by the cache that holds it.
     """
 
     def __init__(self, text: str, tokenizer: Any) -> None:
@@ -52,28 +60,56 @@ class Question:
         if tokenizer is None:
             raise UsageError("mitigated: question= needs tokenizer=")
         self._text, self._tokenizer = text, tokenizer
-        self._ids = torch.zeros(0, 0, dtype=torch.int64)
-        self._begins = torch.full((1, 1), NOWHERE)
+        self._read: WeakKeyDictionary[Any, _Read] = WeakKeyDictionary()
+        self._current = threading.local()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Question":
+        """The same: it holds nothing of one network."""
+        return self
 
     def begins(self) -> Int[Tensor, "prompt one"]:
-        """The first token of the question, 0 the prompt's first, in every prompt that is now read."""
-        return self._begins
+        """The first token of the question, 0 the prompt's first, in every prompt that this thread's network reads."""
+        current: _Read | None = getattr(self._current, "read", None)
+        if current is None:
+            raise UsageError("mitigated: under question= the whole network is called, not a part of it")
+        return current.begins
 
-    def read(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A hook on the whole network."""
+    @contextmanager
+    def followed(self, network: nn.Module) -> Iterator[None]:
+        """Within the context, everything that the network reads is looked through."""
+        before = network.register_forward_pre_hook(self._before, with_kwargs=True)
+        after = network.register_forward_hook(self._after, with_kwargs=True)
+        with hooked([before, after]):
+            yield
+
+    def _before(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Before the network reads: where the question begins."""
         arguments = told(network, given, named)
         new, past = arguments.get("input_ids"), cached_length(arguments)
         if not isinstance(new, Tensor):
             raise UsageError("mitigated: question= is looked for in token ids, got embeddings: give passages=")
-        if past and (len(new) != len(self._ids) or past > self._ids.shape[1]):
-            raise UsageError(f"mitigated: {past} tokens were cached without question=; allowed are caches of its own")
-        self._ids = torch.cat([self._ids[:, :past], new.cpu()], 1) if past else new.cpu()
-        if past and new.shape[1] == 1:
-            return
+        ids, held = new.detach().cpu().clone(), self._read.get(cache_of(arguments)) if past else None
+        if past:
+            if held is None or len(new) != len(held.ids) or past > held.ids.shape[1]:
+                raise UsageError(
+                    f"mitigated: {past} tokens were cached without question=; only its own caches are allowed"
+                )
+            ids = torch.cat([held.ids[:, :past], ids], 1)
+            if new.shape[1] == 1 and past == held.ids.shape[1]:
+                self._current.read = _Read(ids, held.begins)
+                return
         slots = padded_slots(arguments)
         skipped = [0] * len(new) if slots is None else slots.tolist()
-        found = [self._begin(row[padding:].tolist()) for row, padding in zip(self._ids, skipped, strict=True)]
-        self._begins = torch.tensor(found, device=new.device)[:, None]
+        found = [self._begin(row[padding:].tolist()) for row, padding in zip(ids, skipped, strict=True)]
+        self._current.read = _Read(ids, torch.tensor(found, device=new.device)[:, None])
+
+    def _after(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        """After it: which cache holds that."""
+        cache = cache_of(told(network, given, named))
+        cache = getattr(output, CACHES[0], None) if cache is None else cache
+        if cache is not None:
+            self._read[cache] = self._current.read
+        self._current.read = None
 
     def _begin(self, ids: list[int]) -> int:
         """The first token at or behind the beginning of the last such text."""
@@ -81,12 +117,24 @@ class Question:
         def behind(token: int) -> str:
             return str(self._tokenizer.decode(ids[token:], clean_up_tokenization_spaces=False))
 
+        def without(token: int) -> bool:
+            while token < len(ids) and behind(token).startswith(CUT_CHARACTER):
+                token += 1  # bytes from within a character decode to nothing that can be read, with what follows
+            return self._text not in behind(token)
+
         searched = SEARCHED
-        while searched < len(ids) and self._text not in behind(len(ids) - searched):
+        while searched < len(ids) and without(len(ids) - searched):
             searched *= 2
         first = max(0, len(ids) - searched)
-        without = bisect_left(range(first, len(ids)), 1, key=lambda token: self._text not in behind(token))
-        if without == 0:
+        holding = bisect_left(range(first, len(ids)), 1, key=without)
+        if holding == 0:
             return NOWHERE
-        holds = first + without - 1  # the text begins in this token: at its beginning, or behind the end of a passage
-        return holds if behind(holds).startswith(self._text) else holds + 1
+        last = first + holding - 1  # the text begins in this token: at its beginning, or behind the end of a passage
+        return last if behind(last).startswith(self._text) else last + 1
+
+
+class _Read(NamedTuple):
+    """What a network has read of every prompt, and where the question begins in each."""
+
+    ids: Int[Tensor, "prompt token"]
+    begins: Int[Tensor, "prompt one"]

@@ -93,17 +93,14 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
     undecided = f"By influence, whether {about} loses the middle is not decided"
     if n_units < UNITS_FOR_CLAIM:
         return f"{undecided}: {numbers}, and {_too_few(n_units).text}"
-    signs, said = [_sign(end) for end in ends], _ends(*ends).text
-    lead = undecided
-    if signs == [1, 1]:
+    signs = [_sign(end) for end in ends]
+    if signs != [1, 1]:
+        lead = f"No, by influence the middle is not where {about} has least" if -1 in signs else undecided
+        said = _ends(*ends).text
+    else:
         lead = f"Yes, by influence {about} loses the middle"
-    elif -1 in signs:
-        lead = f"No, by influence the middle is not where {about} has least"
-    if signs == [1, 1]:
         more = [end.text(_digits(end.value), scale=PERCENT, unit=" percentage points") for end in ends]
-        said = (
-            f"The first tenth has {more[0]} more, the last, even without its last position, {more[1]} more: a U shape"
-        )
+        said = f"the first tenth has {more[0]} more, the last {more[1]} (its last position left out): a U shape"
         beginning = summary["first_tenth"]
         if beginning.low <= FLAT_TENTH <= beginning.high:
             said += ", although its beginning is not shown to exceed an even share"

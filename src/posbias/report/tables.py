@@ -186,17 +186,19 @@ def _theory_table(views: Sequence[RunView], *, first: bool = False) -> Table:
             continue
         distance, noise, single, verdict = number_text(block.comparison.wasserstein), MISSING, MISSING, MISSING
         if block.prompts is not None:
-            distance, verdict = str(block.prompts.distance), _against_flat(block)
+            distance, verdict = str(block.prompts.distance), _against_flat(block, block.prompts.decides)
             noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
         cells.append([*names, distance, number_text(block.comparison.flat.wasserstein), noise, single, verdict])
     return Table("How near is each theory? Distances (W1) to what was measured; 0 means identical", header, cells)
 
 
-def _against_flat(block: KindComparison) -> str:
+def _against_flat(block: KindComparison, decides: int) -> str:
     """Closer, farther or undecided by W1, and which other distances have the two the other way round."""
-    decides = 0 if block.prompts is None else block.prompts.decides
-    own, flat = block.comparison.values, block.comparison.flat.values
-    reverse = [label(METRIC_NAMES, name) for name in OTHER_DISTANCES if decides * (own[name] - flat[name]) < 0]
+    own, flat, reverse = block.comparison.values, block.comparison.flat.values, []
+    for name in OTHER_DISTANCES:
+        gap = decides * (round(own[name], 3) - round(flat[name], 3)) if math.isfinite(own[name]) else 0.0
+        if gap < 0:
+            reverse.append(label(METRIC_NAMES, name))
     return f"{VERDICTS[decides]}, not by {', '.join(reverse)}" if reverse else VERDICTS[decides]
 
 

@@ -5,6 +5,7 @@
 
 const TINY = 1e-290; // sums below it count as zero: denormal numbers are slow, and a decaying one never ends
 const STRIDE = 32; // steps of a recurrence after which it is seen whether its sum has become tiny
+const TOGETHER_FROM = 64; // reach from which four heads are summed at once: each block costs a beginning of its own
 const SETTLED = 40; // nats after which a geometric sum no longer changes
 const MOST_NATS = 600;
 const MOST_ALPHA = 1e12;
@@ -82,38 +83,43 @@ class LinearHeads {
   pull(row, out) {
     const { n, reach, heads } = this;
     out.fill(0);
-    for (let first = 0; first < heads.length; ) {
-      const width = first + 4 <= heads.length ? 4 : 1;
-      const some = heads.slice(first, first + width).map((head) => ({ ...this.tables(head), rate: head.rate }));
-      const [own, next] = width === 4 ? [addFour, addFourNext] : [addOne, addOneNext];
+    const together = reach < TOGETHER_FROM ? 0 : heads.length - (heads.length % 4);
+    for (let first = 0; first < together; first += 4) {
+      const four = heads.slice(first, first + 4).map((head) => ({ ...this.tables(head), rate: head.rate }));
       for (let start = reach * Math.floor((n - 1) / reach); start >= 0; start -= reach) {
         const end = Math.min(start + reach, n);
-        own(row, out, some, start, end);
-        if (end < n) next(row, out, some, start, end);
+        addFour(row, out, four, start, end);
+        if (end < n) addFourNext(row, out, four, start, end);
       }
-      if (this.prefix > 1) for (const head of some) addForward(row, out, head, this.prefix);
-      first += width;
     }
+    for (const head of heads.slice(together)) addOne(row, out, { ...this.tables(head), rate: head.rate }, reach);
+    if (this.prefix < 2) return;
+    for (const head of heads) addForward(row, out, this.tables(head).inverse, head.rate, this.prefix);
   }
 }
 
 /**
- * out_j += sum over i = j ... end - 1 of rate^(i-j) inverse_i row_i, for j from start on: what lies in one block as long
- * as a window's reach (or all there is).
+ * out_j += sum over d < reach of rate^d inverse_(j+d) row_(j+d), in blocks of j as long as the reach (the last is shorter).
+ *
+ * What lies in the block by recurrence, in the next by a running sum: nothing that leaves a window is subtracted.
  */
-function addOne(row, out, [{ inverse, rate }], start, end) {
-  const [settled, rest] = [inverse.length - 1, inverse[inverse.length - 1]];
-  let sum = 0;
-  for (let done = end; done > start; ) {
-    const first = Math.max(done > settled ? Math.max(settled, start) : start, done - STRIDE);
-    if (sum < TINY) sum = 0;
-    if (first >= settled) for (let j = done - 1; j >= first; j--) out[j] += sum = rate * sum + rest * row[j];
-    else for (let j = done - 1; j >= first; j--) out[j] += sum = rate * sum + inverse[j] * row[j];
-    done = first;
+function addOne(row, out, { inverse, powers, rate }, reach) {
+  const [n, settled, rest] = [row.length, inverse.length - 1, inverse[inverse.length - 1]];
+  for (let start = reach * Math.floor((n - 1) / reach); start >= 0; start -= reach) {
+    const end = Math.min(start + reach, n);
+    for (let j = end - 1, sum = 0; j >= start; j--) {
+      sum = rate * sum + (j < settled ? inverse[j] : rest) * row[j];
+      if (sum < TINY) sum = 0;
+      out[j] += sum;
+    }
+    for (let j = start + 1, i = end, sum = 0; j < end && end < n; j++, i++) {
+      if (i < n) sum += powers[i - end] * ((i < settled ? inverse[i] : rest) * row[i]);
+      out[j] += powers[end - j] * sum;
+    }
   }
 }
 
-/** The same of four heads at once, since a recurrence waits for its own last step. */
+/** What lies in the block, of four heads at once, since a recurrence waits for its own last step. */
 function addFour(row, out, [{ inverse: a, rate: rateA }, { inverse: b, rate: rateB }, ...others], start, end) {
   const [{ inverse: c, rate: rateC }, { inverse: d, rate: rateD }] = others;
   const [endA, endB, endC, endD] = [a.length - 1, b.length - 1, c.length - 1, d.length - 1];
@@ -147,16 +153,7 @@ function addFour(row, out, [{ inverse: a, rate: rateA }, { inverse: b, rate: rat
   }
 }
 
-/** What the same positions see of the next block, as far as the window reaches: a running sum, nothing is subtracted. */
-function addOneNext(row, out, [{ inverse, powers }], start, end) {
-  const [settled, rest, n] = [inverse.length - 1, inverse[inverse.length - 1], row.length];
-  for (let j = start + 1, i = end, sum = 0; j < end; j++, i++) {
-    if (i < n) sum += powers[i - end] * ((i < settled ? inverse[i] : rest) * row[i]);
-    out[j] += powers[end - j] * sum;
-  }
-}
-
-/** The same of four heads at once. */
+/** What lies in the next block, of four heads at once. */
 function addFourNext(row, out, four, start, end) {
   const [a, b, c, d] = four.map(({ inverse }) => inverse);
   const [p, q, r, s] = four.map(({ powers }) => powers);
@@ -177,7 +174,7 @@ function addFourNext(row, out, four, start, end) {
 
 /** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i)
  * inverse_i row_i. */
-function addForward(row, out, { inverse, rate }, prefix) {
+function addForward(row, out, inverse, rate, prefix) {
   let sum = 0;
   for (let j = 1; j < prefix; j++) {
     sum = rate * (sum + inverse[j - 1] * row[j - 1]);
