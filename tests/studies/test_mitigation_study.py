@@ -7,8 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posbias.records import load_record
+
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
-OTHERS = ("demo_documents", "demo_key_value_8", "demo_question_twice", "demo_shifted_distances", "qwen_key_value_40")
+OTHERS = (
+    *("demo_documents", "demo_key_value_8", "demo_question_twice", "demo_shifted_distances"),
+    *("gemma_key_value_8", "gemma_key_value_8_2", "qwen_key_value_40", "qwen_key_value_40_2"),
+)
 """Records that the page tells of in other sections."""
 
 
@@ -48,3 +53,22 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
     assert means == {"unchanged": "0.18", "question_twice_8": "0.95"}
     row = "| **question twice, second fit** | **.98** [.89, 1.00] | **.90** [.78, .95] | **.96** [.86, .99] |"
     assert row in (STUDY / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("gemma_key_value_8", "| fitted at 8 pairs alone | .83 | .62 | .75 | .88 | .71 |"),
+        ("gemma_key_value_8_2", "| then at 2, 4 and 8 pairs | .92 | .62 | .54 | .71 | .79 |"),
+    ],
+)
+def test_the_answers_of_gemma_are_those_of_the_records(name: str, row: str) -> None:
+    assert row in (STUDY / "README.md").read_text()
+    record = load_record(STUDY / "records" / name)
+    accuracy = [record.arrays[f"scores/accuracy/{arm}"] for arm in (0, 1)]
+    assert accuracy[0].shape == accuracy[1].shape == (24, 5)
+    assert accuracy[0].mean() == pytest.approx(2 / 120)
+    shown = [float(cell) for cell in row.strip("| ").split(" | ")[1:]]
+    np.testing.assert_allclose(accuracy[1].mean(axis=0), shown, atol=0.0051)
+    (verdict,) = record.scalars["judgement"]["verdicts"]
+    assert verdict["verdict"] == ("apply" if name.endswith("2") else "do not apply")
