@@ -40,7 +40,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
             One list serves all prompts of a batch.
         prompt: The prompt in which these texts stand, as the tokenizer is given it.
         question: In their place, for methods that act from the question on, the text with which questions begin, such
-            as `"\n\nQuestion:"`: every prompt's is looked for, so that the method can be installed for good; the last
+            as `Question:`: every prompt's is looked for, so that the method can be installed for good; the last
             one counts, and a prompt without one is left as it is. With token ids alone, not with embeddings.
         tokenizer: The tokenizer of a model of transformers.
 
