@@ -152,13 +152,7 @@ def biased(
         if table is not None and table.shape[1] >= n_positions:
             return table
         with torch.enable_grad():  # whether a gradient flows is then known of what is asked for without one, too
-            if table is None:
-                table = logits(layer, n_positions)
-            else:  # decoding asks for one length after another
-                try:
-                    table = logits(layer, n_positions + n_positions // 4)
-                except UsageError:
-                    table = logits(layer, n_positions)
+            table = logits(layer, n_positions) if table is None else _with_room(logits, layer, n_positions)
         # With the largest at 0, which changes no softmax, and keeps half precision in range.
         centred = (table - table.detach().amax(dim=1, keepdim=True)).to(like.device)
         centred = centred.to(torch.promote_types(like.dtype, torch.float32))
@@ -189,6 +183,14 @@ def biased(
         hooks.append((block.attention, _in_mask(partial(bias, layer), mask, padding)))
     with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
         yield
+
+
+def _with_room(logits: Logits, layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
+    """Of more keys than there are, where the bias allows: decoding asks for one length after another."""
+    try:
+        return logits(layer, n_positions + n_positions // 4)
+    except UsageError:
+        return logits(layer, n_positions)
 
 
 def _in_mask(

@@ -109,12 +109,13 @@ def mitigate(
     found = _answers(task, arms, test, options, directory, cost=cost, store=store)
     texts, not_judged = texts_of(arms, text, store)
     short, not_short = _short_forms(task, arms, options, directory)
-    record = _record(task, options, arms, test, found, texts, short)
+    record = _record(task, options, arms, found, texts, short)
     peaks = peaks_of(arms, requests_of(test, task, options.test), store)
     for effort, peak in zip(record.scalars["effort"], peaks, strict=True):
         effort["peak_bytes"] = peak
     record.arguments = dict(arguments or {"task": str(task), "methods": [arm.name for arm in arms[1:]]})
-    record.resolved |= {"command": command, "fingerprint": fingerprint(settings)}
+    question = question_text([example for sample in test for example in sample.examples])
+    record.resolved |= {"question": question, "command": command, "fingerprint": fingerprint(settings)}
     not_weighed = _weigh(task, options, arms, record, store) if options.influence else []
     left_out = [*left_out, *too_large, *unfitted, *not_short, *not_weighed]
     record.scalars |= {"fits": fits, "left_out": left_out, "cost": cost, "text_not_judged": not_judged}
@@ -277,7 +278,6 @@ def _record(
     task: LanguageTask,
     options: MitigateOptions,
     arms: Sequence[Arm],
-    test: Sequence[Sample],
     found: Sequence[Record],
     texts: Sequence[Float64[np.ndarray, "documents"] | None],
     short: Mapping[str, Sequence[Record | None]],
@@ -312,7 +312,6 @@ def _record(
         "text": options.text,
         "methods": {arm.name: str(arm.method)[:200] for arm in arms[1:]},
         "needing_passages": [arm.name for arm in arms[1:] if getattr(arm.method, "needs_passages", False)],
-        "question": question_text([example for sample in test for example in sample.examples]),
         "responder": described,
         "recipes": {arm.name: arm.path for arm in arms if arm.path},
         "directories": {arm.name: f"{ARMS}/{arm.slug}" for arm in arms},

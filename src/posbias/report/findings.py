@@ -97,6 +97,7 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
     if signs != [1, 1]:
         lead = f"No, by influence the middle is not where {about} has least" if -1 in signs else undecided
         said = _ends(*ends).text
+        said = said[0].lower() + said[1:]
     else:
         lead = f"Yes, by influence {about} loses the middle"
         more = [end.text(_digits(end.value), scale=PERCENT, unit=" percentage points") for end in ends]
@@ -105,7 +106,7 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
         if beginning.low <= FLAT_TENTH <= beginning.high:
             said += ", although its beginning is not shown to exceed an even share"
         said += "."
-    return f"{lead}: {numbers}; {said[0].lower()}{said[1:]}"
+    return f"{lead}: {numbers}; {said}"
 
 
 def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> tuple[str, str]:

@@ -194,11 +194,12 @@ def _theory_table(views: Sequence[RunView], *, first: bool = False) -> Table:
 
 def _against_flat(block: KindComparison, decides: int) -> str:
     """Closer, farther or undecided by W1, and which other distances have the two the other way round."""
-    own, flat, reverse = block.comparison.values, block.comparison.flat.values, []
-    for name in OTHER_DISTANCES:
-        gap = decides * (round(own[name], 3) - round(flat[name], 3)) if math.isfinite(own[name]) else 0.0
-        if gap < 0:
-            reverse.append(label(METRIC_NAMES, name))
+    pairs = {name: (block.comparison.values[name], block.comparison.flat.values[name]) for name in OTHER_DISTANCES}
+    reverse = [
+        label(METRIC_NAMES, name)
+        for name, (own, flat) in pairs.items()
+        if math.isfinite(own) and math.isfinite(flat) and decides * (round(own, 3) - round(flat, 3)) < 0
+    ]
     return f"{VERDICTS[decides]}, not by {', '.join(reverse)}" if reverse else VERDICTS[decides]
 
 

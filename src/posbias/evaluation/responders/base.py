@@ -12,6 +12,7 @@ from typing import Any
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.tasks.language import Span
+from posbias.tasks.language.base import text_of
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation: messages in order, each with a `role` and a `content`."""
@@ -56,7 +57,7 @@ class Request:
     @property
     def text(self) -> str:
         """The prompt's text; of a conversation, its last message's."""
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+        return text_of(self.prompt)
 
     def reworded(self, text: str, passages: tuple[Span, ...]) -> "Request":
         """The request with another `text` and its passages; earlier messages of a conversation stay."""

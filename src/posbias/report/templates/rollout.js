@@ -75,8 +75,9 @@ class LinearHeads {
     }
     const powers = new Float64Array(this.reach < this.n ? this.reach : 0);
     for (let d = 0; d < powers.length; d++) powers[d] = Math.exp(-slope * d);
-    if (this.kept) head.tables = { inverse, powers };
-    return { inverse, powers };
+    const tables = { inverse, powers, rate };
+    if (this.kept) head.tables = tables;
+    return tables;
   }
 
   /** out = row A, the mean over heads. */
@@ -85,16 +86,19 @@ class LinearHeads {
     out.fill(0);
     const together = reach < TOGETHER_FROM ? 0 : heads.length - (heads.length % 4);
     for (let first = 0; first < together; first += 4) {
-      const four = heads.slice(first, first + 4).map((head) => ({ ...this.tables(head), rate: head.rate }));
+      const four = heads.slice(first, first + 4).map((head) => this.tables(head));
       for (let start = reach * Math.floor((n - 1) / reach); start >= 0; start -= reach) {
         const end = Math.min(start + reach, n);
         addFour(row, out, four, start, end);
         if (end < n) addFourNext(row, out, four, start, end);
       }
+      for (const tables of four) addForward(row, out, tables, this.prefix);
     }
-    for (const head of heads.slice(together)) addOne(row, out, { ...this.tables(head), rate: head.rate }, reach);
-    if (this.prefix < 2) return;
-    for (const head of heads) addForward(row, out, this.tables(head).inverse, head.rate, this.prefix);
+    for (const head of heads.slice(together)) {
+      const tables = this.tables(head);
+      addOne(row, out, tables, reach);
+      addForward(row, out, tables, this.prefix);
+    }
   }
 }
 
@@ -174,7 +178,7 @@ function addFourNext(row, out, four, start, end) {
 
 /** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i)
  * inverse_i row_i. */
-function addForward(row, out, inverse, rate, prefix) {
+function addForward(row, out, { inverse, rate }, prefix) {
   let sum = 0;
   for (let j = 1; j < prefix; j++) {
     sum = rate * (sum + inverse[j - 1] * row[j - 1]);

@@ -35,6 +35,11 @@ QUERIES = ("after", "before", "both")
 """Where the question may stand relative to the items."""
 
 
+def text_of(prompt: str | Sequence[Message]) -> str:
+    """A prompt's text; of a conversation, its last message's."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
 @dataclass(frozen=True)
 class Example:
     """One prompt with its answer and the exact place of the item that holds it."""
@@ -68,8 +73,8 @@ class Example:
 
     @property
     def text(self) -> str:
-        """The prompt, of a conversation its last message: where the passages stand."""
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+        """Of the prompt, where the passages stand."""
+        return text_of(self.prompt)
 
 
 @dataclass(frozen=True)
