@@ -47,6 +47,8 @@ ARCHITECTURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n": 700, "slopes": [0], "reach": 33}, {"mask": "sliding_window(width=33)"}),
     ({"n": 700, "slopes": ALIBI, "reach": 1}, {"mask": "sliding_window(width=1)", "encoding": "alibi", "heads": 6}),
     ({"n": 5000, "slopes": ALIBI, "reach": 64}, {"mask": "sliding_window(width=64)", "encoding": "alibi", "heads": 6}),
+    ({"n": 900, "slopes": ALIBI, "reach": 24}, {"mask": "sliding_window(width=24)", "encoding": "alibi", "heads": 6}),
+    ({"n": 30, "slopes": ALIBI, "reach": 24}, {"mask": "sliding_window(width=24)", "encoding": "alibi", "heads": 6}),
     ({"n": 20, "slopes": [0], "reach": 64}, {"mask": "sliding_window(width=64)"}),
     (
         {"n": 700, "slopes": [0], "reach": 33, "full": 3},

@@ -6,6 +6,7 @@
 const TINY = 1e-290; // sums below it count as zero: denormal numbers are slow, and a decaying one never ends
 const STRIDE = 32; // steps of a recurrence after which it is seen whether its sum has become tiny
 const TOGETHER_FROM = 64; // reach from which four heads are summed at once: each block costs a beginning of its own
+const SUMMED_TO = 3; // reach per head up to which every key of a window is added by itself, of all heads at once
 const SETTLED = 40; // nats after which a geometric sum no longer changes
 const MOST_NATS = 600;
 const MOST_ALPHA = 1e12;
@@ -59,6 +60,22 @@ class LinearHeads {
       return { slope, rate: Math.exp(-slope), weight, settled: Math.min(settled, n), rows };
     });
     this.kept = this.heads.reduce((sum, { rows }) => sum + rows + (this.reach < n ? this.reach : 0), 0) < MOST_KEPT;
+    this.short = this.reach < n && this.prefix < this.reach && this.reach <= SUMMED_TO * this.heads.length;
+  }
+
+  /** Of a short window: what row i gives to the key d before it, over all heads; the last of the rows stands for the rest. */
+  window() {
+    if (this.weights) return this.weights;
+    const { reach, heads } = this;
+    const rows = Math.max(...heads.map((head) => head.rows));
+    const weights = new Float64Array(rows * reach);
+    for (const { inverse, powers } of heads.map((head) => this.tables(head))) {
+      for (let i = 0; i < rows; i++) {
+        const own = inverse[Math.min(i, inverse.length - 1)];
+        for (let d = 0; d < reach; d++) weights[i * reach + d] += own * powers[d];
+      }
+    }
+    return (this.weights = weights);
   }
 
   /** weight / normaliser of the first rows, of which the last stands for the rest; powers of the rate in a window. */
@@ -80,14 +97,19 @@ class LinearHeads {
     return tables;
   }
 
-  /** out = row A, the mean over heads. */
-  pull(row, out) {
+  /** out = row A, the mean over heads; what lies before `from` is 0, in the row and in what it gives. */
+  pull(row, out, from) {
     const { n, reach, heads } = this;
     out.fill(0);
+    if (this.short) {
+      addWindow(row, out, this.window(), reach, from);
+      for (const head of this.prefix ? heads : []) addForward(row, out, this.tables(head), this.prefix);
+      return;
+    }
     const together = reach < TOGETHER_FROM ? 0 : heads.length - (heads.length % 4);
     for (let first = 0; first < together; first += 4) {
       const four = heads.slice(first, first + 4).map((head) => this.tables(head));
-      for (let start = reach * Math.floor((n - 1) / reach); start >= 0; start -= reach) {
+      for (let start = reach * Math.floor((n - 1) / reach); start > from - reach && start >= 0; start -= reach) {
         const end = Math.min(start + reach, n);
         addFour(row, out, four, start, end);
         if (end < n) addFourNext(row, out, four, start, end);
@@ -96,7 +118,7 @@ class LinearHeads {
     }
     for (const head of heads.slice(together)) {
       const tables = this.tables(head);
-      addOne(row, out, tables, reach);
+      addOne(row, out, tables, reach, from);
       addForward(row, out, tables, this.prefix);
     }
   }
@@ -107,9 +129,9 @@ class LinearHeads {
  *
  * What lies in the block by recurrence, in the next by a running sum: nothing that leaves a window is subtracted.
  */
-function addOne(row, out, { inverse, powers, rate }, reach) {
+function addOne(row, out, { inverse, powers, rate }, reach, from) {
   const [n, settled, rest] = [row.length, inverse.length - 1, inverse[inverse.length - 1]];
-  for (let start = reach * Math.floor((n - 1) / reach); start >= 0; start -= reach) {
+  for (let start = reach * Math.floor((n - 1) / reach); start > from - reach && start >= 0; start -= reach) {
     const end = Math.min(start + reach, n);
     for (let j = end - 1, sum = 0; j >= start; j--) {
       sum = rate * sum + (j < settled ? inverse[j] : rest) * row[j];
@@ -176,6 +198,38 @@ function addFourNext(row, out, four, start, end) {
   }
 }
 
+/** Every key of a short window by itself: out_j += sum over d < reach of weights_(j+d, d) row_(j+d), four keys at once. */
+function addWindow(row, out, weights, reach, from) {
+  const [n, last] = [row.length, weights.length / reach - 1];
+  const rest = weights.subarray(last * reach);
+  let j = n - 1;
+  for (const whole = n - reach - 3; j > whole && j >= from; j--) addKey(row, out, weights, reach, last, j);
+  for (const least = Math.max(from, last) + 3; j >= least; j -= 4) {
+    let [sumA, sumB, sumC, sumD] = [0, 0, 0, 0];
+    let [a, b, c] = [row[j - 3], row[j - 2], row[j - 1]];
+    for (let d = 0, i = j; d < reach; d++, i++) {
+      const weight = rest[d];
+      const next = row[i];
+      sumA += weight * a;
+      sumB += weight * b;
+      sumC += weight * c;
+      sumD += weight * next;
+      [a, b, c] = [b, c, next];
+    }
+    out[j - 3] = sumA < TINY ? 0 : sumA;
+    out[j - 2] = sumB < TINY ? 0 : sumB;
+    out[j - 1] = sumC < TINY ? 0 : sumC;
+    out[j] = sumD < TINY ? 0 : sumD;
+  }
+  for (; j >= from; j--) addKey(row, out, weights, reach, last, j);
+}
+
+function addKey(row, out, weights, reach, last, j) {
+  let sum = 0;
+  for (let d = 0, i = j; d < reach && i < row.length; d++, i++) sum += weights[Math.min(i, last) * reach + d] * row[i];
+  out[j] = sum < TINY ? 0 : sum;
+}
+
 /** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i)
  * inverse_i row_i. */
 function addForward(row, out, { inverse, rate }, prefix) {
@@ -220,12 +274,17 @@ export function rollout({ n, mixing, slopes, reach = n, prefix = 0, full = 0, si
   const row = new Float64Array(n);
   const pulled = new Float64Array(n);
   row[n - 1] = 1;
+  let from = n - 1; // the first position that anything has come to
   for (let layer = mixing.length - 1; layer >= 0; layer--) {
     const m = mixing[layer];
     if (m === 0) continue;
     if (keys) pullShares(row, pulled, keys);
     else if (alphas) pullGamma(row, pulled, alphas[layer]);
-    else (full && (layer + 1) % full === 0 ? whole : seen).pull(row, pulled);
+    else {
+      const heads = full && (layer + 1) % full === 0 ? whole : seen;
+      from = Math.max(0, from - heads.reach + 1);
+      heads.pull(row, pulled, from);
+    }
     for (let j = 0; j < n; j++) row[j] = m * pulled[j] + (1 - m) * row[j];
   }
   return row;
