@@ -16,8 +16,9 @@ import posbias as pb
 from posbias.evaluation.curve import position_means
 from posbias.evaluation.evaluation import measures_of
 from posbias.mitigation.effort import effort_of
+from posbias.mitigation.endpoints import ALPHA
 from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.judging import Tried, judge
+from posbias.mitigation.judging import APPLY, HARM, NOTHING, SMALL, SMALLEST, Tried, judge
 from posbias.mitigation.recipe import write_recipe
 from posbias.parts import below
 from posbias.records import Record, load_record
@@ -92,7 +93,8 @@ def table(*directories: str) -> None:
         level = _short(f"{sum(levels) / len(levels):.2f}; {min(levels):.2f}")
         rows.setdefault("unchanged (level)", {})[model] = f"{level} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
-            name = "context_bias" if entry["name"].endswith(".json") else entry["name"]
+            name = "context_bias" if entry["name"] in record.resolved.get("recipes", {}) else entry["name"]
+            name = "context_bias" if entry["name"].endswith(".json") else name
             rows.setdefault(f"`{name}`", {})[model] = _cell(entry)
     for task, rows in cells.items():
         print(f"\n| {task} | {' | '.join(models)} |\n|{'---|' * (len(models) + 1)}")
@@ -107,8 +109,25 @@ def _cell(entry: dict[str, Any]) -> str:
         return "0"
     text = entry["effects"].get("ordinary text")
     harmed = text and any(reason.startswith("Harm: ordinary text") for reason in entry["reasons"])
-    verdict = "" if entry["verdict"] == "no effect established" else f" **{entry['verdict']}**"
+    verdict = {NOTHING: "", SMALL: " negligible"}.get(found := verdict_of(entry), f" **{found}**")
     return "; ".join(map(_change, changes)) + verdict + (f" (text {_change(text['value'])})" if harmed else "")
+
+
+def verdict_of(entry: dict[str, Any]) -> str:
+    """By the rule of today: some records are older than the least change that matters."""
+
+    def matters(name: str) -> bool:
+        effect = entry["effects"].get(name)
+        if effect is not None:
+            return bool(effect["tolerance"]) or abs(effect["value"]["value"]) >= SMALLEST
+        return abs(entry["changes"][name]["value"]["value"]) >= SMALLEST
+
+    harms, gains = ([name for name, p in entry[family].items() if p < ALPHA] for family in ("harms", "gains"))
+    if any(map(matters, harms)):
+        return HARM
+    if any(map(matters, gains)):
+        return APPLY
+    return SMALL if harms or gains else NOTHING
 
 
 def _change(interval: dict[str, float]) -> str:

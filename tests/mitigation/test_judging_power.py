@@ -116,7 +116,7 @@ def test_an_established_change_that_is_smaller_than_matters_decides_nothing_and_
     (verdict,) = judgement.verdicts
     assert verdict.verdict == SMALL
     assert verdict.reasons[0].startswith(
-        "Established, but smaller than matters (0.01): mean rises by 0.005 [0.005, 0.005]"
+        "Established but negligible (below 0.01): mean rises by 0.005 [0.005, 0.005]"
     )
     assert judgement.recommended is None
     assert "to raise accuracy by what matters (0.01)" in judgement.recommendation
@@ -134,7 +134,7 @@ def test_small_harm_does_not_forbid_a_gain_that_matters():
     (verdict,) = judgement.verdicts
     assert verdict.verdict == APPLY
     assert verdict.reasons[-1] == (
-        "Established, but smaller than matters (0.01): short form changes by -0.007 [-0.007, -0.007]."
+        "Established but negligible (below 0.01): short form changes by -0.007 [-0.007, -0.007]."
     )
     assert "no harm that matters is established" in judgement.recommendation
     assert one(before, after, SideEffect("short form", ones, one_less), smallest=0.001).verdicts[0].verdict == HARM

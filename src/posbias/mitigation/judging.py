@@ -5,7 +5,7 @@ Endpoints: the mean over positions, the worst position, the spread (best minus w
 (`endpoints.py`).
 
 Verdicts: `do not apply` where harm is established anywhere; else `apply` where the mean or the worst position is
-established to rise; else `established, but smaller than matters` where only smaller changes of scores are established;
+established to rise; else `established but negligible` where only smaller changes of scores are established;
 else `no effect established`, with the rise that would have been found (`power.py`). Gains of all methods are one family
 of tests, harms, side effects among them, another, each corrected by Holm: under no effect at all either verdict is
 given to any method in at most 5 % of runs.
@@ -46,7 +46,7 @@ from posbias.records import plain
 from posbias.statistics import CONFIDENCE, POWER, Interval, holm, mean_of, wilson
 
 APPLY, NOTHING, HARM = "apply", "no effect established", "do not apply"
-SMALL = "established, but smaller than matters"
+SMALL = "established but negligible"
 FLOOR, CEILING = 0.1, 0.9
 """Mean accuracy below or above which differences between methods cannot be told: log-probabilities still differ."""
 SMALLEST = 0.01
@@ -376,7 +376,7 @@ def _decided(verdict: Verdict, measure: str, *, smallest: float, tests: int) -> 
     reasons = [f"Harm: {_change_sentence(verdict, name)}" for name in harmed]
     reasons += [f"Gain: {_change_sentence(verdict, name)}" for name in gained]
     reasons += [
-        f"Established, but smaller than matters ({smallest:g}): {_change_sentence(verdict, name)}"
+        f"Established but negligible (below {smallest:g}): {_change_sentence(verdict, name)}"
         for name in (*fallen, *risen)
         if name in small
     ]

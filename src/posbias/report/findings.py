@@ -101,7 +101,8 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
     else:
         lead = f"Yes, by influence {about} loses the middle"
         more = [end.text(_digits(end.value), scale=PERCENT, unit=" percentage points") for end in ends]
-        said = f"the first tenth has {more[0]} more, the last {more[1]} (its last position left out): a U shape"
+        last = f"the last {more[1]} (without its last position, scaled to a whole tenth)"
+        said = f"the first tenth has {more[0]} more, {last}: a U shape"
         beginning = summary["first_tenth"]
         if beginning.low <= FLAT_TENTH <= beginning.high:
             said += ", although its beginning is not shown to exceed an even share"
@@ -169,7 +170,7 @@ def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     block, found = nearest
     given = ", given the model's own attention and derivatives on these texts," if block.theory == POWER_ROLLOUT else ""
     distances = f"distance W1 {found.distance}, a flat line's {found.flat.value:.3f}"
-    text += f" Of the theories the {theory_name(view, block.theory)}{given} is nearest to the profile ({distances})"
+    text += f" Of the theories, the {theory_name(view, block.theory)}{given} is nearest to the profile ({distances})"
     for start in view.subjects[1:]:
         before = _nearest(start, kind)
         if start.name in SUBJECTS and before is not None:

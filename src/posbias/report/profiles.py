@@ -54,7 +54,7 @@ from posbias.report.wording import THEORIES as NAMED
 PREDICTED = "predicted influence"
 TENTHS = "tenths and their shares"
 TEXTS = {
-    "default": "from Austen, Shakespeare and Milton, the King James Bible, the Jargon File and the US Constitution",
+    "default": "excerpts from Austen, Shakespeare and Milton, the King James Bible, the Jargon File and the US Constitution",
     "synthetic": "uniformly random tokens, no language at all",
 }
 """Sources of prompts in the words of a page; others are shown as they were given."""
@@ -143,7 +143,7 @@ def _basis(view: RunView, record: Record) -> str:
         text += f"; at initialisation on {max(counts)} of them, with fresh random weights for each" if counts else ""
     if longest and longest > prompts["n_positions"]:
         text += f". To measure longer ones (up to {longest:,} tokens) pass `--length N`"
-    return f"{text}. In brackets and grey: 95 % intervals over texts."
+    return f"{text}. In brackets, and as grey bands: 95 % intervals over texts."
 
 
 def picture_of(view: RunView) -> list[Figure]:
