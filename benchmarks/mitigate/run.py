@@ -32,6 +32,7 @@ METHODS = (
     "shifted_distances(shift=216)",
     "rotary_bases(bases=[1.0, 2.0])",
     "parallel_windows",
+    "pine",
     "positional_channel(channel=100)",
     "positional_channel(channel=100, from_question=True)",
     "attention_calibration(together=True)",

@@ -42,7 +42,7 @@ def run(
         fitted = pb.fit("context_bias", loaded, list(drawn), options=FitOptions(steps=100))
         write_recipe(recipe, fitted.method, loaded, fitted.how)
     asked = ["--task", task, "--positions", positions, "--count", "40", "--calibration", calibration, "--dtype", dtype]
-    judged = ["--no-generate", "--by", "logprob", "--documents", "6", "--no-short", "--out", out, "--resume"]
+    judged = ["--no-generate", "--by", "logprob", "--documents", "6", "--out", out, "--resume"]
     command = [sys.executable, "-m", "posbias", "mitigate", model, *asked, *judged, "--methods", f"{recipe},{methods}"]
     subprocess.run(command, check=True)
 
@@ -93,9 +93,10 @@ def table(*directories: str) -> None:
         level = _short(f"{sum(levels) / len(levels):.2f}; {min(levels):.2f}")
         rows.setdefault("unchanged (level)", {})[model] = f"{level} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
-            name = "context_bias" if entry["name"] in record.resolved.get("recipes", {}) else entry["name"]
-            name = "context_bias" if entry["name"].endswith(".json") else name
-            rows.setdefault(f"`{name}`", {})[model] = _cell(entry)
+            recipe = entry["name"] in record.resolved.get("recipes", {}) or entry["name"].endswith(".json")
+            name = "context_bias" if recipe else entry["name"]
+            kept = name if "draws" in name or "variant" in name else name.partition("(")[0]  # others: fitted or default
+            rows.setdefault(f"`{kept}`", {})[model] = _cell(entry)
     for task, rows in cells.items():
         print(f"\n| {task} | {' | '.join(models)} |\n|{'---|' * (len(models) + 1)}")
         for name, row in rows.items():
@@ -103,14 +104,18 @@ def table(*directories: str) -> None:
 
 
 def _cell(entry: dict[str, Any]) -> str:
-    """Changes, and the verdict where there is one."""
+    """Changes, the verdict where there is one, and side effects that are harm."""
     changes = [entry["changes"][each]["value"] for each in ENDPOINTS]
     if all(abs(change["value"]) < EVEN for change in changes):
         return "0"
-    text = entry["effects"].get("ordinary text")
-    harmed = text and any(reason.startswith("Harm: ordinary text") for reason in entry["reasons"])
+    harms = [reason.partition("Harm: ")[2] for reason in entry["reasons"]]
+    effects = [
+        f"{name.removeprefix('ordinary ')} {_change(effect['value'])}"
+        for name, effect in entry["effects"].items()
+        if any(harm.startswith(f"{name} ") for harm in harms)
+    ]
     verdict = {NOTHING: "", SMALL: " negligible"}.get(found := verdict_of(entry), f" **{found}**")
-    return "; ".join(map(_change, changes)) + verdict + (f" (text {_change(text['value'])})" if harmed else "")
+    return "; ".join(map(_change, changes)) + verdict + (f" ({', '.join(effects)})" if effects else "")
 
 
 def verdict_of(entry: dict[str, Any]) -> str:

@@ -115,9 +115,7 @@ def test_an_established_change_that_is_smaller_than_matters_decides_nothing_and_
     judgement = one(*steady(0.005))
     (verdict,) = judgement.verdicts
     assert verdict.verdict == SMALL
-    assert verdict.reasons[0].startswith(
-        "Established but negligible (below 0.01): mean rises by 0.005 [0.005, 0.005]"
-    )
+    assert verdict.reasons[0].startswith("Established but negligible (below 0.01): mean rises by 0.005 [0.005, 0.005]")
     assert judgement.recommended is None
     assert "to raise accuracy by what matters (0.01)" in judgement.recommendation
     assert judgement.as_record()["smallest"] == 0.01

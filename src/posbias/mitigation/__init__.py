@@ -1,6 +1,6 @@
 """Mitigation of position bias in finished models, judged by position, with "do not apply" as a possible verdict."""
 
-from posbias.mitigation import channel, key_bias, passages, positions, prompts
+from posbias.mitigation import channel, key_bias, passages, pine, positions, prompts
 from posbias.mitigation.applying import answering_under, mitigated, resolve_method
 from posbias.mitigation.arms import MitigateOptions
 from posbias.mitigation.base import MITIGATIONS, Mitigation, PromptMitigation
@@ -17,6 +17,7 @@ __all__ = [
     "mitigate",
     "mitigated",
     "passages",
+    "pine",
     "positions",
     "prompts",
     "resolve_method",

@@ -49,7 +49,7 @@ class ParallelWindows(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Hide passages from each other, or add ln(1 - s)."""
         spans = check_spans(self.name, passages)
-        windows = [(spans[0][0] if index == 0 else spans[index - 1][1], end) for index, (_, end) in enumerate(spans)]
+        windows = windows_of(spans)
         added = HIDDEN if self.strength == 1 else log1p(-self.strength)
         sets = _subsets(len(spans), single=self.strength < 1)
 
@@ -283,6 +283,11 @@ def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
             raise UsageError(f"{name}: passages must be in order, got {(begin, end)} behind {spans[-1]}")
         spans.append((max(int(begin), last), int(end)))
     return tuple(spans)
+
+
+def windows_of(spans: Spans) -> Spans:
+    """Passages with what stands before each, behind the last."""
+    return [(spans[0][0] if index == 0 else spans[index - 1][1], end) for index, (_, end) in enumerate(spans)]
 
 
 def _members(spans: Spans, positions: Int[Tensor, "_ token"], *, like: Tensor) -> Float[Tensor, "_ token span"]:

@@ -123,7 +123,7 @@ class MsPoe(Mitigation):
             query, key = back.turn(query, at, none), back.turn(key, call.key_positions, none)
         grouped = query.reshape(len(row), key.shape[1], call.group, -1).float()
         logits = (grouped @ key.float().transpose(-1, -2)).flatten(1, 2) * call.scaling
-        shown = _shown(call, slice(None)).expand(len(row), 1, -1, -1)[batch, :, row]
+        shown = shown_keys(call, slice(None)).expand(len(row), 1, -1, -1)[batch, :, row]
         weights = logits.masked_fill(~shown, -torch.inf).softmax(-1)
         counted = (weights > AWARE / shown.sum(-1, keepdim=True)).sum(-1)
         order = counted.argsort(stable=True, dim=-1, descending=True)
@@ -332,7 +332,7 @@ def _tables(frequencies: Sequence[Frequencies], rates: Callable[[Tensor], Tensor
     return [None if own is None else known.setdefault(tuple(own.tolist()), _Table(rates(own))) for own in frequencies]
 
 
-def _shown(call: AttentionCall, rows: slice) -> Tensor:
+def shown_keys(call: AttentionCall, rows: slice) -> Tensor:
     """Which keys some queries see, [batch 1 query key], either leading size 1 where it is the same for all."""
     if call.mask is None:
         return call.key_positions[:, None, None] <= call.query_positions[:, None, rows, None]
@@ -369,7 +369,7 @@ def _with_far(call: AttentionCall, far_keys: Float[Tensor, "batch key_head _ fea
     mask, n_keys = call.mask, call.key.shape[2]
     lowest = torch.finfo(call.query.dtype).min
     if mask is None or mask.dtype == torch.bool:
-        shown = _shown(call, slice(None))
+        shown = shown_keys(call, slice(None))
         mask = torch.zeros(shown.shape, dtype=call.query.dtype, device=shown.device).masked_fill(~shown, lowest)
     both = [
         mask[..., :last].masked_fill(~far[..., :last], lowest),

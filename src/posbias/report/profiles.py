@@ -54,7 +54,7 @@ from posbias.report.wording import THEORIES as NAMED
 PREDICTED = "predicted influence"
 TENTHS = "tenths and their shares"
 TEXTS = {
-    "default": "excerpts from Austen, Shakespeare and Milton, the King James Bible, the Jargon File and the US Constitution",
+    "default": "excerpts from Austen, Shakespeare, Milton, the King James Bible, the Jargon File, the US Constitution",
     "synthetic": "uniformly random tokens, no language at all",
 }
 """Sources of prompts in the words of a page; others are shown as they were given."""
