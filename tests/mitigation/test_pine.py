@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+import posbias as pb
 from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalResponder
+from posbias.evaluation.responders.base import Request
+from posbias.evaluation.responders.local import encode_requests
 from posbias.interventions.attention import AttentionCall
-from posbias.mitigation import mitigated, pine
+from posbias.mitigation import answering_under, mitigated, pine, resolve_method
 from posbias.mitigation.passages import windows_of
+from posbias.tasks.language import KeyValue
+from posbias.tasks.language.base import locate
 from tiny_families import VOCABULARY, shaken_model
 
 LENGTHS = (3, 5, 2, 4)
@@ -129,3 +135,18 @@ def test_a_prompt_that_is_read_in_pieces_within_the_documents_is_refused():
         pytest.raises(UsageError, match=r"pine: all passages must be read in one call, up to token 17; .* token 8"),
     ):
         model.network(model.token_tensor([ids[:9]]))
+
+
+def test_a_responder_answers_with_a_cache_as_whole_passes_do(long_llama):
+    model = pb.load_model(str(long_llama), dtype="float64")
+    (example, *_) = KeyValue(pairs=3).examples(model.tokenizer, count=1, seed=5)
+    request = Request(prompt=example.prompt, answer=example.target, passages=example.passages, max_tokens=5)
+    responder = answering_under(resolve_method("pine", model), LocalResponder(model))
+    (reply,) = responder.respond([request], generate=True, score=True)
+    assert responder.inner._runner.cached
+    spans, _ = locate(request.prompt, request.passages, model.tokenizer)
+    ids = encode_requests(model.tokenizer, [request])[0].prompt.tolist()
+    with mitigated(model, "pine", passages=spans), torch.no_grad():
+        for token in reply.response.token_ids:
+            assert int(model.network(model.token_tensor([ids])).logits[0, -1].argmax()) == token
+            ids.append(token)

@@ -194,6 +194,8 @@ class _Mitigated(Responder):
             if begins != began and shared_length(before, prompts[index]) > min(begins, began):
                 self.inner.forget()  # what they share, the method has changed in one and not in the other
             before, began = prompts[index], begins
+            if method.looks_ahead:
+                self.inner.tried(prompts[index])  # without it: a trial reads parts of a prompt
             with mitigated(model, method, passages=passages):
                 (replies[index],) = self.inner.respond([requests[index]], generate=generate, score=score)
         return [replies[index] for index in range(len(requests))]

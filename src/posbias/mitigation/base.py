@@ -40,6 +40,9 @@ class Mitigation(Intervention):
     """Whether the keys and values of a prompt's beginning serve every prompt that begins so, one row for each; where it
     has to know the passages, up to the end of the last one."""
 
+    looks_ahead: ClassVar[bool] = False
+    """Whether passages see what stands behind them, so that they are read in one call."""
+
     strength: float = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 

@@ -45,6 +45,7 @@ class Pine(Mitigation):
 
     needs_passages = True
     shares_cache = False
+    looks_ahead = True
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:

@@ -147,7 +147,7 @@ class LocalResponder(Responder):
         order = [index for index in visiting_order([tokens.prompt for tokens in encoded]) if index not in responses]
         if not order:
             return [Reply(responses.get(index), None) for index in range(len(requests))]
-        runner = self._runner = self._runner or self._tried(encoded[order[0]].prompt)
+        runner = self.tried(encoded[order[0]].prompt)
         for index in track(order, "answers"):
             prompt, answer = encoded[index].prompt, encoded[index].answer
             if not score:
@@ -197,12 +197,13 @@ class LocalResponder(Responder):
         """Tokens run through the network, and how many a plain run would have taken without any method."""
         return {"tokens_processed": self.processed, "tokens_plain": self._plain}
 
-    def _tried(self, prompt: TokenIds) -> Runner:
-        """What runs the prompts; the tokens on which the cache is tried are none of theirs."""
-        before = self._processed
-        runner = trusted_runner(self.model, prompt)
-        self._processed = before
-        return runner
+    def tried(self, prompt: TokenIds) -> Runner:
+        """What runs the prompts, kept from the first; the tokens on which the cache is tried are none of theirs."""
+        if self._runner is None:
+            before = self._processed
+            self._runner = trusted_runner(self.model, prompt)
+            self._processed = before
+        return self._runner
 
     def _room(self, started: Started) -> int:
         """How many prompts are kept for decoding together."""
