@@ -27,6 +27,7 @@ METHODS = [
     "initial_token(gamma=40.0, strength=0.0)",
     STRONG,
     "ms_poe(first_layer=0)",
+    "pine",
     "rotary_bases(bases=[1.0, 2.0])",
     "attention_calibration(temperature=0.1, together=True)",
     "positional_channel(channel=3)",
