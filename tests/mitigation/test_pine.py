@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from transformers import StaticCache
 
 import posbias as pb
 from posbias.errors import UsageError
@@ -14,6 +15,7 @@ from posbias.evaluation.responders.local import encode_requests
 from posbias.interventions.attention import AttentionCall
 from posbias.mitigation import answering_under, mitigated, pine, resolve_method
 from posbias.mitigation.passages import windows_of
+from posbias.models.hugging_face import looks_ahead
 from posbias.tasks.language import KeyValue
 from posbias.tasks.language.base import locate
 from tiny_families import VOCABULARY, shaken_model
@@ -22,28 +24,34 @@ LENGTHS = (3, 5, 2, 4)
 BEFORE, BEHIND = 3, 4
 
 
-def prompt(order):
-    """Token ids whose documents stand in some order, and where they do."""
+SEPARATOR = 11
+
+
+def prompt(order, *, separated=False):
+    """Token ids whose documents stand in some order, and where they do; separated: a token before each, the first's its
+    own."""
     generator = np.random.default_rng(8)
     before, *documents, behind = (
         generator.integers(3, VOCABULARY, length).tolist() for length in (BEFORE, *LENGTHS, BEHIND)
     )
     ids, spans = list(before), []
     for document in order:
-        spans.append((len(ids), len(ids) + LENGTHS[document]))
-        ids += documents[document]
+        begin = len(ids)
+        ids += [*([SEPARATOR] if separated else []), *documents[document]]
+        spans.append((begin + (separated and begin > BEFORE), len(ids)))
     return [*ids, *behind], spans
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("separated", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3_text", "mistral", "smollm3"])
-def test_the_order_of_documents_makes_no_difference(family):
+def test_the_order_of_documents_makes_no_difference(family, separated):
     model = shaken_model(family)
     if getattr(model.network.config, "sliding_window", None):
         model.network.config.sliding_window = 64
     found, plain = [], []
     for order in ((0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)):
-        ids, spans = prompt(order)
+        ids, spans = prompt(order, separated=separated)
         with mitigated(model, "pine", passages=spans):
             found.append(model.network(model.token_tensor([ids])).logits[0, -BEHIND:])
         plain.append(model.network(model.token_tensor([ids])).logits[0, -BEHIND:])
@@ -52,7 +60,7 @@ def test_the_order_of_documents_makes_no_difference(family):
     assert min(float((other - plain[0]).abs().max()) for other in plain[1:]) > 0.01, "without it the order matters"
 
 
-def naive(query, key, value, spans, frequencies):
+def naive(query, key, value, spans, frequencies, *, strength, reach):
     """One head's outputs from queries and keys without positions, one query at a time, by the paper's rule."""
     n_tokens, (begin, end) = len(query), (spans[0][0], spans[-1][1])
     owner = {token: index for index, span in enumerate(spans) for token in range(*span)}
@@ -65,8 +73,13 @@ def naive(query, key, value, spans, frequencies):
             [vector[:half] * cosine - vector[half:] * sine, vector[half:] * cosine + vector[:half] * sine]
         )
 
+    def sees(token):
+        own = owner.get(token)
+        later = [place for place in range(token + 1, end) if own is not None and owner[place] != own]
+        return [place for place in (*range(token + 1), *later) if abs(place - token) < reach]
+
     def importance(token, own):
-        others = [place for place in range(begin, end) if owner[place] != own]
+        others = [place for place in sees(token) if begin <= place < end and owner[place] != own]
         weights = np.exp([scale * query[token] @ key[place] for place in others])
         shares = dict(zip(others, weights / weights.sum(), strict=True))
         return np.array([sum(shares.get(place, 0.0) for place in range(*span)) / (span[1] - span[0]) for span in spans])
@@ -85,16 +98,20 @@ def naive(query, key, value, spans, frequencies):
                 first, stop = spans[document]
                 last -= stop - first
                 places |= {place: last + place - first for place in range(first, stop)}
-        seen = [
-            place for place in range(n_tokens) if place <= token or (own is not None and owner.get(place, own) != own)
+        seen = sees(token)
+        moved = {place: place + strength * (places[place] - place) for place in range(n_tokens)}
+        logits = [
+            scale * turn(query[token], moved[token]) @ turn(key[place], moved[place])
+            + math.log(strength) * (place > token)
+            for place in seen
         ]
-        logits = [scale * turn(query[token], places[token]) @ turn(key[place], places[place]) for place in seen]
         weights = np.exp(logits)
         outputs.append(weights / weights.sum() @ value[seen])
     return np.array(outputs)
 
 
-def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(monkeypatch):
+@pytest.mark.parametrize(("strength", "reach"), [(1.0, None), (0.3, None), (1.0, 7), (0.3, 4)])
+def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(monkeypatch, strength, reach):
     monkeypatch.setattr(pine, "BLOCK", 5)
     _, spans = prompt((1, 0, 3, 2))
     n_tokens = spans[-1][1] + BEHIND
@@ -113,18 +130,25 @@ def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(mon
         query=rotated(query),
         key=rotated(key),
         value=torch.tensor(value)[None],
-        mask=None,
+        mask=None if reach is None else within(n_tokens, reach),
         options={},
         query_positions=positions,
         key_positions=positions,
         kernel=lambda *given: given,
     )
-    documents = pine._Documents(windows_of(spans), 1.0, whole, None)
+    documents = pine._Documents(windows_of(spans), strength, whole, reach)
     output, weights = documents.attended(call, torch.tensor(key)[None])
+    asked = {"strength": strength, "reach": reach or n_tokens}
     for head in range(4):
-        expected = naive(query[head], key[head // 2], value[head // 2], spans, frequencies)
+        expected = naive(query[head], key[head // 2], value[head // 2], spans, frequencies, **asked)
         np.testing.assert_allclose(output[0, :, head].numpy(), expected, rtol=1e-10)
     np.testing.assert_allclose(weights.sum(-1).numpy(), 1, rtol=1e-12)
+
+
+def within(n_tokens, reach):
+    """A causal mask with a window."""
+    distance = torch.arange(n_tokens)[:, None] - torch.arange(n_tokens)
+    return ((distance >= 0) & (distance < reach))[None, None]
 
 
 def test_a_prompt_that_is_read_in_pieces_within_the_documents_is_refused():
@@ -132,9 +156,23 @@ def test_a_prompt_that_is_read_in_pieces_within_the_documents_is_refused():
     ids, spans = prompt((0, 1, 2, 3))
     with (
         mitigated(model, "pine", passages=spans),
-        pytest.raises(UsageError, match=r"pine: all passages must be read in one call, up to token 17; .* token 8"),
+        torch.no_grad(),
     ):
-        model.network(model.token_tensor([ids[:9]]))
+        for cache in (None, StaticCache(model.network.config, max_cache_len=32)):
+            with pytest.raises(UsageError, match="pine: the 14 tokens of all passages must be read in one call, got 6"):
+                model.network(model.token_tensor([ids[:9]]), past_key_values=cache)
+        plain = model.network(model.token_tensor([ids]), use_cache=True).past_key_values
+        plain.crop(9 - len(ids))
+        with pytest.raises(UsageError, match="pine: the 14 tokens of all passages must be read in one call, got 8"):
+            model.network(model.token_tensor([ids[9:]]), past_key_values=plain)
+
+
+def test_nothing_is_reused_of_a_prompt_whose_documents_look_ahead():
+    model = shaken_model("llama")
+    ids, spans = prompt((0, 1, 2, 3))
+    with mitigated(model, "pine", passages=spans):
+        assert looks_ahead(model, model.embed(model.token_tensor([ids[:2]])))
+    assert not looks_ahead(model, model.embed(model.token_tensor([ids])))
 
 
 def test_a_responder_answers_with_a_cache_as_whole_passes_do(long_llama):

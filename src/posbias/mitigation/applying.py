@@ -18,7 +18,7 @@ from posbias.interventions.base import check_model
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, Places, PromptMitigation, Spans, inside_methods
 from posbias.mitigation.question import Question
 from posbias.mitigation.recipe import RECIPE_SUFFIX, read_recipe
-from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
+from posbias.models.hugging_face import INTERVENTION_MARK, LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.loading import model_in_hand
 from posbias.tasks.language.base import locate
 
@@ -82,6 +82,9 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
             if method.strength > 0:
                 setattr(model.network, INTERVENTION_MARK, str(method))
                 opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
+                if method.looks_ahead:
+                    setattr(model.network, LOOKS_AHEAD_MARK, True)
+                    opened.callback(vars(model.network).pop, LOOKS_AHEAD_MARK, None)
             self._open = opened.pop_all()
         return method.description(model, own=True) if self._own else self._given
 

@@ -14,7 +14,7 @@ from posbias.errors import UsageError
 from posbias.interventions.attention import PLAIN_KERNEL, Attended, AttentionCall, KeptKeys, attending, turned_by
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.passages import check_spans, in_one_place, windows_of
-from posbias.mitigation.positions import Frequencies, shown_keys, turning
+from posbias.mitigation.positions import Frequencies, check_masks, shown_keys, turning
 from posbias.models.hugging_face import HuggingFaceModel
 
 BLOCK = 128
@@ -28,19 +28,21 @@ OUTSIDE = -1
 class Pine(Mitigation):
     """Passages see each other both ways; every query has them ordered by their importance to it, the greatest nearest.
 
-    The importance of document k to a query: its attention to k per token, without rotary positions, in a softmax over
+    The importance of a document to a query: its attention to it per token, without rotary positions, in a softmax over
     all documents, for each layer and head; to a document, the sum over its tokens of that in a softmax over all others.
-    A document's tokens stand behind all other documents, at the end of the stretch that documents take. So the order in
-    which documents are given makes no difference, but for what names it, such as numbers; in a layer with a window that
-    is shorter than the prompt, which hides what it did (later documents beyond its reach, too), it makes some.
+    To its own tokens a document stands behind all others, at the end of the stretch that documents take. So the order
+    in which documents are given makes no difference, but for the text between them, such as numbers and separators: it
+    belongs to the one behind it, and what stands before the first to none. Where a layer's window is shorter than the
+    prompt, order matters again: it hides by original places, later documents beyond its reach, too.
 
-    What stands between two passages belongs to the one behind it. All passages are read in one call. With a strength s,
-    positions p become p + s (p' - p), and ln s is added to the logits of documents that stand behind a query. Logits
-    are formed in blocks of queries, whatever kernel the model has.
+    All passages are read in one call. With a strength s, positions p become p + s (p' - p), and ln s is added to the
+    logits of documents that stand behind a query. Logits are formed in blocks of queries, without dropout; gradients
+    hold the order fixed.
 
     Source: PINE, arXiv 2407.01100, and its released code, wzq016/PINE (pine/models/llama/modeling_llama.py), which
-    allows one prompt at a time and which this follows in what the paper leaves open: the order is every head's own, a
-    token behind the documents has one of its own, and a document's own attention to itself is left out.
+    takes one prompt at a time, ranks in the model's dtype (here in float32 at least), and has no text between
+    documents. This follows it in what the paper leaves open: the order is every head's own, a token behind the
+    documents has one of its own, and a document's own attention to itself is left out.
     """
 
     needs_passages = True
@@ -50,27 +52,29 @@ class Pine(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Attend by queries that are turned anew for every document."""
-        frequencies = turning(model, self)
+        check_masks(model, self)
+        if any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network)):
+            raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
         windows = windows_of(check_spans(self.name, passages))
-        masks = [model.family.mask(model.config, layer) for layer in range(len(frequencies))]
-        reaches = [getattr(mask, "width", None) for mask in masks]
+        reaches = [
+            getattr(model.family.mask(model.config, layer), "width", None)
+            for layer in range(model.family.depth(model.config))
+        ]
+        layers = [
+            _Documents(windows, self.strength, own, reach)
+            for own, reach in zip(turning(model, self), reaches, strict=True)
+        ]
         kept = KeptKeys()
 
         def attend(call: AttentionCall) -> Attended:
             if len(windows) == 1 or int(call.query_positions.max()) < windows[0][0]:
                 return call.run()
-            if call.options.get("s_aux") is not None:
-                raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
-            own = frequencies[call.layer]
-            plain = kept.of(call, None, lambda keys, positions: _turned_back(keys, positions, own))
-            reach = reaches[call.layer]
+            documents = layers[call.layer]
+            plain = kept.of(call, None, documents.turned_back)
             n_rows = max(len(call.query_positions), len(call.key_positions))
             if n_rows == 1:
-                return _Documents(windows, self.strength, own, reach).attended(call, plain)
-            found = [
-                _Documents(windows, self.strength, own, reach).attended(_row(call, row), plain[row : row + 1])
-                for row in range(n_rows)
-            ]
+                return documents.attended(call, plain)
+            found = [documents.attended(_row(call, row), plain[row : row + 1]) for row in range(n_rows)]
             weights = [each for _, each in found if each is not None]
             return torch.cat([output for output, _ in found]), torch.cat(weights) if weights else None
 
@@ -89,22 +93,29 @@ class _Documents:
 
     def attended(self, call: AttentionCall, plain: Float[Tensor, "batch key_head key feature"]) -> Attended:
         """Attention of prompts whose tokens stand in the same slots; `plain` are the keys without rotary positions."""
-        queries, keys = self._of(call.query_positions[0]), self._of(call.key_positions[0])
-        if (queries >= 0).any() and int(call.key_positions.max()) < self.windows[-1][1] - 1:
-            raise UsageError(
-                f"pine: all passages must be read in one call, up to token {self.windows[-1][1]}; these keys end at "
-                f"token {int(call.key_positions.max())}"
-            )
+        queries, keys = self._owners(call.query_positions[0]), self._owners(call.key_positions[0])
+        n_read, n_wanted = int((queries >= 0).sum()), self.windows[-1][1] - self.windows[0][0]
+        if 0 < n_read < n_wanted:
+            raise UsageError(f"pine: the {n_wanted} tokens of all passages must be read in one call, got {n_read}")
         moved = self._moved(call, plain, queries, keys)
+        precise = replace(call, query=_precise(call.query), key=_precise(call.key), value=_precise(call.value))
         blocks = []
-        for first in range(0, call.query.shape[2], BLOCK):
+        for first in range(0, len(queries), BLOCK):
             rows = slice(first, first + BLOCK)
-            blocks.append(self._block(call, rows, queries[rows], keys, moved[:, :, rows]))
+            blocks.append(self._block(precise, rows, queries[rows], keys, moved[:, :, rows]))
         outputs, weights = zip(*blocks, strict=True)
-        names = getattr(call.kernel, "__name__", "") != PLAIN_KERNEL
-        return torch.cat(outputs, 1), torch.cat(weights, 2) if names else None
+        output = torch.cat(outputs, 1).to(call.query.dtype)
+        if getattr(call.kernel, "__name__", "") == PLAIN_KERNEL:
+            return output, None
+        return output, torch.cat(weights, 2).to(call.query.dtype)
 
-    def _of(self, positions: Int[Tensor, "token"]) -> Int[Tensor, "token"]:
+    def turned_back(self, values: Tensor, positions: Int[Tensor, "_ token"]) -> Tensor:
+        """Queries or keys without rotary positions."""
+        if self.frequencies is None:
+            return _precise(values)
+        return _turned(_precise(values), -positions[:, None, :, None] * self.frequencies)
+
+    def _owners(self, positions: Int[Tensor, "token"]) -> Int[Tensor, "token"]:
         """The document of every token, or `OUTSIDE`, as of padding at the beginning, whose positions are 0."""
         begins, ends = torch.tensor(self.windows, device=positions.device).unbind(1)
         inside = (positions[:, None] >= begins) & (positions[:, None] < ends)
@@ -119,7 +130,9 @@ class _Documents:
         queries: Int[Tensor, "query"],
         keys: Int[Tensor, "key"],
     ) -> Float[Tensor, "batch head query document"]:
-        """How far every document moves for every query, in positions."""
+        """How far every document moves for every query, in positions; nothing does where a layer turns nothing."""
+        if self.frequencies is None:
+            return torch.zeros(*call.query.shape[:3], len(self.windows), device=call.query.device)
         begins, ends = torch.tensor(self.windows, device=queries.device).unbind(1)
         lengths, last = ends - begins, ends[-1]
         importance = self._importance(call, plain, queries, keys) / lengths
@@ -141,11 +154,11 @@ class _Documents:
         n_documents = len(self.windows)
         there = keys >= 0
         members = torch.nn.functional.one_hot(keys[there], n_documents)
-        asking = _turned_back(call.query, call.query_positions, self.frequencies)
+        plain_query = self.turned_back(call.query, call.query_positions)
         found = []
         for first in range(0, len(queries), BLOCK):
             rows = slice(first, first + BLOCK)
-            logits = _products(asking[:, :, rows], plain[:, :, there], call.group) * call.scaling
+            logits = _products(plain_query[:, :, rows], plain[:, :, there], call.group) * call.scaling
             seen, _ = self._seen(call, rows, queries[rows], keys)
             foreign = seen[..., there] & (keys[there] != queries[rows, None])
             found.append(_softmax(logits, foreign) @ members.to(logits))
@@ -160,25 +173,18 @@ class _Documents:
         moved: Float[Tensor, "batch head query document"],
     ) -> tuple[Tensor, Tensor]:
         """Output and weights of some queries."""
-        query = _precise(call.query[:, :, rows])
-        within = queries >= 0
-        own = torch.where(
-            within,
-            moved.gather(-1, queries.clamp(min=0)[None, None, :, None].expand_as(moved[..., :1])).squeeze(-1),
-            0.0,
-        )
+        query = call.query[:, :, rows]
+        at = queries.clamp(min=0)[None, None, :, None].expand_as(moved[..., :1])
+        own = torch.where(queries >= 0, moved.gather(-1, at).squeeze(-1), 0.0)
         logits = query.new_empty(*query.shape[:3], len(keys))
         for document in range(OUTSIDE, len(self.windows)):
-            there = (keys == document).nonzero().squeeze(1)
-            if len(there):
-                away = own if document == OUTSIDE else own - moved[..., document]
-                logits[..., there] = _products(self._away(query, away), _precise(call.key[:, :, there]), call.group)
+            places = (keys == document).nonzero().squeeze(1)
+            away = own if document == OUTSIDE else own - moved[..., document]
+            logits[..., places] = _products(self._away(query, away), call.key[:, :, places], call.group)
         seen, later = self._seen(call, rows, queries, keys)
-        logits = logits * call.scaling + math.log(self.strength) * later
-        weights = _softmax(logits, seen)
+        weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), seen)
         shared = weights.reshape(len(weights), call.value.shape[1], -1, *weights.shape[2:])
-        output = (shared @ _precise(call.value)[:, :, None]).flatten(1, 2).transpose(1, 2)
-        return output.to(call.query.dtype), weights.to(call.query.dtype)
+        return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2), weights
 
     def _seen(
         self, call: AttentionCall, rows: slice, queries: Int[Tensor, "query"], keys: Int[Tensor, "key"]
@@ -195,13 +201,6 @@ class _Documents:
         if self.frequencies is None:
             return query
         return _turned(query, self.strength * away[..., None].double() * self.frequencies)
-
-
-def _turned_back(values: Tensor, positions: Int[Tensor, "_ token"], frequencies: Frequencies) -> Tensor:
-    """Queries or keys without rotary positions."""
-    if frequencies is None:
-        return _precise(values)
-    return _turned(_precise(values), -positions[:, None, :, None] * frequencies)
 
 
 def _turned(values: Tensor, angles: Float[Tensor, "*shown pair"]) -> Tensor:

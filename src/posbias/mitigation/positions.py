@@ -154,9 +154,7 @@ class ShiftedDistances(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Turn far keys to where they seem to stand; those far for some queries of a block alone stand there twice."""
         frequencies = turning(model, self)
-        implementation = getattr(model.config, "_attn_implementation", None)
-        if implementation not in ("eager", "sdpa"):
-            raise UsageError(f"{self}: attention {implementation!r} takes no mask; allowed are eager and sdpa")
+        check_masks(model, self)
         shift = self.shift
         if shift is None:
             shift = int(getattr(model.config, "max_position_embeddings", None) or 0) // 3
@@ -301,6 +299,13 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
     if all(own is None for own in frequencies):
         raise UsageError(f"{method.name}: this {family.name} model turns nothing by position")
     return frequencies
+
+
+def check_masks(model: HuggingFaceModel, method: Mitigation) -> None:
+    """Refuse attention that is not told by a mask which keys a query sees."""
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if implementation not in ("eager", "sdpa"):
+        raise UsageError(f"{method}: attention {implementation!r} takes no mask; allowed are eager and sdpa")
 
 
 class _Table:

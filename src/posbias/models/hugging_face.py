@@ -26,6 +26,7 @@ CAUSAL_PROBE = 64
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """What the longest input is called in configurations of families that are not described."""
 INTERVENTION_MARK = "posbias_intervention"
+LOOKS_AHEAD_MARK = "posbias_looks_ahead"
 """Attribute of a network that is changed by hooks: what is replaced, so that records and stored parts tell it apart."""
 
 
@@ -325,7 +326,12 @@ def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature
 
 
 def looks_ahead(model: Model, embeddings: Float[Tensor, "one position feature"]) -> bool:
-    """Whether an output in the middle of the first positions depends on later ones: its gradient by them is not 0."""
+    """Whether an output in the middle of the first positions depends on later ones: its gradient by them is not 0.
+
+    So it is of a network that a method has marked, too, whatever its first positions do.
+    """
+    if hasattr(getattr(model, "network", None), LOOKS_AHEAD_MARK):
+        return True
     inputs = embeddings[:, :CAUSAL_PROBE].detach().requires_grad_()
     middle = (inputs.shape[1] - 1) // 2
     with torch.enable_grad():
