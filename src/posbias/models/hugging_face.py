@@ -26,8 +26,9 @@ CAUSAL_PROBE = 64
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """What the longest input is called in configurations of families that are not described."""
 INTERVENTION_MARK = "posbias_intervention"
-LOOKS_AHEAD_MARK = "posbias_looks_ahead"
 """Attribute of a network that is changed by hooks: what is replaced, so that records and stored parts tell it apart."""
+LOOKS_AHEAD_MARK = "posbias_looks_ahead"
+"""Attribute of a network that a method lets look ahead, so that nothing of a prompt's beginning serves another."""
 
 
 @dataclass(frozen=True)
