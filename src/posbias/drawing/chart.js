@@ -199,7 +199,8 @@
     }
     const group = frame(svg, x, y, { left, width, foot, y_label: labels[1], rows, over });
     const safe = value => (yLog && value < 1e-300 ? 1e-300 : value);
-    const point = (across, up) => `${x.place(across).toFixed(1)} ${Math.max(-9e3, Math.min(9e3, y.place(safe(up)))).toFixed(1)}`;
+    const point = (across, up, most = -9e3, least = 9e3) =>
+      `${x.place(across).toFixed(1)} ${Math.max(most, Math.min(least, y.place(safe(up)))).toFixed(1)}`;
     const inside = value => Math.min(Math.max(state.distance ? data.farthest - value : value, Math.min(...xs)), Math.max(...xs));
     const stretches = data.stretches.map(([from, to, words]) => ({ begin: x.place(inside(from)), end: x.place(inside(to)), words }));
     for (const { begin, end } of stretches)
@@ -217,8 +218,8 @@
         continue;
       }
       if (curve.low) {
-        const outline = [...curve.high.map((value, index) => point(across[index], value)),
-          ...curve.low.map((value, index) => point(across[index], value)).reverse()];
+        const outline = [...curve.high.map((value, index) => point(across[index], value, TOP, bottom)),
+          ...curve.low.map((value, index) => point(across[index], value, TOP, bottom)).reverse()];
         add(group, "path", { class: "band", style, d: `M${outline.join("L")}Z` });
       }
       const path = { class: "line", style, "stroke-width": curve.bold ? 2.4 : 1.8, "stroke-dasharray": DASHES[curve.dash] };
