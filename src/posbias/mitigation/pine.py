@@ -56,13 +56,9 @@ class Pine(Mitigation):
         if any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network)):
             raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
         windows = windows_of(check_spans(self.name, passages))
-        reaches = [
-            getattr(model.family.mask(model.config, layer), "width", None)
-            for layer in range(model.family.depth(model.config))
-        ]
         layers = [
-            _Documents(windows, self.strength, own, reach)
-            for own, reach in zip(turning(model, self), reaches, strict=True)
+            _Documents(windows, self.strength, own, getattr(model.family.mask(model.config, layer), "width", None))
+            for layer, own in enumerate(turning(model, self))
         ]
         kept = KeptKeys()
 

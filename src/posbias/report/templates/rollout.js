@@ -60,7 +60,7 @@ class LinearHeads {
       return { slope, rate: Math.exp(-slope), weight, settled: Math.min(settled, n), rows };
     });
     this.kept = this.heads.reduce((sum, { rows }) => sum + rows + (this.reach < n ? this.reach : 0), 0) < MOST_KEPT;
-    this.short = this.reach < n && this.prefix < this.reach && this.reach <= SUMMED_TO * this.heads.length;
+    this.short = this.reach < n && !this.prefix && this.reach <= SUMMED_TO * this.heads.length;
   }
 
   /** Of a short window: what row i gives to the key d before it, over all heads; the last of the rows stands for the rest. */
@@ -103,7 +103,6 @@ class LinearHeads {
     out.fill(0);
     if (this.short) {
       addWindow(row, out, this.window(), reach, from);
-      for (const head of this.prefix ? heads : []) addForward(row, out, this.tables(head), this.prefix);
       return;
     }
     const together = reach < TOGETHER_FROM ? 0 : heads.length - (heads.length % 4);
