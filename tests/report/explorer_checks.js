@@ -157,6 +157,12 @@ async function run() {
   });
   await until(() => narrow.explorer.answer().spec.n === 200000);
   found.worker = plain(narrow.explorer.answer().profile);
+  // So much that a rough view comes first.
+  narrow.explorer.set({ encoding: "alibi", heads: 128, factor: 1, n: 4000, depth: 128, mixing: 0.1 });
+  await until(() => narrow.explorer.answer().spec.n === 4000);
+  found.rough = { ...narrow.explorer.answer().spec, profile: plain(narrow.explorer.answer().profile) };
+  await until(() => !narrow.explorer.answer().spec.rough);
+  found.exact = plain(narrow.explorer.answer().profile);
   return found;
 }
 

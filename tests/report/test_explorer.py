@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from browser import BROWSER, QUIET
-from posbias.architecture import Architecture, GammaKey, published_alibi_slopes
+from posbias.architecture import Alibi, Architecture, GammaKey, published_alibi_slopes
 from posbias.cli.explore import presets
 from posbias.comparison import MeasuredKind, Subject, TheoryProfile
 from posbias.comparison.metrics import first_tenth, wasserstein
@@ -38,6 +38,7 @@ ROLLOUT = Path(__file__).parents[2] / "src" / "posbias" / "report" / "templates"
 RANDOM = np.random.default_rng(0)
 MIXING = RANDOM.uniform(0, 0.6, 7).tolist()
 ALIBI = published_alibi_slopes(6)
+MANY = published_alibi_slopes(128)
 ARCHITECTURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n": 1, "slopes": [0]}, {}),
     ({"n": 20_000, "slopes": [0], "mixing": [0.1] * 24}, {}),
@@ -49,6 +50,15 @@ ARCHITECTURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n": 5000, "slopes": ALIBI, "reach": 64}, {"mask": "sliding_window(width=64)", "encoding": "alibi", "heads": 6}),
     ({"n": 900, "slopes": ALIBI, "reach": 24}, {"mask": "sliding_window(width=24)", "encoding": "alibi", "heads": 6}),
     ({"n": 30, "slopes": ALIBI, "reach": 24}, {"mask": "sliding_window(width=24)", "encoding": "alibi", "heads": 6}),
+    ({"n": 20_000, "slopes": MANY}, {"encoding": "alibi", "heads": 128}),
+    ({"n": 900, "slopes": MANY, "reach": 400},
+     {"mask": "sliding_window(width=400)", "encoding": "alibi", "heads": 128}),
+    ({"n": 900, "slopes": MANY, "reach": 64}, {"mask": "sliding_window(width=64)", "encoding": "alibi", "heads": 128}),
+    ({"n": 700, "slopes": MANY, "prefix": 50, "sink": 1.0},
+     {"mask": "prefix(length=50)", "encoding": "alibi", "heads": 128, "sinks": 1.0}),
+    ({"n": 5000, "slopes": [64 * slope for slope in MANY]},
+     {"encoding": Alibi([64 * slope for slope in MANY]), "heads": 128}),
+    ({"n": 5000, "slopes": published_alibi_slopes(112)}, {"encoding": "alibi", "heads": 112}),
     ({"n": 20, "slopes": [0], "reach": 64}, {"mask": "sliding_window(width=64)"}),
     (
         {"n": 700, "slopes": [0], "reach": 33, "full": 3},
@@ -256,6 +266,14 @@ def test_nothing_is_cut_and_the_url_holds_what_was_drawn(found: Any) -> None:
 def test_a_worker_computes_what_takes_longer(found: Any) -> None:
     expected = library({"encoding": "alibi(slopes=[0.001])"}, 200_000, [0.2] * 12)
     same(found["worker"], expected)
+
+
+def test_what_takes_long_is_shown_roughly_then_exactly(found: Any) -> None:
+    expected = library({"encoding": "alibi", "heads": 128}, 4000, [0.1] * 128)
+    same(found["exact"], expected)
+    assert found["rough"]["rough"]
+    assert not np.array_equal(found["rough"]["profile"], found["exact"])
+    assert np.abs(found["rough"]["profile"] - expected).sum() < 1e-3
 
 
 def test_the_page_is_small_holds_measured_runs_and_opens(

@@ -6,6 +6,7 @@ const POINTS = 64; // of a drawn curve
 const LETTERS = 36 * 36; // values of a point in the URL, two letters each
 const NATS = 7; // a drawn curve lies between exp(-7) and exp(7) times an even share
 const AT_ONCE = 2e6; // steps, positions times layers times heads: some milliseconds, without the worker
+const LIVE = 2.4e7; // such steps in less than 50 ms; where there are more, a rough view comes first
 const PATIENCE = 300; // milliseconds after which an old question is given up for a new one
 
 // name: [label, least, most, step, how its slider moves]
@@ -126,8 +127,8 @@ function visibleRuns() {
   return [...(own ? [{ ...own, values: Float64Array.from(own.values) }] : []), ...runs];
 }
 
-// ---- what is quick is computed at once, the rest by a worker: one question at a time, then the latest; one that takes
-// long is given up for a newer one ----
+// ---- what is quick is computed at once, the rest by a worker: one question at a time, roughly at first where it takes
+// long, then the latest, or the same exactly; one that takes long is given up for a newer one ----
 
 const code = $("code")
   .textContent.split("// ---- the page ----")[0]
@@ -147,6 +148,7 @@ function hire() {
     const done = asked;
     asked = null;
     if (next) send(next);
+    else if (done.spec.rough) send({ ...done, spec: { ...done.spec, rough: false }, refines: true });
     show(data, done);
   };
   worker.onerror = () => refuse("This browser does not let a page compute in the background.");
@@ -175,7 +177,9 @@ function ask() {
   }
   const { spec, target } = wanted;
   const steps = spec.n * spec.mixing.length * (target ? 30 : new Set(spec.slopes).size || 1);
-  if (steps < AT_ONCE || performance.now() - since > PATIENCE) giveUp();
+  const sums = spec.prefix ? 3 : spec.reach < spec.n ? 2 : 1; // per step: before, in the next block of a window, after
+  spec.rough = !target && steps * sums > LIVE;
+  if (steps < AT_ONCE || asked?.refines || performance.now() - since > PATIENCE) giveUp();
   if (steps < AT_ONCE) show(attempt(wanted), wanted);
   else if (asked) next = wanted;
   else send(wanted);

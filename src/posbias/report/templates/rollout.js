@@ -10,6 +10,9 @@ const SUMMED_TO = 3; // reach per head up to which every key of a window is adde
 const SETTLED = 40; // nats after which a geometric sum no longer changes
 const MOST_NATS = 600;
 const MOST_ALPHA = 1e12;
+const EXACT_TO = 2; // times the least slope, up to which slopes are never replaced
+const ROUNDING = 1e-15;
+const ROUGH = 1e-3; // relative, of a first view while a slider moves
 const MOST_KEPT = 2e7; // entries of tables that are kept between layers (160 MB)
 
 /** ALiBi's published slopes for any number of heads (Press et al. 2022). */
@@ -48,15 +51,69 @@ export function telescopingAlphas(first, mixing) {
   return alphas;
 }
 
+/**
+ * Heads by their slopes, [slope, weight] each: equal slopes as one, and many as fewer that have the same mean.
+ *
+ * What a head gives, in any row, under any window, prefix or sink, is analytic in the logarithm of its slope up to an
+ * imaginary part of pi / 2, so a Gauss quadrature of the heads' own measure converges geometrically: 27 positive
+ * weights stand for any number of heads in eight octaves, to rounding. The least octave stays as it is, and with it the
+ * relative accuracy of what is far; a rough view does without both.
+ */
+function meanHeads(slopes, rough) {
+  const weights = new Map();
+  for (const slope of slopes) weights.set(slope, (weights.get(slope) ?? 0) + 1 / slopes.length);
+  const all = [...weights];
+  const least = rough ? 0 : EXACT_TO * Math.min(...slopes.filter((slope) => slope > 0));
+  const steep = all.filter(([slope]) => slope > least).map(([slope, weight]) => [Math.log(slope), weight]);
+  const kept = all.filter(([slope]) => slope <= least);
+  const places = steep.map(([place]) => place);
+  const strip = Math.PI / (Math.max(...places) - Math.min(...places));
+  const enough = Math.ceil(-Math.log(rough ? ROUGH : ROUNDING) / (2 * Math.asinh(strip)));
+  const count = 4 * Math.ceil((enough + kept.length) / 4) - kept.length; // four heads are summed at once
+  if (!(count <= 0.75 * steep.length)) return all; // nothing steep, or too few to be worth it
+  return [...kept, ...quadrature(steep, count).map(([place, weight]) => [Math.exp(place), weight])];
+}
+
+/** Nodes and weights of the Gauss quadrature of points [place, weight], by the Stieltjes procedure and Sturm counts. */
+function quadrature(points, count) {
+  const total = points.reduce((sum, [, weight]) => sum + weight, 0);
+  const [centres, squares] = [[], [0]];
+  let [before, now] = [points.map(() => 0), points.map(() => 1 / Math.sqrt(total))]; // orthonormal polynomials
+  for (let k = 0; k < count; k++) {
+    const mean = (values) => points.reduce((sum, [, weight], i) => sum + weight * values[i], 0);
+    centres.push(mean(points.map(([place], i) => place * now[i] ** 2)));
+    const next = points.map(([place], i) => (place - centres[k]) * now[i] - Math.sqrt(squares[k]) * before[i]);
+    squares.push(mean(next.map((value) => value ** 2)));
+    [before, now] = [now, next.map((value) => value / Math.sqrt(squares[k + 1]))];
+  }
+  const nodesBelow = (place) => {
+    let [below, pivot] = [0, 1];
+    for (let k = 0; k < count; k++) below += (pivot = centres[k] - place - squares[k] / (pivot || TINY)) < 0;
+    return below;
+  };
+  return centres.map((_, node) => {
+    let [low, high] = [Math.min(...points.map(([place]) => place)), Math.max(...points.map(([place]) => place))];
+    for (let place; (place = (low + high) / 2) > low && place < high; ) {
+      if (nodesBelow(place) > node) high = place;
+      else low = place;
+    }
+    let [inverse, one, two] = [0, 0, 1 / Math.sqrt(total)];
+    for (let k = 0; k < count; k++) {
+      inverse += two ** 2;
+      [one, two] = [two, ((low - centres[k]) * two - Math.sqrt(squares[k]) * one) / Math.sqrt(squares[k + 1])];
+    }
+    return [low, 1 / inverse];
+  });
+}
+
 /** Heads whose logits fall by `slope` per position, under a mask of a reach back and a mutual prefix. */
 class LinearHeads {
-  constructor({ n, slopes, reach, prefix, sink }) {
+  constructor({ n, slopes, reach, prefix, sink, rough }) {
     Object.assign(this, { n, reach: Math.min(reach, n), prefix: Math.min(prefix, n) });
     this.sink = sink === null ? 0 : Math.exp(sink);
-    this.heads = [...new Set(slopes)].map((slope) => {
+    this.heads = meanHeads(slopes, rough).map(([slope, weight]) => {
       const settled = slope > 0 ? Math.ceil(SETTLED / slope) + 1 : n;
       const rows = Math.min(n, Math.max(Math.min(settled, this.reach), this.prefix + 1));
-      const weight = slopes.filter((each) => each === slope).length / slopes.length;
       return { slope, rate: Math.exp(-slope), weight, settled: Math.min(settled, n), rows };
     });
     this.kept = this.heads.reduce((sum, { rows }) => sum + rows + (this.reach < n ? this.reach : 0), 0) < MOST_KEPT;
@@ -113,13 +170,9 @@ class LinearHeads {
         addFour(row, out, four, start, end);
         if (end < n) addFourNext(row, out, four, start, end);
       }
-      for (const tables of four) addForward(row, out, tables, this.prefix);
     }
-    for (const head of heads.slice(together)) {
-      const tables = this.tables(head);
-      addOne(row, out, tables, reach, from);
-      addForward(row, out, tables, this.prefix);
-    }
+    for (const head of heads.slice(together)) addOne(row, out, this.tables(head), reach, from);
+    if (this.prefix) addForward(row, out, heads.map((head) => this.tables(head)), this.prefix);
   }
 }
 
@@ -229,14 +282,18 @@ function addKey(row, out, weights, reach, last, j) {
   out[j] = sum < TINY ? 0 : sum;
 }
 
-/** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i)
- * inverse_i row_i. */
-function addForward(row, out, { inverse, rate }, prefix) {
-  let sum = 0;
+/** The first `prefix` positions see each other forwards: out_j += sum over i < j < prefix of rate^(j-i) inverse_i row_i. */
+function addForward(row, out, heads, prefix) {
+  const rates = Float64Array.from(heads, ({ rate }) => rate);
+  const sums = new Float64Array(heads.length);
   for (let j = 1; j < prefix; j++) {
-    sum = rate * (sum + inverse[j - 1] * row[j - 1]);
-    if (sum < TINY) sum = 0;
-    out[j] += sum;
+    const before = row[j - 1];
+    let total = 0;
+    for (let head = 0; head < rates.length; head++) {
+      const sum = rates[head] * (sums[head] + heads[head].inverse[j - 1] * before);
+      total += sums[head] = sum < TINY ? 0 : sum;
+    }
+    out[j] += total;
   }
 }
 
@@ -264,12 +321,12 @@ function pullGamma(row, out, alpha) {
  * The rollout profile of the last of n positions; with a sink it sums to less than 1.
  *
  * mixing: m of every layer. Then one of: slopes, one per head (0: no encoding), with reach and prefix (positions),
- * every `full`-th layer without window (0: none) and a sink's logit or null; alphas, of gamma keys by layer; keys, the
- * shares of `keyBias`.
+ * every `full`-th layer without window (0: none), a sink's logit or null, and rough, a first view; alphas, of gamma keys
+ * by layer; keys, the shares of `keyBias`.
  */
-export function rollout({ n, mixing, slopes, reach = n, prefix = 0, full = 0, sink = null, alphas, keys }) {
-  const seen = slopes && new LinearHeads({ n, slopes, reach, prefix, sink });
-  const whole = slopes && full && reach < n ? new LinearHeads({ n, slopes, reach: n, prefix, sink }) : seen;
+export function rollout({ n, mixing, slopes, reach = n, prefix = 0, full = 0, sink = null, rough, alphas, keys }) {
+  const seen = slopes && new LinearHeads({ n, slopes, reach, prefix, sink, rough });
+  const whole = slopes && full && reach < n ? new LinearHeads({ n, slopes, reach: n, prefix, sink, rough }) : seen;
   const row = new Float64Array(n);
   const pulled = new Float64Array(n);
   row[n - 1] = 1;
