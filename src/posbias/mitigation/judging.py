@@ -6,9 +6,9 @@ Endpoints: the mean over positions, the worst position, the spread (best minus w
 
 Verdicts: `do not apply` where harm is established anywhere; else `apply` where the mean or the worst position is
 established to rise; else `established but negligible` where only smaller changes of scores are established;
-else `no effect established`, with the rise that would have been found (`power.py`). Gains of all methods are one family
-of tests, harms, side effects among them, another, each corrected by Holm: under no effect at all either verdict is
-given to any method in at most 5 % of runs.
+else `no effect established`, with the smallest detectable rise (`power.py`). Gains of all methods are one family of
+tests, harms, side effects among them, another, each corrected by Holm: under no effect at all either verdict is given
+to any method in at most 5 % of runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,13 +60,13 @@ Kept = Float64[np.ndarray, "n_complete n_positions"]
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """What decides, and how what would have been found is looked for."""
+    """What decides, and how the smallest detectable rise is estimated."""
 
     smallest: float = SMALLEST
     """Change of scores that matters, in their units, >= 0: an established change whose estimate is smaller is said, and
     decides nothing. What has a tolerance of its own, such as ordinary text, is judged by that."""
     draws: int = 300
-    """Of the samples, >= 0, for the rise that would have been found; 0: it is not looked for."""
+    """Of the samples, >= 0, for the smallest detectable rise; 0: it is not estimated."""
     seed: int = 0
     """Of the draws."""
 
@@ -321,7 +321,7 @@ def _examined(before: Scores, tried: Tried, smallest: float) -> Verdict:
 def _with_power(
     verdict: Verdict, scores: tuple[Scores, Scores], *, tests: int, measure: str, options: JudgeOptions
 ) -> Mapping[str, Change]:
-    """The changes, with the rises that would have been found among so many tests."""
+    """The changes, with the smallest detectable rises among so many tests."""
     if not options.draws or all(change is UNCHANGED for change in verdict.changes.values()):
         return verdict.changes
     both = np.concatenate(scores)
@@ -481,7 +481,7 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str, smallest: float) 
 
 
 def _overlooked(verdicts: Sequence[Verdict]) -> str:
-    """What would have been found of the mean with every method that nothing is established of."""
+    """The smallest detectable rise of the mean, of every method that nothing is established of."""
     rises = [each.changes[MEAN].detectable for each in verdicts if each.verdict == NOTHING and each.changes]
     known = [rise for rise in rises if rise is not None]
     if not known:

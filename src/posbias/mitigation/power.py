@@ -1,4 +1,4 @@
-"""Which rise would have been found: rises are planted in the scores that were seen, and judged by the same tests.
+"""The smallest detectable rise: rises are planted in the scores that were seen, and judged by the same tests.
 
 Samples are drawn again with replacement, and the scores with the method are moved until the curve is the one asked
 about: right or wrong answers turn, chosen by chance; scores with a limit go a part of the way to it; others are

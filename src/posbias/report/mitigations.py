@@ -233,7 +233,7 @@ def _reason_table(found: Stored) -> Table:
 
 def _change_table(found: Stored) -> Table:
     header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
-    header += ["rise that would have been found, 80 % power", "samples"]
+    header += ["smallest detectable rise, 80 % power", "samples"]
     cells = [
         [
             verdict["name"],
