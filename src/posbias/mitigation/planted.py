@@ -84,7 +84,7 @@ def judged(
 def verdict_rates(
     planted: Planted, *, count: int, runs: int, seed: int = 0, noise: float | None = None
 ) -> dict[str, float]:
-    """Share of `runs` simulated runs in which any method gets each verdict; smallest detectable rises are not estimated."""
+    """Share of `runs` simulated runs in which any method gets each verdict; without smallest detectable rises."""
     options = JudgeOptions(draws=0)
     generator = np.random.default_rng(seed)
     found: Counter[str] = Counter()
