@@ -113,7 +113,7 @@ def test_other_distances_that_rank_a_theory_otherwise_are_named(audit_record: Bu
     for shown in (view, replace(view, subjects=(subject,))):
         rows = tables_of(shown)["How near is each theory? Distances (W1) to what was measured; 0 means identical"]
         best = next(row for row in rows if row["theory"] == "power rollout")
-        assert best["against a flat line"] == ("closer" if shown is view else "closer, not by total variation")
+        assert best["against a flat line"] == ("closer" if shown is view else "closer by W1, farther by total variation")
 
 
 def test_tables_carry_every_number(audit_record: Build) -> None:
@@ -352,7 +352,7 @@ def test_what_all_rows_share_is_said_once() -> None:
     assert (short.header, short.cells, shared) == (
         ["row", ""],
         [["0", ""], ["1", ""], ["2", ""]],
-        "model: demo; measured: Jacobian",
+        "model = demo; measured = Jacobian",
     )
     few = replace(table, cells=cells[:2])
     assert condensed(few) == (few, ""), "two rows may agree by chance"
@@ -360,7 +360,7 @@ def test_what_all_rows_share_is_said_once() -> None:
     assert condensed(same) == (same, "")
     mixed = Table("Title", ["model", "row"], [["a", "1"], ["a", "2"], ["b", "2"]])
     page = html_of(Report("Title", summary=[table, mixed]))
-    assert "In every row, model: demo; measured: Jacobian." in page
+    assert "In every row: model = demo; measured = Jacobian." in page
     assert page.count('class="again"') == 1, "a phone shows the name of a group once"
 
 

@@ -101,11 +101,11 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
     else:
         lead = f"Yes, by influence {about} loses the middle"
         more = [end.text(_digits(end.value), scale=PERCENT, unit=" percentage points") for end in ends]
-        last = f"the last {more[1]} (without its last position, scaled to a whole tenth)"
+        last = f"the last, without its last position and scaled to a whole tenth, {more[1]}"
         said = f"the first tenth has {more[0]} more, {last}: a U shape"
         beginning = summary["first_tenth"]
         if beginning.low <= FLAT_TENTH <= beginning.high:
-            said += ", although its beginning is not shown to exceed an even share"
+            said += ", but its beginning is not shown to exceed an even share"
         said += "."
     return f"{lead}: {numbers}; {said}"
 
@@ -159,11 +159,12 @@ def _before_training(view: RunView, kind: str, end: str) -> str:
 def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     """What can be done, and which theory explains the profile."""
     command = MITIGATE.format(model=shlex.quote(view.title))
-    place = f"put what matters near the {end}; but influence" if end else "influence"
     text = (
-        f"What can be done: {place} is not accuracy, so first run `{command}`, which asks for one of 8 listed values "
-        "with and without each remedy, and says which to apply, if any."
+        f"What can be done: influence is not accuracy, so first test its answers: `{command}` asks for one of 8 listed "
+        "values at different positions, with and without each remedy, and says which to apply, if any."
     )
+    if end:
+        text += f" Until then, put what matters near the {end}."
     nearest = _nearest(subject, kind)
     if nearest is None:
         return f"{text} No theory is shown to be nearer to the profile than a flat line is."

@@ -71,7 +71,7 @@ def condensed(table: Table) -> tuple[Table, str]:
         return table, ""
     kept = [place for place, each in enumerate(shared) if not each]
     cells = [[row[place] for place in kept] for row in table.cells]
-    words = [f"{name}: {cells[0]}" for (name, *cells), each in zip(columns, shared, strict=True) if each]
+    words = [f"{name} = {cells[0]}" for (name, *cells), each in zip(columns, shared, strict=True) if each]
     return replace(table, header=[table.header[place] for place in kept], cells=cells), "; ".join(words)
 
 
@@ -200,7 +200,8 @@ def _against_flat(block: KindComparison, decides: int) -> str:
         for name, (own, flat) in pairs.items()
         if math.isfinite(own) and math.isfinite(flat) and decides * (round(own, 3) - round(flat, 3)) < 0
     ]
-    return f"{VERDICTS[decides]}, not by {', '.join(reverse)}" if reverse else VERDICTS[decides]
+    opposite = f" by W1, {VERDICTS[-decides]} by {', '.join(reverse)}" if reverse else ""
+    return f"{VERDICTS[decides]}{opposite}"
 
 
 def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> Table:
@@ -341,5 +342,5 @@ def _mixing_table(view: RunView) -> Table:
             numbers = [number_text(float(each)) for each in (value.min(), value.mean(), value.max())]
             names = [state, label(MIXINGS, definition), str(value.size)]
             cells.append([*names, *numbers, str(value.argmax())])
-    header = ["model", "definition", "layers", "smallest", "mean", "largest", "in layer"]
+    header = ["model", "definition", "layers", "smallest", "mean", "largest", "largest in layer"]
     return Table("Mixing over layers", header, cells)

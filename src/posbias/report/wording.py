@@ -83,13 +83,13 @@ GLOSSARY = {
     "First, middle, last tenth": "The share of the influence that falls on the first 10 % of the context, on the 10 %"
     " around its centre, and on the last 10 %. A flat line has 10 % in each.",
     "Primacy, recency": "More influence at the beginning, or at the end, than a flat line has. The last position itself"
-    " is listed apart, because every model with residual connections has a spike there.",
+    " is listed apart, because residual connections alone give it a share.",
     "W1": "Wasserstein-1 distance: the share of influence that must be moved, times how far (as a fraction of the"
     " context), to turn one profile into the other. 0 means identical; 0.1 is large: a tenth of"
     " the influence, moved from one end to the other.",
     "A flat line's distance": "W1 from a flat line to the same measurement: what a theory that knows nothing reaches.",
     "Between halves of the texts": "W1 between the profiles of two random halves of the texts: how well the measurement"
-    " agrees with itself. No theory can be asked for much less.",
+    " agrees with itself. The average of all texts is about twice as near to the truth.",
     "To single texts": "The median W1 from the theory to the profile of one text, instead of to the average of all.",
     "Interval": "In brackets, the 95 % interval over texts, which are the prompts, or over initialisation seeds: where"
     " the number would lie with other ones. Each interval stands alone; of twenty comparisons about one misses by"
