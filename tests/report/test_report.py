@@ -113,7 +113,9 @@ def test_other_distances_that_rank_a_theory_otherwise_are_named(audit_record: Bu
     for shown in (view, replace(view, subjects=(subject,))):
         rows = tables_of(shown)["How near is each theory? Distances (W1) to what was measured; 0 means identical"]
         best = next(row for row in rows if row["theory"] == "power rollout")
-        assert best["against a flat line"] == ("closer" if shown is view else "closer by W1, farther by total variation")
+        assert best["against a flat line"] == (
+            "closer" if shown is view else "closer by W1, farther by total variation"
+        )
 
 
 def test_tables_carry_every_number(audit_record: Build) -> None:

@@ -67,10 +67,11 @@ function meanHeads(slopes, rough) {
   const steep = all.filter(([slope]) => slope > least).map(([slope, weight]) => [Math.log(slope), weight]);
   const kept = all.filter(([slope]) => slope <= least);
   const places = steep.map(([place]) => place);
-  const strip = Math.PI / (Math.max(...places) - Math.min(...places));
-  const enough = Math.ceil(-Math.log(rough ? ROUGH : ROUNDING) / (2 * Math.asinh(strip)));
+  const spread = Math.max(...places) - Math.min(...places);
+  if (!(spread > 0)) return all; // one slope, or none
+  const enough = Math.ceil(-Math.log(rough ? ROUGH : ROUNDING) / (2 * Math.asinh(Math.PI / spread)));
   const count = 4 * Math.ceil((enough + kept.length) / 4) - kept.length; // four heads are summed at once
-  if (!(count <= 0.75 * steep.length)) return all; // nothing steep, or too few to be worth it
+  if (count > 0.75 * steep.length) return all;
   return [...kept, ...quadrature(steep, count).map(([place, weight]) => [Math.exp(place), weight])];
 }
 
