@@ -39,6 +39,7 @@ RANDOM = np.random.default_rng(0)
 MIXING = RANDOM.uniform(0, 0.6, 7).tolist()
 ALIBI = published_alibi_slopes(6)
 MANY = published_alibi_slopes(128)
+SQUARES = [((head + 1) / 64) ** 2 for head in range(64)]
 NEAR = [0.0, *np.geomspace(0.01, 0.0101, 40).tolist(), 0.5]
 ARCHITECTURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n": 1, "slopes": [0]}, {}),
@@ -49,6 +50,7 @@ ARCHITECTURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n": 900, "slopes": [-np.log(0.8)], "rough": True}, {"encoding": "decay(rate=0.8)"}),
     ({"n": 900, "slopes": [0], "rough": True}, {}),
     ({"n": 900, "slopes": NEAR}, {"encoding": Alibi(NEAR), "heads": len(NEAR)}),
+    ({"n": 300, "slopes": SQUARES}, {"encoding": Alibi(SQUARES), "heads": len(SQUARES)}),
     ({"n": 700, "slopes": [0], "reach": 33}, {"mask": "sliding_window(width=33)"}),
     ({"n": 700, "slopes": ALIBI, "reach": 1}, {"mask": "sliding_window(width=1)", "encoding": "alibi", "heads": 6}),
     ({"n": 5000, "slopes": ALIBI, "reach": 64}, {"mask": "sliding_window(width=64)", "encoding": "alibi", "heads": 6}),

@@ -7,6 +7,7 @@ const LETTERS = 36 * 36; // values of a point in the URL, two letters each
 const NATS = 7; // a drawn curve lies between exp(-7) and exp(7) times an even share
 const AT_ONCE = 2e6; // steps, positions times layers times heads: some milliseconds, without the worker
 const LIVE = 2.4e7; // such steps in less than 50 ms; where there are more, a rough view comes first
+const FEW = 10; // heads of which a rough view has as many
 const PATIENCE = 300; // milliseconds after which an old question is given up for a new one
 
 // name: [label, least, most, step, how its slider moves]
@@ -148,8 +149,8 @@ function hire() {
     const done = asked;
     asked = null;
     if (next) send(next);
-    else if (done.spec.rough) send({ ...done, spec: { ...done.spec, rough: false }, refines: true });
     show(data, done);
+    if (!asked && done.spec.rough && !data.error) send({ ...done, spec: { ...done.spec, rough: false }, refines: true });
   };
   worker.onerror = () => refuse("This browser does not let a page compute in the background.");
 }
@@ -176,9 +177,10 @@ function ask() {
     return;
   }
   const { spec, target } = wanted;
-  const steps = spec.n * spec.mixing.length * (target ? 30 : new Set(spec.slopes).size || 1);
+  const heads = new Set(spec.slopes).size;
+  const steps = spec.n * spec.mixing.length * (target ? 30 : heads || 1);
   const sums = spec.prefix ? 3 : spec.reach < spec.n ? 2 : 1; // per step: before, in the next block of a window, after
-  spec.rough = !target && steps * sums > LIVE;
+  spec.rough = heads > FEW && steps * sums > LIVE;
   if (steps < AT_ONCE || asked?.refines || performance.now() - since > PATIENCE) giveUp();
   if (steps < AT_ONCE) show(attempt(wanted), wanted);
   else if (asked) next = wanted;

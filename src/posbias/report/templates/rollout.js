@@ -12,6 +12,7 @@ const MOST_NATS = 600;
 const MOST_ALPHA = 1e12;
 const EXACT_TO = 2; // times the least slope, up to which slopes are never replaced
 const ROUNDING = 1e-15;
+const LOST = 1e-13; // of the heads' whole weight: orthogonality held
 const ROUGH = 1e-3; // relative, of a first view while a slider moves
 const MOST_KEPT = 2e7; // entries of tables that are kept between layers (160 MB)
 
@@ -55,9 +56,10 @@ export function telescopingAlphas(first, mixing) {
  * Heads by their slopes, [slope, weight] each: equal slopes as one, and many as fewer that have the same mean.
  *
  * What a head gives, in any row, under any window, prefix or sink, is analytic in the logarithm of its slope up to an
- * imaginary part of pi / 2, so a Gauss quadrature of the heads' own measure converges geometrically: 27 positive
+ * imaginary part of pi / 2, so a Gauss quadrature of the heads' own measure converges geometrically: some 30 positive
  * weights stand for any number of heads in eight octaves, to rounding. The least octave stays as it is, and with it the
- * relative accuracy of what is far; a rough view does without both.
+ * relative accuracy of what is far; a rough view does without both. Slopes in narrow clusters, of which the quadrature
+ * loses weight, stay as they are.
  */
 function meanHeads(slopes, rough) {
   const weights = new Map();
@@ -72,7 +74,9 @@ function meanHeads(slopes, rough) {
   const enough = Math.ceil(-Math.log(rough ? ROUGH : ROUNDING) / (2 * Math.asinh(Math.PI / spread)));
   const count = 4 * Math.ceil((enough + kept.length) / 4) - kept.length; // four heads are summed at once
   if (count > 0.75 * steep.length) return all;
-  return [...kept, ...quadrature(steep, count).map(([place, weight]) => [Math.exp(place), weight])];
+  const few = [...kept, ...quadrature(steep, count).map(([place, weight]) => [Math.exp(place), weight])];
+  const total = few.reduce((sum, [, weight]) => sum + weight, 0);
+  return Math.abs(total - 1) < LOST ? few : all;
 }
 
 /** Nodes and weights of the Gauss quadrature of points [place, weight], by the Stieltjes procedure and Sturm counts. */
