@@ -110,12 +110,17 @@ def _cell(entry: dict[str, Any]) -> str:
         return "0"
     harms = [reason.partition("Harm: ")[2] for reason in entry["reasons"]]
     effects = [
-        f"{name.removeprefix('ordinary ')} {_change(effect['value'])}"
+        f"{_effect(name)} {_change(effect['value'])}"
         for name, effect in entry["effects"].items()
         if any(harm.startswith(f"{name} ") for harm in harms)
     ]
     verdict = {NOTHING: "", SMALL: " negligible"}.get(found := verdict_of(entry), f" **{found}**")
     return "; ".join(map(_change, changes)) + verdict + (f" ({', '.join(effects)})" if effects else "")
+
+
+def _effect(name: str) -> str:
+    """Ordinary text, or a short form of the task, in a word or two."""
+    return re.sub(r".*setting='(\w+)'\)", r"\1", name.removeprefix("ordinary ")).replace("closed_book", "closed book")
 
 
 def verdict_of(entry: dict[str, Any]) -> str:
