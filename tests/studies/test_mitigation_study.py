@@ -12,7 +12,7 @@ from posbias.records import load_record
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 OTHERS = (
     *("demo_documents", "demo_key_value_8", "demo_question_twice", "demo_shifted_distances"),
-    *("gemma_key_value_8", "gemma_key_value_8_2", "qwen_key_value_40", "qwen_key_value_40_2"),
+    *("gemma_key_value_8", "gemma_key_value_8_2", "qwen_key_value_40", "qwen_key_value_40_2", "qwen_order_accuracy"),
 )
 """Records that the page tells of in other sections."""
 
