@@ -52,7 +52,7 @@ def finish(run: str, out: str, model: str, task: str) -> None:
     ended = sorted(path.parent for path in Path(run).glob("arms/*/record.json") if path.parent.name != "unchanged")
     found = [load_record(path) for path in (Path(run) / "arms" / "unchanged", *ended)]
     spelled = [record.resolved["responder"].get("method", "") for record in found]
-    names = [name if "draws" in name else name.partition("(")[0] for name in spelled]
+    names = [_kept(name) for name in spelled]
     scores = [measures_of(below(record.arrays, "scores/"))["logprob"] for record in found]
     positions = [int(position) for position in found[0].arrays["positions"]]
     tried = [Tried(name, after) for name, after in zip(names[1:], scores[1:], strict=True)]
@@ -95,12 +95,16 @@ def table(*directories: str) -> None:
         for entry in record.scalars["judgement"]["verdicts"]:
             recipe = entry["name"] in record.resolved.get("recipes", {}) or entry["name"].endswith(".json")
             name = "context_bias" if recipe else entry["name"]
-            kept = name if "draws" in name or "variant" in name else name.partition("(")[0]  # others: fitted or default
-            rows.setdefault(f"`{kept}`", {})[model] = _cell(entry)
+            rows.setdefault(f"`{_kept(name)}`", {})[model] = _cell(entry)
     for task, rows in cells.items():
         print(f"\n| {task} | {' | '.join(models)} |\n|{'---|' * (len(models) + 1)}")
         for name, row in rows.items():
             print(f"| {name} | {' | '.join(row.get(model, '') for model in models)} |")
+
+
+def _kept(name: str) -> str:
+    """Of a method that was spelled, without parameters that were fitted or are the default."""
+    return name if "draws" in name or "variant" in name else name.partition("(")[0]
 
 
 def _cell(entry: dict[str, Any]) -> str:
