@@ -66,29 +66,31 @@ function meanHeads(slopes, rough) {
   for (const slope of slopes) weights.set(slope, (weights.get(slope) ?? 0) + 1 / slopes.length);
   const all = [...weights];
   const least = rough ? 0 : EXACT_TO * Math.min(...slopes.filter((slope) => slope > 0));
-  const steep = all.filter(([slope]) => slope > least).map(([slope, weight]) => [Math.log(slope), weight]);
   const kept = all.filter(([slope]) => slope <= least);
-  const places = steep.map(([place]) => place);
+  const steep = all.filter(([slope]) => slope > least);
+  const places = steep.map(([slope]) => Math.log(slope));
   const spread = Math.max(...places) - Math.min(...places);
   if (!(spread > 0)) return all; // one slope, or none
   const enough = Math.ceil(-Math.log(rough ? ROUGH : ROUNDING) / (2 * Math.asinh(Math.PI / spread)));
   const count = 4 * Math.ceil((enough + kept.length) / 4) - kept.length; // four heads are summed at once
   if (count > 0.75 * steep.length) return all;
-  const few = [...kept, ...quadrature(steep, count).map(([place, weight]) => [Math.exp(place), weight])];
+  const nodes = quadrature(places, steep.map(([, weight]) => weight), count);
+  const few = [...kept, ...nodes.map(([place, weight]) => [Math.exp(place), weight])];
   const total = few.reduce((sum, [, weight]) => sum + weight, 0);
   return Math.abs(total - 1) < LOST ? few : all;
 }
 
-/** Nodes and weights of the Gauss quadrature of points [place, weight], by the Stieltjes procedure and Sturm counts. */
-function quadrature(points, count) {
-  const total = points.reduce((sum, [, weight]) => sum + weight, 0);
+/** Nodes [place, weight] of the Gauss quadrature of weights at places, by the Stieltjes procedure and Sturm counts. */
+function quadrature(places, weights, count) {
+  const weighed = (values) => weights.reduce((sum, weight, i) => sum + weight * values[i], 0);
+  const first = 1 / Math.sqrt(weights.reduce((sum, weight) => sum + weight, 0));
+  const [least, most] = [Math.min(...places), Math.max(...places)];
   const [centres, squares] = [[], [0]];
-  let [before, now] = [points.map(() => 0), points.map(() => 1 / Math.sqrt(total))]; // orthonormal polynomials
+  let [before, now] = [places.map(() => 0), places.map(() => first)]; // orthonormal polynomials
   for (let k = 0; k < count; k++) {
-    const mean = (values) => points.reduce((sum, [, weight], i) => sum + weight * values[i], 0);
-    centres.push(mean(points.map(([place], i) => place * now[i] ** 2)));
-    const next = points.map(([place], i) => (place - centres[k]) * now[i] - Math.sqrt(squares[k]) * before[i]);
-    squares.push(mean(next.map((value) => value ** 2)));
+    centres.push(weighed(places.map((place, i) => place * now[i] ** 2)));
+    const next = places.map((place, i) => (place - centres[k]) * now[i] - Math.sqrt(squares[k]) * before[i]);
+    squares.push(weighed(next.map((value) => value ** 2)));
     [before, now] = [now, next.map((value) => value / Math.sqrt(squares[k + 1]))];
   }
   const nodesBelow = (place) => {
@@ -97,12 +99,12 @@ function quadrature(points, count) {
     return below;
   };
   return centres.map((_, node) => {
-    let [low, high] = [Math.min(...points.map(([place]) => place)), Math.max(...points.map(([place]) => place))];
+    let [low, high] = [least, most];
     for (let place; (place = (low + high) / 2) > low && place < high; ) {
       if (nodesBelow(place) > node) high = place;
       else low = place;
     }
-    let [inverse, one, two] = [0, 0, 1 / Math.sqrt(total)];
+    let [inverse, one, two] = [0, 0, first];
     for (let k = 0; k < count; k++) {
       inverse += two ** 2;
       [one, two] = [two, ((low - centres[k]) * two - Math.sqrt(squares[k]) * one) / Math.sqrt(squares[k + 1])];
@@ -113,10 +115,10 @@ function quadrature(points, count) {
 
 /** Heads whose logits fall by `slope` per position, under a mask of a reach back and a mutual prefix. */
 class LinearHeads {
-  constructor({ n, slopes, reach, prefix, sink, rough }) {
+  constructor({ n, heads, reach, prefix, sink }) {
     Object.assign(this, { n, reach: Math.min(reach, n), prefix: Math.min(prefix, n) });
     this.sink = sink === null ? 0 : Math.exp(sink);
-    this.heads = meanHeads(slopes, rough).map(([slope, weight]) => {
+    this.heads = heads.map(([slope, weight]) => {
       const settled = slope > 0 ? Math.ceil(SETTLED / slope) + 1 : n;
       const rows = Math.min(n, Math.max(Math.min(settled, this.reach), this.prefix + 1));
       return { slope, rate: Math.exp(-slope), weight, settled: Math.min(settled, n), rows };
@@ -330,8 +332,9 @@ function pullGamma(row, out, alpha) {
  * by layer; keys, the shares of `keyBias`.
  */
 export function rollout({ n, mixing, slopes, reach = n, prefix = 0, full = 0, sink = null, rough, alphas, keys }) {
-  const seen = slopes && new LinearHeads({ n, slopes, reach, prefix, sink, rough });
-  const whole = slopes && full && reach < n ? new LinearHeads({ n, slopes, reach: n, prefix, sink, rough }) : seen;
+  const heads = slopes && meanHeads(slopes, rough);
+  const seen = heads && new LinearHeads({ n, heads, reach, prefix, sink });
+  const whole = heads && full && reach < n ? new LinearHeads({ n, heads, reach: n, prefix, sink }) : seen;
   const row = new Float64Array(n);
   const pulled = new Float64Array(n);
   row[n - 1] = 1;
@@ -342,9 +345,9 @@ export function rollout({ n, mixing, slopes, reach = n, prefix = 0, full = 0, si
     if (keys) pullShares(row, pulled, keys);
     else if (alphas) pullGamma(row, pulled, alphas[layer]);
     else {
-      const heads = full && (layer + 1) % full === 0 ? whole : seen;
-      from = Math.max(0, from - heads.reach + 1);
-      heads.pull(row, pulled, from);
+      const mask = full && (layer + 1) % full === 0 ? whole : seen;
+      from = Math.max(0, from - mask.reach + 1);
+      mask.pull(row, pulled, from);
     }
     for (let j = 0; j < n; j++) row[j] = m * pulled[j] + (1 - m) * row[j];
   }
