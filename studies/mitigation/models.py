@@ -3,12 +3,13 @@
 A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
 `posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK` judges
 the methods that a run had finished when it was ended, without side effects, which come last. `... models.py table
-RECORD...` prints the table of README.md from the records.
+RECORD...` prints the tables of README.md from the records, verdicts alone first.
 """
 
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ from posbias.tasks.language import LANGUAGE_TASKS
 ENDPOINTS = ("mean", "worst position")
 EVEN = 1e-6
 """Nats per token below which nothing but rounding changes."""
+ELSEWHERE = (
+    *("demo_documents", "demo_key_value_8", "demo_question_twice", "demo_shifted_distances"),
+    *("gemma_key_value_8", "gemma_key_value_8_2", "qwen_key_value_40", "qwen_key_value_40_2", "qwen_order_accuracy"),
+)
+"""Records that README.md tells of in other sections."""
+LONGER = {"demo_order": "`context_bias`, 300 steps"}
+"""Records whose `context_bias` was fitted for more than 100 steps."""
 
 
 def run(
@@ -78,28 +86,50 @@ def finish(run: str, out: str, model: str, task: str) -> None:
 
 
 def table(*directories: str) -> None:
-    """For every task a row per method and a column per model: change of the mean, and of the worst position."""
+    """A column per model and a row per method: verdicts for all tasks, then for each task the change of the mean, and
+    of the worst position."""
     cells: dict[str, dict[str, dict[str, str]]] = {}
-    models = []
-    for directory in directories:
-        record = load_record(Path(directory))
-        task, model = (
-            record.arguments["task"].partition("(")[0],
-            Path(record.arguments["model"]).name.removesuffix(".gguf"),
-        )
+    verdicts: dict[str, dict[tuple[str, str], str]] = {}
+    models: list[str] = []
+    for directory in map(Path, directories):
+        if directory.name in ELSEWHERE:
+            continue
+        record = load_record(directory)
+        task = record.arguments["task"].partition("(")[0]
+        model = Path(record.arguments["model"]).name.removesuffix(".gguf")
         models += [] if model in models else [model]
         rows = cells.setdefault(task, {})
         levels = [each["value"] for each in record.scalars["judgement"]["before"]]
         level = _short(f"{sum(levels) / len(levels):.2f}; {min(levels):.2f}")
         rows.setdefault("unchanged (level)", {})[model] = f"{level} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
-            recipe = entry["name"] in record.resolved.get("recipes", {}) or entry["name"].endswith(".json")
-            name = "context_bias" if recipe else entry["name"]
-            rows.setdefault(f"`{_kept(name)}`", {})[model] = _cell(entry)
-    for task, rows in cells.items():
-        print(f"\n| {task} | {' | '.join(models)} |\n|{'---|' * (len(models) + 1)}")
-        for name, row in rows.items():
-            print(f"| {name} | {' | '.join(row.get(model, '') for model in models)} |")
+            name = f"`{_kept(entry['name'])}`"
+            if entry["name"] in record.resolved.get("recipes", {}) or entry["name"].endswith(".json"):
+                name = LONGER.get(directory.name, "`context_bias`")
+            rows.setdefault(name, {})[model] = _cell(entry)
+            verdicts.setdefault(name, {})[task, model] = verdict_of(entry)
+    columns = [(task, model) for task in cells for model in models]
+    _print("verdict", [f"{task}, {model}" for task, model in columns], _words(verdicts, columns))
+    for task, found in cells.items():
+        _print(task, models, {name: [row.get(model, "") for model in models] for name, row in found.items()})
+
+
+def _words(verdicts: dict[str, dict[tuple[str, str], str]], columns: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """Each method's verdicts in a word, the methods that gain in most places first."""
+    word = {APPLY: "**gain**", HARM: "harm", SMALL: "–", NOTHING: "–"}
+
+    def harms(name: str) -> tuple[int, int]:
+        count = Counter(verdicts[name].values())
+        return count[HARM] - count[APPLY], count[HARM]
+
+    order = sorted(verdicts, key=harms)
+    return {name: [word.get(verdicts[name].get(column, ""), "") for column in columns] for name in order}
+
+
+def _print(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
+    print(f"\n| {title} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
+    for name, row in rows.items():
+        print(f"| {name} | {' | '.join(row)} |")
 
 
 def _kept(name: str) -> str:

@@ -222,8 +222,9 @@ def _use(record: Record) -> dict[str, list[Table]]:
     fitted = name in record.scalars.get("fits", {})
     given = record.resolved.get("recipes", {}).get(name, name)
     method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else given
-    lines = snippet.format(recipe=method, told=told).splitlines()
-    return {"Use it with transformers": [Table(f"{name} on a model of transformers", ["Python"], [[x] for x in lines])]}
+    lines = [[line] for line in snippet.format(recipe=method, told=told).splitlines()]
+    title = f"{name} on a model of transformers{', from the directory of this run' if fitted else ''}"
+    return {"Use it with transformers": [Table(title, ["Python"], lines)]}
 
 
 def _reason_table(found: Stored) -> Table:
