@@ -29,7 +29,7 @@ ENDPOINTS = ("mean", "worst position")
 EVEN = 1e-6
 """Nats per token below which nothing but rounding changes."""
 ELSEWHERE = (
-    *("demo_documents", "demo_key_value_8", "demo_question_twice", "demo_shifted_distances"),
+    *("demo_documents", "demo_influence", "demo_key_value_8", "demo_question_twice", "demo_shifted_distances"),
     *("gemma_key_value_8", "gemma_key_value_8_2", "qwen_key_value_40", "qwen_key_value_40_2", "qwen_order_accuracy"),
 )
 """Records that README.md tells of in other sections."""

@@ -67,3 +67,18 @@ def test_the_answers_of_gemma_are_those_of_the_records(name: str, row: str) -> N
     np.testing.assert_allclose(accuracy[1].mean(axis=0), shown, atol=0.0051)
     (verdict,) = record.scalars["judgement"]["verdicts"]
     assert verdict["verdict"] == ("apply" if name.endswith("2") else "do not apply")
+
+
+def test_the_influence_shown_is_that_of_the_record() -> None:
+    found = load_record(STUDY / "records" / "demo_influence").scalars["influence"]
+    page = (STUDY / "README.md").read_text().replace(" | .", " | 0.").replace("[.", "[0.").replace(", .", ", 0.")
+    rows = {name: [_interval(each) for each in changes] for name, changes in found["changes"].items()}
+    assert rows.keys() == {"from_question_8", "context_bias_8"}
+    for name, cells in rows.items():
+        assert f"| `{name}.json`, change | {' | '.join(cells)} |" in page.replace("+.", "+0.")
+    before = " | ".join(f"{each['value']:.3f}" for each in found["before"])
+    assert f"| unchanged | {before} |" in page
+
+
+def _interval(each: dict[str, float]) -> str:
+    return f"{each['value']:+.3f} [{each['low']:.3f}, {each['high']:.3f}]"

@@ -466,7 +466,7 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str, smallest: float) 
         before, after = (getattr(levels, name).value for levels in (best.before, best.after))
         open_one = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
         said.append(
-            f"{before:.2f} to {after:.2f} ({change_text(best.changes[endpoint].value, '+', least=2)}{open_one})"
+            f"{before:z.2f} to {after:z.2f} ({change_text(best.changes[endpoint].value, '+', least=2)}{open_one})"
         )
     harm = "harm that matters" if any(p < ALPHA for p in best.harms.values()) else "harm"
     text = (
