@@ -69,6 +69,29 @@ def test_the_answers_of_gemma_are_those_of_the_records(name: str, row: str) -> N
     assert verdict["verdict"] == ("apply" if name.endswith("2") else "do not apply")
 
 
+@pytest.mark.parametrize(("model", "column"), [("demo", 1), ("gemma", 3)])
+def test_the_answers_from_documents_are_those_of_the_records(model: str, column: int) -> None:
+    record = load_record(STUDY / "records" / f"{model}_documents_accuracy")
+    page = (STUDY / "README.md").read_text()
+    shown = page[page.index("#### Documents by generated answers") : page.index("#### Documents by log-probability")]
+    lines = [line for line in shown.splitlines() if line.startswith("| ")][1:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert len(rows) == len(record.scalars["arms"]) == 5
+    for row in rows:
+        (number,) = (at for at, arm in enumerate(record.scalars["arms"]) if _kind(arm) == row[0].strip("*`"))
+        accuracy = record.arrays[f"scores/accuracy/{number}"].mean(axis=0)
+        np.testing.assert_allclose([float(cell) for cell in row[column].strip("*").split(", ")], accuracy, atol=0.0051)
+        if number:
+            verdict = record.scalars["judgement"]["verdicts"][number - 1]["verdict"]
+            assert ("**apply**" in row[column + 1]) == (verdict == "apply")
+            assert ("**do not apply**" in row[column + 1]) == (verdict == "do not apply")
+
+
+def _kind(arm: str) -> str:
+    """A method as it is named in the table."""
+    return "key_bias" if arm.endswith("_kb") else arm if "draws" in arm else arm.partition("(")[0]
+
+
 def test_the_influence_shown_is_that_of_the_record() -> None:
     found = load_record(STUDY / "records" / "demo_influence").scalars["influence"]
     page = (STUDY / "README.md").read_text().replace(" | .", " | 0.").replace("[.", "[0.").replace(", .", ", 0.")
