@@ -119,12 +119,14 @@ def _words(verdicts: dict[str, dict[tuple[str, str], str]], columns: list[tuple[
     """Each method's verdicts in a word, the methods that gain in most places first."""
     word = {APPLY: "**gain**", HARM: "harm", SMALL: "–", NOTHING: "–"}
 
-    def harms(name: str) -> tuple[int, int]:
+    def place(name: str) -> tuple[int, int]:
         count = Counter(verdicts[name].values())
         return count[HARM] - count[APPLY], count[HARM]
 
-    order = sorted(verdicts, key=harms)
-    return {name: [word.get(verdicts[name].get(column, ""), "") for column in columns] for name in order}
+    return {
+        name: [word.get(verdicts[name].get(column, ""), "") for column in columns]
+        for name in sorted(verdicts, key=place)
+    }
 
 
 def _print(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
