@@ -107,7 +107,9 @@ def table(*directories: str) -> None:
             name = f"`{_kept(entry['name'])}`"
             if entry["name"] in record.resolved.get("recipes", {}) or entry["name"].endswith(".json"):
                 name = LONGER.get(directory.name, "`context_bias`")
-            rows.setdefault(name, {})[model] = _cell(entry)
+            if model in rows.setdefault(name, {}):
+                raise ValueError(f"{directory.name}: {name} of {model} on {task} is in an earlier record, too")
+            rows[name][model] = _cell(entry)
             verdicts.setdefault(name, {})[task, model] = verdict_of(entry)
     columns = [(task, model) for task in cells for model in models]
     _print("verdict", [f"{task}, {model}" for task, model in columns], _words(verdicts, columns))
