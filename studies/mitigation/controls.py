@@ -5,7 +5,7 @@ default corpus) and judged by the log-probability per token of right answers to 
 pairs, and by nats per token of ordinary text: other windows of that corpus, and the documentation of Python, which no
 fit reads. Ten minutes a form on one core. The largest numbers of one form are judged alone, and all the others; and
 an adapter fitted to eight pairs, by whole answers. What is done is kept, and another call goes on with the rest; at the
-end the tables of README.md are printed.
+end the tables of key_bias.md are printed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The fits of README.md: `python studies/mitigation/fit.py OUT.json [NAME [BEGIN.json [MODEL]]]`, half an hour each.
+"""The fits of key_bias.md: `python studies/mitigation/fit.py OUT.json [NAME [BEGIN.json [MODEL]]]`, half an hour each.
 
 `question_twice_again` and `several_counts` go on from a recipe, BEGIN.json; MODEL is the demo model without one. `...
 fit.py judge OUT.json` counts the exact answers of 48 samples that no fit has seen, with the question before and behind,

@@ -60,7 +60,7 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
     means = {name: f"{answers.mean():.2f}" for name, answers in exact.items()}
     assert means == {"unchanged": "0.18", "question_twice_8": "0.95"}
     row = "| **question twice, second fit** | **.98** [.89, 1.00] | **.90** [.78, .95] | **.96** [.86, .99] |"
-    assert row in (STUDY / "README.md").read_text()
+    assert row in (STUDY / "key_bias.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
     ],
 )
 def test_the_answers_of_gemma_are_those_of_the_records(name: str, row: str) -> None:
-    assert row in (STUDY / "README.md").read_text()
+    assert row in (STUDY / "key_bias.md").read_text()
     record = load_record(STUDY / "records" / name)
     accuracy = [record.arrays[f"scores/accuracy/{arm}"] for arm in (0, 1)]
     assert accuracy[0].shape == accuracy[1].shape == (24, 5)
@@ -102,7 +102,7 @@ def test_the_answers_from_documents_are_those_of_the_records(models: ModuleType,
 
 def test_the_influence_shown_is_that_of_the_record() -> None:
     found = load_record(STUDY / "records" / "demo_influence").scalars["influence"]
-    page = (STUDY / "README.md").read_text().replace(" | .", " | 0.").replace("[.", "[0.").replace(", .", ", 0.")
+    page = (STUDY / "key_bias.md").read_text().replace(" | .", " | 0.").replace("[.", "[0.").replace(", .", ", 0.")
     rows = {name: [_interval(each) for each in changes] for name, changes in found["changes"].items()}
     assert rows.keys() == {"from_question_8", "context_bias_8"}
     for name, cells in rows.items():
