@@ -3,7 +3,8 @@
 A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
 `posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK` judges
 the methods that a run had finished when it was ended, without side effects, which come last. `... models.py table
-RECORD...` prints the tables of README.md from the records, verdicts alone first.
+RECORD...` prints the tables of README.md from the records, verdicts alone first; `... models.py answers RECORD...` its
+tables of generated answers.
 """
 
 import re
@@ -28,12 +29,8 @@ from posbias.tasks.language import LANGUAGE_TASKS
 ENDPOINTS = ("mean", "worst position")
 EVEN = 1e-6
 """Nats per token below which nothing but rounding changes."""
-ELSEWHERE = (
-    *("demo_documents", "demo_documents_accuracy", "demo_influence", "demo_key_value_8", "demo_question_twice"),
-    *("demo_shifted_distances", "gemma_documents_accuracy", "gemma_key_value_8", "gemma_key_value_8_2"),
-    *("qwen_documents_accuracy", "qwen_key_value_40", "qwen_key_value_40_2", "qwen_order_accuracy"),
-)
-"""Records that README.md tells of in other sections."""
+ELSEWHERE = ("demo_documents", "demo_influence", "demo_shifted_distances", "gemma_key_value_8", "qwen_key_value_40_2")
+"""Records by log-probability that the tables leave to other sections."""
 LONGER = {"demo_order": "`context_bias`, 300 steps"}
 """Records whose `context_bias` was fitted for more than 100 steps."""
 
@@ -93,20 +90,20 @@ def table(*directories: str) -> None:
     verdicts: dict[str, dict[tuple[str, str], str]] = {}
     models: list[str] = []
     for directory in map(Path, directories):
-        if directory.name in ELSEWHERE:
-            continue
         record = load_record(directory)
+        if directory.name in ELSEWHERE or record.scalars["judgement"]["measure"] != "logprob":
+            continue
         task = record.arguments["task"].partition("(")[0]
-        model = Path(record.arguments["model"]).name.removesuffix(".gguf")
+        model = _model(record)
         models += [] if model in models else [model]
         rows = cells.setdefault(task, {})
         levels = [each["value"] for each in record.scalars["judgement"]["before"]]
-        level = _short(f"{sum(levels) / len(levels):.2f}; {min(levels):.2f}")
+        level = f"{_short(sum(levels) / len(levels))}; {_short(min(levels))}"
         rows.setdefault("unchanged (level)", {})[model] = f"{level} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
-            name = f"`{_kept(entry['name'])}`"
-            if entry["name"] in record.resolved.get("recipes", {}) or entry["name"].endswith(".json"):
-                name = LONGER.get(directory.name, "`context_bias`")
+            name = f"`{_kept(record.resolved['methods'][entry['name']])}`"
+            if name == "`context_bias`":
+                name = LONGER.get(directory.name, name)
             if model in rows.setdefault(name, {}):
                 raise ValueError(f"{directory.name}: {name} of {model} on {task} is in an earlier record, too")
             rows[name][model] = _cell(entry)
@@ -115,6 +112,26 @@ def table(*directories: str) -> None:
     _print("verdict", [f"{task}, {model}" for task, model in columns], _words(verdicts, columns))
     for task, found in cells.items():
         _print(task, models, {name: [row.get(model, "") for model in models] for name, row in found.items()})
+
+
+def answers(*directories: str) -> None:
+    """For each task a row per method, the best mean first: by model the answers that are right at each position, then
+    the change of the mean and of the worst position."""
+    tasks: dict[str, dict[str, dict[str, tuple[float, str]]]] = {}
+    for record in map(load_record, directories):
+        rows = tasks.setdefault(record.arguments["task"].partition("(")[0], {})
+        names = ["unchanged", *(f"`{_kept(each)}`" for each in record.resolved["methods"].values())]
+        cells = ["", *map(_cell, record.scalars["judgement"]["verdicts"])]
+        for number, (name, cell) in enumerate(zip(names, cells, strict=True)):
+            scores = record.arrays[f"scores/accuracy/{number}"].mean(axis=0)
+            shown = scores.mean(), f"{', '.join(map(_short, scores))} | {cell}"
+            if rows.setdefault(name, {}).setdefault(model := _model(record), shown) != shown:
+                raise ValueError(f"{name} of {model} on {record.arguments['task']} is in an earlier record, too")
+    for task, rows in tasks.items():
+        models = list(rows["unchanged"])
+        best = sorted(rows, key=lambda name: -max(mean for mean, _ in rows[name].values()))
+        columns = [each for model in models for each in (model, "change")]
+        _print(task, columns, {name: [rows[name].get(each, (0, " | "))[1] for each in models] for name in best})
 
 
 def _words(verdicts: dict[str, dict[tuple[str, str], str]], columns: list[tuple[str, str]]) -> dict[str, list[str]]:
@@ -135,6 +152,10 @@ def _print(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
     print(f"\n| {title} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for name, row in rows.items():
         print(f"| {name} | {' | '.join(row)} |")
+
+
+def _model(record: Record) -> str:
+    return Path(record.arguments["model"]).name.removesuffix(".gguf")
 
 
 def _kept(name: str) -> str:
@@ -180,13 +201,16 @@ def verdict_of(entry: dict[str, Any]) -> str:
 
 
 def _change(interval: dict[str, float]) -> str:
-    return _short(f"{interval['value']:+.2f} [{interval['low']:.2f}, {interval['high']:.2f}]")
+    value, low, high = (_short(interval[each]) for each in ("value", "low", "high"))
+    return f"{'+' if value.strip('.0') and interval['value'] > 0 else ''}{value} [{low}, {high}]"
 
 
-def _short(text: str) -> str:
-    """Without zeros before the point, and signs of what rounds to 0."""
-    return re.sub(r"[+-](\.00)\b", r"\1", re.sub(r"\b0\.", ".", text))
+def _short(value: float) -> str:
+    """Two decimals, halves away from 0; without a zero before the point, and without the sign of what rounds to 0."""
+    hundredths = int(abs(value) * 100 + 0.5 + 1e-9)
+    sign = "-" if value < 0 and hundredths else ""
+    return f"{sign}{hundredths // 100 or ''}.{hundredths % 100:02d}"
 
 
 if __name__ == "__main__":
-    {"run": run, "finish": finish, "table": table}[sys.argv[1]](*sys.argv[2:])
+    {"run": run, "finish": finish, "table": table, "answers": answers}[sys.argv[1]](*sys.argv[2:])
