@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import posbias as pb
 from posbias.evaluation.curve import position_means
 from posbias.evaluation.evaluation import measures_of
@@ -129,7 +131,7 @@ def answers(*directories: str) -> None:
                 raise ValueError(f"{name} of {model} on {record.arguments['task']} is in an earlier record, too")
     for task, rows in tasks.items():
         models = list(rows["unchanged"])
-        best = sorted(rows, key=lambda name: -max(mean for mean, _ in rows[name].values()))
+        best = sorted(rows, key=lambda name: -np.mean([mean for mean, _ in rows[name].values()]))
         columns = [each for model in models for each in (model, "change")]
         _print(task, columns, {name: [rows[name].get(each, (0, " | "))[1] for each in models] for name in best})
 
