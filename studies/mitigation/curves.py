@@ -1,10 +1,12 @@
 """How many samples a fit takes, and what carries over between tasks: `python studies/mitigation/curves.py OUT.json`.
 
 `context_bias` with one number per head, 200 steps, judged by the log-probability per token of right answers to samples
-that no fit has seen; an hour on one core. What is done is kept, and another call goes on with the rest.
+that no fit has seen; an hour on one core. What is done is kept, another call goes on with the rest, and at the end the
+tables of key_bias.md are printed.
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +26,13 @@ TASKS = {
     "documents(documents=4)": (0, 1, 3),
     "example_order(shots=8)": (0, 3, 7),
 }
+LABELS = dict(zip(TASKS, ("key-value", "documents", "example order"), strict=True))
 SIZES = (5, 10, 20, 40, 80)
 MIXED, HELD_OUT, STEPS = 20, 12, 200
 """Samples of a task in fits that compare tasks; samples that judge; steps of a fit."""
+
+Scores = dict[str, dict[str, list[list[float]]]]
+"""By fit and task: log-probabilities per token, [sample][position]."""
 
 
 def examples(model: Any, task: str, count: int, seed: int) -> list[Example]:
@@ -58,23 +64,35 @@ def fits() -> dict[str, list[tuple[str, int]]]:
     return found
 
 
-def summary(found: dict[str, Any]) -> None:
-    """Mean change from the unchanged model, with its 95 % bootstrap interval over samples."""
-    generator = np.random.default_rng(0)
-    for name, by_task in found.items():
-        print(name)
-        for task, values in by_task.items():
-            level = np.mean(found["unchanged"][task], axis=1)
-            change = np.mean(values, axis=1) - level
-            draws = change[generator.integers(0, len(change), (4000, len(change)))].mean(axis=1)
-            low, high = np.percentile(draws, [2.5, 97.5])
-            print(f"  {task:<26} {level.mean():+.3f}  {change.mean():+.3f} [{low:+.3f}, {high:+.3f}]")
+def tables(found: Scores) -> None:
+    """Of sizes and of mixtures: mean change from the unchanged model, with its 95 % bootstrap interval over samples."""
+    first, *others = TASKS
+    level = {task: f"{np.mean(found['unchanged'][task]):.2f}".replace("0.", ".") for task in TASKS}
+    print(f"| calibration samples | {' | '.join(map(str, SIZES))} |\n|{'---|' * (len(SIZES) + 1)}")
+    for task in TASKS:
+        name = "the same task" if task == first else LABELS[task]
+        print(f"| {name} ({level[task]}) | {' | '.join(change(found, f'{first}: {n}', task) for n in SIZES)} |")
+    print(f"\n| fitted to | {' | '.join(LABELS.values())} |\n|{'---|' * (len(TASKS) + 1)}")
+    mixed = {f"{first}: {MIXED}": [first], **{f"{task} alone": [task] for task in others}}
+    mixed |= {f"without {left}": [task for task in TASKS if task != left] for left in TASKS}
+    for name, fitted in mixed.items():
+        cells = [f"**{change(found, name, task)}**" if task in fitted else change(found, name, task) for task in TASKS]
+        print(f"| {' and '.join(LABELS[task] for task in fitted)} | {' | '.join(cells)} |")
+
+
+def change(found: Scores, name: str, task: str) -> str:
+    """Of one fit on one task."""
+    by_sample = np.mean(found[name][task], axis=1) - np.mean(found["unchanged"][task], axis=1)
+    size = len(by_sample)
+    draws = by_sample[np.random.default_rng(0).integers(0, size, (4000, size))].mean(axis=1)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return re.sub(r"\b0\.", ".", f"{by_sample.mean():+.3f} [{low:.3f}, {high:.3f}]")
 
 
 def main(out: Path) -> None:
     """Fit, judge on every task, and print."""
     model = pb.load_model("demo", dtype="bfloat16")
-    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    found: Scores = json.loads(out.read_text()) if out.exists() else {}
     pending: Sequence[tuple[str, Any]] = [("unchanged", None), *fits().items()]
     for name, drawn in pending:
         if name in found:
@@ -86,7 +104,7 @@ def main(out: Path) -> None:
             method = pb.fit("context_bias", model, calibration, options=options).method
         found[name] = {task: scores(model, task, method) for task in TASKS}
         out.write_text(json.dumps(found))
-    summary(found)
+    tables(found)
 
 
 if __name__ == "__main__":

@@ -66,22 +66,29 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "row"),
+    ("name", "rows", "verdicts"),
     [
-        ("gemma_key_value_8", "| fitted at 8 pairs alone | .83 | .62 | .75 | .88 | .71 |"),
-        ("gemma_key_value_8_2", "| then at 2, 4 and 8 pairs | .92 | .62 | .54 | .71 | .79 |"),
+        (
+            "demo_key_value_8",
+            ["unchanged (level)", "`from_question_8.json`", "`context_bias_8.json`", "`key_value_8.json`"],
+            ["apply", "apply", "apply"],
+        ),
+        ("demo_question_twice", ["unchanged", "with the bias"], ["apply"]),
+        ("gemma_key_value_8", ["unchanged", "fitted at 8 pairs alone"], ["do not apply"]),
+        ("gemma_key_value_8_2", ["unchanged", "then at 2, 4 and 8 pairs"], ["apply"]),
     ],
 )
-def test_the_answers_of_gemma_are_those_of_the_records(name: str, row: str) -> None:
-    assert row in (STUDY / "key_bias.md").read_text()
+def test_the_answers_under_a_fitted_bias_are_those_of_the_records(
+    models: ModuleType, name: str, rows: list[str], verdicts: list[str]
+) -> None:
     record = load_record(STUDY / "records" / name)
-    accuracy = [record.arrays[f"scores/accuracy/{arm}"] for arm in (0, 1)]
-    assert accuracy[0].shape == accuracy[1].shape == (24, 5)
-    assert accuracy[0].mean() == pytest.approx(2 / 120)
-    shown = [float(cell) for cell in row.strip("| ").split(" | ")[1:]]
-    np.testing.assert_allclose(accuracy[1].mean(axis=0), shown, atol=0.0051)
-    (verdict,) = record.scalars["judgement"]["verdicts"]
-    assert verdict["verdict"] == ("apply" if name.endswith("2") else "do not apply")
+    assert [each["verdict"] for each in record.scalars["judgement"]["verdicts"]] == verdicts
+    shown = [[cell.strip("*") for cell in _cells(line)] for line in (STUDY / "key_bias.md").read_text().splitlines()]
+    for arm, row in enumerate(rows):
+        accuracy = record.arrays[f"scores/accuracy/{arm}"]
+        assert accuracy.shape == (24, 5)
+        expected = [row, *map(models._short, accuracy.mean(axis=0))]
+        assert any(cells[:6] == expected for cells in shown), expected
 
 
 def test_the_generated_answers_are_those_of_the_records(models: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
