@@ -12,7 +12,8 @@ from posbias.engines import Local
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder
-from posbias.mitigation import ordinary_text
+from posbias.mitigation import arms, ordinary_text
+from posbias.mitigation import run as running
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
 from posbias.mitigation.base import MITIGATIONS
 from posbias.mitigation.fitting import FitOptions
@@ -112,6 +113,32 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
     idle = PlantedResponder(CURVE)
     assert mitigate(TASK, idle, given, directory=tmp_path).run_id == record.run_id
     assert idle.requests == 0
+
+
+def test_an_interrupted_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, monkeypatch, tmp_path):
+    responder = LocalResponder(load_model(str(long_llama)))
+    fit, fitted = arms.fit, []
+
+    def counted(method, *given, **how):
+        fitted.append(method)
+        return fit(method, *given, **how)
+
+    def asked(*methods, resume=True):
+        evaluation = EvaluateOptions(count=2, positions=(0, 1), generate=False, resume=resume)
+        given = MitigateOptions(list(methods), calibration=4, evaluation=evaluation, documents=0, short=False)
+        return mitigate("key_value(pairs=2)", responder, given, directory=tmp_path)
+
+    def killed(*_, **__):
+        raise RunError("killed")
+
+    monkeypatch.setattr(arms, "fit", counted)
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_answers", killed)
+        with pytest.raises(RunError, match="killed"):
+            asked("temperature", "repeat_prompt", resume=False)
+    record = asked("initial_token", "temperature")
+    assert fitted == ["temperature", "initial_token"]
+    assert record.scalars["arms"] == ["unchanged", "initial_token", "temperature"]
 
 
 def test_calibration_and_test_must_not_overlap(tmp_path):

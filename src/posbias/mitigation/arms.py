@@ -115,11 +115,12 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        """Name of its directory: readable, and different for different methods and runs that they follow."""
+        """Name of its directory: readable, and different for different methods, recipes and runs that they follow."""
         if self.name == UNCHANGED:
             return UNCHANGED
         readable = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
-        return f"{readable}-{hashlib.sha256(f'{self.name}{self.follows}'.encode()).hexdigest()[:8]}"
+        told = f"{self.name}{self.follows}{self.method if self.path else ''}"
+        return f"{readable}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
     @property
     def answering(self) -> Responder:

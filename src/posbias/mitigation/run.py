@@ -97,7 +97,7 @@ def mitigate(
     finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
     if finished is not None:
         return finished
-    store = PartStore(directory, settings, resume=options.evaluation.resume)
+    store = PartStore(directory, _of_one_method(settings, options), resume=options.evaluation.resume)
     arms, left_out = arms_of(responder, options, task, test[0])
     check_unseen(options, test)
     cost, arms, too_large = announce_arms(task, test, options, arms)
@@ -177,6 +177,16 @@ def _settings(
         "responder": described,
         "made_by": made_by(),
     }
+
+
+def _of_one_method(settings: Mapping[str, Any], options: MitigateOptions) -> dict[str, Any]:
+    """What the fit and the side effects of one method depend on beside its arm: not on what else is tried and decides.
+
+    So an interrupted run goes on with more methods, or fewer, without fitting again.
+    """
+    others = ("methods", "require", "by", "tolerance", "influence")
+    own = {name: value for name, value in settings.items() if name not in others}
+    return own | {"files": contents_sha256([], begin=options.fitting.begin, text=options.text)}
 
 
 def _answers(
