@@ -1,10 +1,10 @@
 """Verdicts on other models: `models.py run OUT MODEL TASK POSITIONS METHODS [CALIBRATION [DTYPE]]`.
 
 A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
-`posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK` judges
-the methods that a run had finished when it was ended, without side effects, which come last. `... models.py table
-RECORD...` prints the tables of README.md from the records, verdicts alone first; `... models.py answers RECORD...` its
-tables of generated answers.
+`posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK
+[MEASURE]` judges the methods that a run had finished when it was ended, without side effects, which come last.
+`... models.py table RECORD...` prints the tables of README.md from the records, verdicts alone first;
+`... models.py answers RECORD...` its tables of generated answers.
 """
 
 import re
@@ -55,16 +55,16 @@ def run(
     subprocess.run(command, check=True)
 
 
-def finish(run: str, out: str, model: str, task: str) -> None:
+def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") -> None:
     """A record of the arms of a run that have ended."""
     ended = sorted(path.parent for path in Path(run).glob("arms/*/record.json") if path.parent.name != "unchanged")
     found = [load_record(path) for path in (Path(run) / "arms" / "unchanged", *ended)]
     spelled = [record.resolved["responder"].get("method", "") for record in found]
     names = [_kept(name) for name in spelled]
-    scores = [measures_of(below(record.arrays, "scores/"))["logprob"] for record in found]
+    scores = [measures_of(below(record.arrays, "scores/"))[measure] for record in found]
     positions = [int(position) for position in found[0].arrays["positions"]]
     tried = [Tried(name, after) for name, after in zip(names[1:], scores[1:], strict=True)]
-    judgement = judge(scores[0], tried, positions=positions, measure="logprob")
+    judgement = judge(scores[0], tried, positions=positions, measure=measure)
     record = Record("mitigate", {"model": model, "task": task, "count": len(scores[0]), "methods": names[1:]})
     record.resolved = {name: found[0].resolved[name] for name in ("title", "task", "positions", "count", "responder")}
     record.resolved["n_items"] = LANGUAGE_TASKS.parse(task).n_items
@@ -73,14 +73,14 @@ def finish(run: str, out: str, model: str, task: str) -> None:
     record.scalars = {
         "arms": ["unchanged", *names[1:]],
         "judgement": judgement.as_record(),
-        "curves": {"logprob": curves},
+        "curves": {measure: curves},
         "effort": [effort_of(each) for each in found],
         "requirement": None,
         "left_out": ["ordinary text and short forms: the run was ended before them"],
     }
     record.arrays = {
         "positions": found[0].arrays["positions"],
-        **{f"scores/logprob/{number}": each for number, each in enumerate(scores)},
+        **{f"scores/{measure}/{number}": each for number, each in enumerate(scores)},
     }
     record.save(out)
 
