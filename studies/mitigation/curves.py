@@ -66,18 +66,19 @@ def fits() -> dict[str, list[tuple[str, int]]]:
 
 def tables(found: Scores) -> None:
     """Of sizes and of mixtures: mean change from the unchanged model, with its 95 % bootstrap interval over samples."""
-    first, *others = TASKS
-    level = {task: f"{np.mean(found['unchanged'][task]):.2f}".replace("0.", ".") for task in TASKS}
+    first, *_ = TASKS
     print(f"| calibration samples | {' | '.join(map(str, SIZES))} |\n|{'---|' * (len(SIZES) + 1)}")
     for task in TASKS:
         name = "the same task" if task == first else LABELS[task]
-        print(f"| {name} ({level[task]}) | {' | '.join(change(found, f'{first}: {n}', task) for n in SIZES)} |")
+        level = without_zeros(f"{np.mean(found['unchanged'][task]):.2f}")
+        print(f"| {name} ({level}) | {' | '.join(change(found, f'{first}: {n}', task) for n in SIZES)} |")
     print(f"\n| fitted to | {' | '.join(LABELS.values())} |\n|{'---|' * (len(TASKS) + 1)}")
-    mixed = {f"{first}: {MIXED}": [first], **{f"{task} alone": [task] for task in others}}
-    mixed |= {f"without {left}": [task for task in TASKS if task != left] for left in TASKS}
-    for name, fitted in mixed.items():
-        cells = [f"**{change(found, name, task)}**" if task in fitted else change(found, name, task) for task in TASKS]
-        print(f"| {' and '.join(LABELS[task] for task in fitted)} | {' | '.join(cells)} |")
+    for name, drawn in fits().items():
+        fitted = [task for task, size in drawn if size == MIXED]
+        if fitted:
+            mark = {task: "**" if task in fitted else "" for task in TASKS}
+            cells = [f"{mark[task]}{change(found, name, task)}{mark[task]}" for task in TASKS]
+            print(f"| {' and '.join(LABELS[task] for task in fitted)} | {' | '.join(cells)} |")
 
 
 def change(found: Scores, name: str, task: str) -> str:
@@ -86,7 +87,12 @@ def change(found: Scores, name: str, task: str) -> str:
     size = len(by_sample)
     draws = by_sample[np.random.default_rng(0).integers(0, size, (4000, size))].mean(axis=1)
     low, high = np.percentile(draws, [2.5, 97.5])
-    return re.sub(r"\b0\.", ".", f"{by_sample.mean():+.3f} [{low:.3f}, {high:.3f}]")
+    return without_zeros(f"{by_sample.mean():+.3f} [{low:.3f}, {high:.3f}]")
+
+
+def without_zeros(numbers: str) -> str:
+    """Before the point."""
+    return re.sub(r"\b0\.", ".", numbers)
 
 
 def main(out: Path) -> None:

@@ -106,9 +106,9 @@ def table(*directories: str) -> None:
             name = f"`{_kept(record.resolved['methods'][entry['name']])}`"
             if name == "`context_bias`":
                 name = LONGER.get(directory.name, name)
-            if model in rows.setdefault(name, {}):
-                raise ValueError(f"{directory.name}: {name} of {model} on {task} is in an earlier record, too")
-            rows[name][model] = _cell(entry)
+            row = rows.setdefault(name, {})
+            _check_empty(row, record, name)
+            row[model] = _cell(entry)
             verdicts.setdefault(name, {})[task, model] = verdict_of(entry)
     columns = [(task, model) for task in cells for model in models]
     _print("verdict", [f"{task}, {model}" for task, model in columns], _words(verdicts, columns))
@@ -126,9 +126,10 @@ def answers(*directories: str) -> None:
         cells = ["", *map(_cell, record.scalars["judgement"]["verdicts"])]
         for number, (name, cell) in enumerate(zip(names, cells, strict=True)):
             scores = record.arrays[f"scores/accuracy/{number}"].mean(axis=0)
-            shown = scores.mean(), f"{', '.join(map(_short, scores))} | {cell}"
-            if rows.setdefault(name, {}).setdefault(model := _model(record), shown) != shown:
-                raise ValueError(f"{name} of {model} on {record.arguments['task']} is in an earlier record, too")
+            row = rows.setdefault(name, {})
+            if number:  # the unchanged model is in all records
+                _check_empty(row, record, name)
+            row[_model(record)] = scores.mean(), f"{', '.join(map(_short, scores))} | {cell}"
     for task, rows in tasks.items():
         models = list(rows["unchanged"])
         best = sorted(rows, key=lambda name: -np.mean([mean for mean, _ in rows[name].values()]))
@@ -154,6 +155,12 @@ def _print(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
     print(f"\n| {title} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for name, row in rows.items():
         print(f"| {name} | {' | '.join(row)} |")
+
+
+def _check_empty(row: dict[str, Any], record: Record, name: str) -> None:
+    """Refuse a second record for one cell."""
+    if (model := _model(record)) in row:
+        raise ValueError(f"{name} of {model} on {record.arguments['task']} is in an earlier record, too")
 
 
 def _model(record: Record) -> str:
@@ -203,14 +210,13 @@ def verdict_of(entry: dict[str, Any]) -> str:
 
 
 def _change(interval: dict[str, float]) -> str:
-    value, low, high = (_short(interval[each]) for each in ("value", "low", "high"))
-    return f"{'+' if value.strip('.0') and interval['value'] > 0 else ''}{value} [{low}, {high}]"
+    return f"{_short(interval['value'], plus='+')} [{_short(interval['low'])}, {_short(interval['high'])}]"
 
 
-def _short(value: float) -> str:
+def _short(value: float, plus: str = "") -> str:
     """Two decimals, halves away from 0; without a zero before the point, and without the sign of what rounds to 0."""
     hundredths = int(abs(value) * 100 + 0.5 + 1e-9)
-    sign = "-" if value < 0 and hundredths else ""
+    sign = ("-" if value < 0 else plus) if hundredths else ""
     return f"{sign}{hundredths // 100 or ''}.{hundredths % 100:02d}"
 
 

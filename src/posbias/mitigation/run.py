@@ -185,8 +185,9 @@ def _of_one_method(settings: Mapping[str, Any], options: MitigateOptions) -> dic
     So an interrupted run goes on with more methods, or fewer, without fitting again.
     """
     others = ("methods", "require", "by", "tolerance", "influence")
+    read = (options.fitting.begin, options.text)
     own = {name: value for name, value in settings.items() if name not in others}
-    return own | {"files": contents_sha256([], begin=options.fitting.begin, text=options.text)}
+    return own | {"files": {name: digest for name, digest in settings["files"].items() if name in read}}
 
 
 def _answers(
