@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from posbias.mitigation.judging import APPLY, HARM, NOTHING, SMALL, SMALLEST, Tr
 from posbias.mitigation.recipe import write_recipe
 from posbias.parts import below
 from posbias.records import Record, load_record
+from posbias.statistics import holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")
-EVEN = 1e-6
-"""Nats per token below which nothing but rounding changes."""
+EVEN = "0"
+"""Nothing but rounding changes, as of a method that the prompts do not reach."""
 ELSEWHERE = ("demo_documents", "demo_influence", "demo_shifted_distances", "gemma_key_value_8", "qwen_key_value_40_2")
 """Records by log-probability that the tables leave to other sections."""
 LONGER = {"demo_order": "`context_bias`, 300 steps"}
@@ -88,15 +90,14 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
 def table(*directories: str) -> None:
     """A column per model and a row per method: verdicts for all tasks, then for each task the change of the mean, and
     of the worst position."""
+    records = {Path(each).name: load_record(each) for each in directories if Path(each).name not in ELSEWHERE}
+    judged = {name: record for name, record in records.items() if record.scalars["judgement"]["measure"] == "logprob"}
+    correct_together(judged.values())
     cells: dict[str, dict[str, dict[str, str]]] = {}
     verdicts: dict[str, dict[tuple[str, str], str]] = {}
     models: list[str] = []
-    for directory in map(Path, directories):
-        record = load_record(directory)
-        if directory.name in ELSEWHERE or record.scalars["judgement"]["measure"] != "logprob":
-            continue
-        task = record.arguments["task"].partition("(")[0]
-        model = _model(record)
+    for directory, record in judged.items():
+        task, model = _cell_of(record)
         models += [] if model in models else [model]
         rows = cells.setdefault(task, {})
         levels = [each["value"] for each in record.scalars["judgement"]["before"]]
@@ -105,23 +106,46 @@ def table(*directories: str) -> None:
         for entry in record.scalars["judgement"]["verdicts"]:
             name = f"`{_kept(record.resolved['methods'][entry['name']])}`"
             if name == "`context_bias`":
-                name = LONGER.get(directory.name, name)
+                name = LONGER.get(directory, name)
             row = rows.setdefault(name, {})
             _check_empty(row, record, name)
             row[model] = _cell(entry)
-            verdicts.setdefault(name, {})[task, model] = verdict_of(entry)
+            verdicts.setdefault(name, {})[task, model] = EVEN if _is_even(entry) else verdict_of(entry)
     columns = [(task, model) for task in cells for model in models]
     _print("verdict", [f"{task}, {model}" for task, model in columns], _words(verdicts, columns))
     for task, found in cells.items():
         _print(task, models, {name: [row.get(model, "") for model in models] for name, row in found.items()})
 
 
+def correct_together(records: Iterable[Record]) -> None:
+    """Correct the p-values of all methods of a model on a task by Holm, also where they come from several runs."""
+    together: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        together.setdefault(_cell_of(record), []).extend(record.scalars["judgement"]["verdicts"])
+    for entries in together.values():
+        for family, sign in (("gains", 1), ("harms", -1)):
+            tests = [(entry, name) for entry in entries for name in entry[family]]
+            adjusted = holm(np.array([_uncorrected(entry, name, sign) for entry, name in tests]))
+            for (entry, name), p in zip(tests, adjusted, strict=True):
+                entry[family][name] = float(p)
+
+
+def _uncorrected(entry: dict[str, Any], name: str, sign: int) -> float:
+    """The p-value of a side effect, or of a change in one direction."""
+    if name in entry["effects"]:
+        return float(entry["effects"][name]["p"])
+    change = entry["changes"][name]
+    return float(change["p"]) if sign * change["value"]["value"] > 0 else 1.0
+
+
 def answers(*directories: str) -> None:
     """For each task a row per method, the best mean first: by model the answers that are right at each position, then
     the change of the mean and of the worst position."""
     tasks: dict[str, dict[str, dict[str, tuple[float, str]]]] = {}
-    for record in map(load_record, directories):
-        rows = tasks.setdefault(record.arguments["task"].partition("(")[0], {})
+    records = [load_record(each) for each in directories]
+    correct_together(records)
+    for record in records:
+        rows = tasks.setdefault(_cell_of(record)[0], {})
         names = ["unchanged", *(f"`{_kept(each)}`" for each in record.resolved["methods"].values())]
         cells = ["", *map(_cell, record.scalars["judgement"]["verdicts"])]
         for number, (name, cell) in enumerate(zip(names, cells, strict=True)):
@@ -139,7 +163,7 @@ def answers(*directories: str) -> None:
 
 def _words(verdicts: dict[str, dict[tuple[str, str], str]], columns: list[tuple[str, str]]) -> dict[str, list[str]]:
     """Each method's verdicts in a word, the methods that gain in most places first."""
-    word = {APPLY: "**gain**", HARM: "harm", SMALL: "–", NOTHING: "–"}
+    word = {APPLY: "**gain**", HARM: "harm", SMALL: "–", NOTHING: "–", EVEN: EVEN}
 
     def place(name: str) -> tuple[int, int]:
         count = Counter(verdicts[name].values())
@@ -163,6 +187,11 @@ def _check_empty(row: dict[str, Any], record: Record, name: str) -> None:
         raise ValueError(f"{name} of {model} on {record.arguments['task']} is in an earlier record, too")
 
 
+def _cell_of(record: Record) -> tuple[str, str]:
+    """Task and model."""
+    return record.arguments["task"].partition("(")[0], _model(record)
+
+
 def _model(record: Record) -> str:
     return Path(record.arguments["model"]).name.removesuffix(".gguf")
 
@@ -173,18 +202,21 @@ def _kept(name: str) -> str:
 
 
 def _cell(entry: dict[str, Any]) -> str:
-    """Changes, the verdict where there is one, and side effects that are harm."""
+    """Changes, the verdict where there is one, and side effects that are harm by themselves, before correction."""
+    if _is_even(entry):
+        return EVEN
     changes = [entry["changes"][each]["value"] for each in ENDPOINTS]
-    if all(abs(change["value"]) < EVEN for change in changes):
-        return "0"
-    harms = [reason.partition("Harm: ")[2] for reason in entry["reasons"]]
     effects = [
         f"{_effect(name)} {_change(effect['value'])}"
         for name, effect in entry["effects"].items()
-        if any(harm.startswith(f"{name} ") for harm in harms)
+        if name in entry["harms"] and effect["p"] < ALPHA and _matters(entry, name)
     ]
     verdict = {NOTHING: "", SMALL: " negligible"}.get(found := verdict_of(entry), f" **{found}**")
     return "; ".join(map(_change, changes)) + verdict + (f" ({', '.join(effects)})" if effects else "")
+
+
+def _is_even(entry: dict[str, Any]) -> bool:
+    return all(abs(entry["changes"][each]["value"]["value"]) < 1e-6 for each in ENDPOINTS)
 
 
 def _effect(name: str) -> str:
@@ -194,19 +226,20 @@ def _effect(name: str) -> str:
 
 def verdict_of(entry: dict[str, Any]) -> str:
     """By the rule of today: some records are older than the least change that matters."""
-
-    def matters(name: str) -> bool:
-        effect = entry["effects"].get(name)
-        if effect is not None:
-            return bool(effect["tolerance"]) or abs(effect["value"]["value"]) >= SMALLEST
-        return abs(entry["changes"][name]["value"]["value"]) >= SMALLEST
-
     harms, gains = ([name for name, p in entry[family].items() if p < ALPHA] for family in ("harms", "gains"))
-    if any(map(matters, harms)):
+    if any(_matters(entry, name) for name in harms):
         return HARM
-    if any(map(matters, gains)):
+    if any(_matters(entry, name) for name in gains):
         return APPLY
     return SMALL if harms or gains else NOTHING
+
+
+def _matters(entry: dict[str, Any], name: str) -> bool:
+    """Whether an established change, or side effect, is large enough."""
+    effect = entry["effects"].get(name)
+    if effect is not None:
+        return bool(effect["tolerance"]) or abs(effect["value"]["value"]) >= SMALLEST
+    return abs(entry["changes"][name]["value"]["value"]) >= SMALLEST
 
 
 def _change(interval: dict[str, float]) -> str:

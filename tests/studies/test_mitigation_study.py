@@ -1,6 +1,7 @@
 """The shipped study of mitigation: its tables are those of its records, and its headline that of its answers."""
 
 import json
+import re
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -15,14 +16,18 @@ TOLD = ("qwen_documents_accuracy", "qwen_order_accuracy")
 """Records of generated answers that are told in a sentence, not in a table."""
 
 
-@pytest.fixture(scope="module")
-def models() -> ModuleType:
-    spec = util.spec_from_file_location("models", STUDY / "models.py")
+def _script(name: str) -> ModuleType:
+    spec = util.spec_from_file_location(name, STUDY / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     found = util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+@pytest.fixture(scope="module")
+def models() -> ModuleType:
+    return _script("models")
 
 
 def _cells(line: str) -> list[str]:
@@ -99,6 +104,17 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
     shown = [_cells(line) for line in (STUDY / "README.md").read_text().splitlines()]
     for row in rows:
         assert row in shown
+
+
+def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    _script("controls").summary(json.loads((STUDY / "controls.json").read_text()))
+    printed = re.sub(r"\b0\.", ".", capsys.readouterr().out.replace("adapter of equal size", "adapter of 1,080 numbers"))
+    rows = [_cells(line) for line in printed.splitlines() if line.startswith("| ") and "| form " not in line]
+    assert len(rows) == 14
+    shown = [_cells(line) for line in (STUDY / "key_bias.md").read_text().splitlines()]
+    for name, numbers, *cells in rows:
+        expected = [f"{name} (level)", "", *cells] if name == "unchanged" else [name, numbers, *cells]
+        assert expected in shown
 
 
 def test_the_influence_shown_is_that_of_the_record() -> None:
