@@ -25,6 +25,7 @@ def test_without_effect_neither_verdict_comes_in_more_than_5_percent_of_runs():
 @pytest.mark.parametrize("curve", [(0.9, 0.6, 0.4, 0.5, 0.8), (0.5,) * 5, (0.15,) * 5])
 def test_without_effect_neither_verdict_comes_often_whatever_curve_and_scores(curve, count, noise):
     rates = verdict_rates(Planted(curve, (curve,) * 4), count=count, runs=RUNS, noise=noise)
+    print(f"{curve} {count} samples, noise {noise}: {rates}")
     assert max(rates.get(APPLY, 0), rates.get(HARM, 0)) <= 0.05
 
 

@@ -174,6 +174,8 @@ def test_the_last_tokens_attention_is_the_models_own(family: str) -> None:
 def test_sorting_puts_the_most_attended_passage_last() -> None:
     model = tiny("llama")
     request = local_request(model)
+    (kept,) = resolve_method("attention_sorting", None, strength=0.0).asked(request, LocalResponder(model))  # type: ignore[union-attr]
+    assert kept == request
     (once,) = resolve_method("attention_sorting", None).rewritten(request, LocalResponder(model))  # type: ignore[union-attr]
     attention = last_attention(model, model.tokenizer(request.text)["input_ids"])
     spans = [(1, 3), (3, 4), (4, 7), (7, 8)]

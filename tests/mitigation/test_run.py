@@ -337,6 +337,18 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
     assert left_out == ["repeat_prompt was not tried: no room"]
 
 
+def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
+    fitting = FitOptions(steps=1)
+    given = options(count=6, calibration=6, generate=False, documents=2, fitting=fitting, positions=(0, 2))
+    given = replace(given, methods="all", short=False)
+    responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
+    record = mitigate("key_value(pairs=3)", responder, given, directory=tmp_path)
+    left_out = {reason.partition(" was not ")[0] for reason in record.scalars["left_out"]}
+    judged = set(record.scalars["arms"]) - {UNCHANGED}
+    assert judged | left_out == set(MITIGATIONS)
+    assert {each["name"] for each in record.scalars["judgement"]["verdicts"]} == judged
+
+
 @pytest.mark.slow
 def test_workers_answer_as_this_process_does(long_llama, tmp_path):
     responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
