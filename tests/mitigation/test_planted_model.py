@@ -181,6 +181,15 @@ def test_the_verdicts_are_those_of_what_was_planted(task, biased, sound):
     assert APPLY not in verdicts(on_sound)
 
 
+def test_a_lost_beginning_is_told_from_a_lost_middle(task, trained_at):
+    lost = -DEPTH * np.interp(np.arange(64), [21, 22, 30, 33], [0, 1, 1, 0])
+    record = scores_of(task, loaded(trained_at[0], lost), key_bias(-lost), CURE, IDLE)
+    before = record.arrays["scores/logprob/0"].mean(axis=0)
+    assert (before[:2] < -1).all()
+    assert (before[2:] > -0.1).all()
+    assert verdicts(record) == [APPLY, HARM, NOTHING], "the cure of the middle is not that of the beginning"
+
+
 def test_a_fit_finds_the_bias_that_was_planted(task, biased):
     knots = (0, 24, 27, 30, 33, 36, 39, 42, 46)
     options = FitOptions(steps=300, rate=0.2, penalty=0.0, knots=knots, shared="both")
