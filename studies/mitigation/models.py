@@ -33,8 +33,17 @@ from posbias.tasks.language import LANGUAGE_TASKS
 ENDPOINTS = ("mean", "worst position")
 EVEN = "0"
 """Nothing but rounding changes, as of a method that the prompts do not reach."""
-ELSEWHERE = ("demo_documents", "demo_influence", "demo_shifted_distances", "gemma_key_value_8", "qwen_key_value_40_2")
+ELSEWHERE = (
+    "demo_documents",
+    "demo_documents_influence",
+    "demo_influence",
+    "demo_shifted_distances",
+    "gemma_key_value_8",
+    "qwen_key_value_40_2",
+)
 """Records by log-probability that the tables leave to other sections."""
+CUE_KEPT_UNTIL = "2026-11-25T15:45"
+"""Until then `repeat_prompt` and `question_first` repeated the cue of the answer as well, now with `cue=True`."""
 LONGER = {"demo_order": "`context_bias`, 300 steps"}
 """Records whose `context_bias` was fitted for more than 100 steps."""
 
@@ -104,7 +113,7 @@ def table(*directories: str) -> None:
         level = f"{_short(sum(levels) / len(levels))}; {_short(min(levels))}"
         rows.setdefault("unchanged (level)", {})[model] = f"{level} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
-            name = f"`{_kept(record.resolved['methods'][entry['name']])}`"
+            name = _name(record, entry["name"])
             if name == "`context_bias`":
                 name = LONGER.get(directory, name)
             row = rows.setdefault(name, {})
@@ -146,7 +155,7 @@ def answers(*directories: str) -> None:
     correct_together(records)
     for record in records:
         rows = tasks.setdefault(_cell_of(record)[0], {})
-        names = ["unchanged", *(f"`{_kept(each)}`" for each in record.resolved["methods"].values())]
+        names = ["unchanged", *(_name(record, each) for each in record.resolved["methods"])]
         cells = ["", *map(_cell, record.scalars["judgement"]["verdicts"])]
         for number, (name, cell) in enumerate(zip(names, cells, strict=True)):
             scores = record.arrays[f"scores/accuracy/{number}"].mean(axis=0)
@@ -196,9 +205,17 @@ def _model(record: Record) -> str:
     return Path(record.arguments["model"]).name.removesuffix(".gguf")
 
 
+def _name(record: Record, arm: str) -> str:
+    """Of the method of an arm, in today's words."""
+    name = _kept(record.resolved["methods"][arm])
+    if name in ("repeat_prompt", "question_first") and record.created < CUE_KEPT_UNTIL:
+        name += "(cue=True)"
+    return f"`{name}`"
+
+
 def _kept(name: str) -> str:
     """Of a method that was spelled, without parameters that were fitted or are the default."""
-    return name if "draws" in name or "variant" in name else name.partition("(")[0]
+    return name if any(told in name for told in ("draws", "variant", "cue")) else name.partition("(")[0]
 
 
 def _cell(entry: dict[str, Any]) -> str:

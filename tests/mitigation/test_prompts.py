@@ -15,7 +15,7 @@ from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Request, Responder, Response
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
-from posbias.mitigation.prompts import last_attention, mean_score
+from posbias.mitigation.prompts import before_cue, last_attention, mean_score
 from posbias.tasks.language import LANGUAGE_TASKS
 from tiny_families import shaken_model
 
@@ -109,11 +109,32 @@ def test_relevant_passages_go_where_the_curve_is_high(curve: str) -> None:
 def test_a_repeated_prompt_keeps_the_passages_of_its_last_copy() -> None:
     inner = Biased()
     (request, *_) = requested()
+    answering_under(resolve_method("repeat_prompt(times=3, cue=True)", None), inner).respond([request])
     answering_under(resolve_method("repeat_prompt(times=3)", None), inner).respond([request])
-    (asked,) = inner.asked
-    assert asked.text == "\n\n".join(3 * [request.text])
-    assert passages_of(asked) == passages_of(request)
-    assert asked.passages[0][0] > 2 * len(request.text)
+    whole, asked = inner.asked
+    assert whole.text == "\n\n".join(3 * [request.text])
+    assert passages_of(whole) == passages_of(asked) == passages_of(request)
+    assert whole.passages[0][0] > 2 * len(request.text)
+    cue = "\nCorresponding value:"
+    copy = request.text.removesuffix(cue)
+    assert request.text == copy + cue
+    assert asked.text == "\n\n".join([copy, copy, request.text]), "the cue stands before the answer alone"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Question: who?\nAnswer:", "Question: who?"),
+        ("Question: who? Answer: ", "Question: who?"),
+        ("Word: pear\nLabel: brown\n\nWord: grape\nLabel:\n", "Word: pear\nLabel: brown\n\nWord: grape"),
+        ("Corresponding value:", ""),
+        ("Question: who wrote it, Answer:", "Question: who wrote it, Answer:"),
+        ("Who was it?", "Who was it?"),
+        ("", ""),
+    ],
+)
+def test_the_cue_of_an_answer_is_what_ends_in_a_colon(text: str, expected: str) -> None:
+    assert before_cue(text) == expected
 
 
 def test_the_question_comes_first_and_passages_stay_as_they_are() -> None:
@@ -124,8 +145,10 @@ def test_the_question_comes_first_and_passages_stay_as_they_are() -> None:
     (asked,) = inner.asked
     question = request.text[request.passages[-1][1] :].lstrip("}").strip()
     assert question.startswith("Key: ")
-    assert asked.text == f"{question}\n\n{request.text}"
+    assert asked.text == f"{question.removesuffix('Corresponding value:').rstrip()}\n\n{request.text}"
     assert passages_of(asked) == passages_of(request)
+    answering_under(resolve_method("question_first(cue=True)", None), inner).respond([request])
+    assert inner.asked[-1].text == f"{question}\n\n{request.text}"
     with pytest.raises(UsageError, match="behind the last passage, and here nothing does"):
         around.respond([Request("a b)", passages=((0, 1), (2, 3)))])
 

@@ -108,7 +108,8 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
 
 def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[str]) -> None:
     _script("controls").summary(json.loads((STUDY / "controls.json").read_text()))
-    printed = re.sub(r"\b0\.", ".", capsys.readouterr().out.replace("adapter of equal size", "adapter of 1,080 numbers"))
+    printed = capsys.readouterr().out.replace("adapter of equal size", "adapter of 1,080 numbers")
+    printed = re.sub(r"\b0\.", ".", printed)
     rows = [_cells(line) for line in printed.splitlines() if line.startswith("| ") and "| form " not in line]
     assert len(rows) == 14
     shown = [_cells(line) for line in (STUDY / "key_bias.md").read_text().splitlines()]

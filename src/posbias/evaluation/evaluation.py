@@ -5,8 +5,8 @@ paired statistics; finished samples are kept, so that a killed run or one whose 
 
 The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
-`skipped` {position: examples}, `measures` [name], `curves` {measure: `PositionCurve.as_record`}, `cut_off`, `examples`,
-`reused`, `cost`, `seconds`. The texts go beside it, one JSON object per line.
+`skipped` {position: examples}, `measures` [name], `curves` {measure: `PositionCurve.as_record`}, `cut_off`, `empty`,
+`examples`, `reused`, `cost`, `seconds`. The texts go beside it, one JSON object per line.
 """
 
 import json
@@ -297,6 +297,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "measures": list(evaluation.measures),
         "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},
         "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
+        "empty": sum(row["text"] is not None and not row["text"].strip() for row in evaluation.outputs),
         "examples": len(evaluation.outputs),
         "reused": evaluation.reused,
         "cost": dict(evaluation.cost),

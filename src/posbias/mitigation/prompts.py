@@ -14,6 +14,7 @@ a smaller strength among those of a larger one.
 import hashlib
 import math
 import random
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ from posbias.tasks.language.base import encode, locate
 
 BETWEEN = "\n\n"
 """What stands between a prompt and its repetition."""
+CUE = re.compile(r"(?:\A|(?<=[.!?])|\s*\n)[^\S\n]*[^\n.:;!?]{1,40}:\s*\Z")
+"""Up to 40 characters and a colon, on the last line or behind its last sentence."""
 CLOSING = " \n\t]})>"
 """What may close a list of passages before the question begins."""
 
@@ -250,16 +253,28 @@ def last_attention(model: Model, token_ids: Sequence[int]) -> Float64[np.ndarray
     return total
 
 
+def before_cue(text: str) -> str:
+    """A prompt without the words at its end that an answer is to follow, such as "Answer:"; without such, all of it.
+
+    Repeated as well, they stand before an empty line, and models that complete text copy that: with "Answer:" in both
+    copies Gemma-3-270M leaves all of 120 answers empty (studies/mitigation).
+    """
+    return CUE.sub("", text)
+
+
 @MITIGATIONS.register("repeat_prompt")
 @dataclass(frozen=True)
 class RepeatPrompt(Rewriting):
     """The prompt twice, so that the second time every passage is read after all others; twice the tokens.
 
-    Of a conversation the last message is repeated. Its passages are those of the last copy.
+    Of a conversation the last message is repeated. Its passages are those of the last copy. The source repeats whole
+    questions to assistants; here copies end before the cue of the answer (`before_cue`).
     """
 
     times: int = 2
     """How often the prompt stands there, >= 2."""
+    cue: bool = False
+    """Whether copies keep the cue of the answer: then a model that completes text may copy that nothing follows it."""
 
     needs_passages: ClassVar[bool] = False
 
@@ -274,10 +289,10 @@ class RepeatPrompt(Rewriting):
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its text repeated."""
-        text = request.text
-        shift = (self.times - 1) * (len(text) + len(BETWEEN))
-        passages = tuple((begin + shift, end + shift) for begin, end in request.passages)
-        return [request.reworded(BETWEEN.join(self.times * [text]), passages)]
+        copy = request.text if self.cue else before_cue(request.text)
+        before = (self.times - 1) * f"{copy}{BETWEEN}"
+        passages = tuple((begin + len(before), end + len(before)) for begin, end in request.passages)
+        return [request.reworded(before + request.text, passages)]
 
 
 @MITIGATIONS.register("question_first")
@@ -285,17 +300,22 @@ class RepeatPrompt(Rewriting):
 class QuestionFirst(Rewriting):
     """The question at the beginning of the prompt, too, so that passages are read with it in mind.
 
-    The question is what stands behind the last passage, less closing brackets. Source: query-aware contextualization of
-    Liu et al. 2024, "Lost in the middle", section 4.2; there it stands behind the instruction, as in the tasks
-    `documents` and `key_value` with `query="both"`, here before it, since any prompt has a beginning.
+    The question is what stands behind the last passage, less closing brackets and the cue of the answer (`before_cue`).
+    Source: query-aware contextualization of Liu et al. 2024, "Lost in the middle", section 4.2; there it stands behind
+    the instruction, as in the tasks `documents` and `key_value` with `query="both"`, here before it, since any prompt
+    has a beginning.
     """
 
     rearranges: ClassVar[bool] = False
 
+    cue: bool = False
+    """Whether the cue of the answer is repeated, too; see `RepeatPrompt`."""
+
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its question before it."""
         text = request.text
-        question = text[request.passages[-1][1] :].lstrip(CLOSING).rstrip()
+        behind = text[request.passages[-1][1] :].lstrip(CLOSING).rstrip()
+        question = behind if self.cue else before_cue(behind)
         if not question:
             raise UsageError(f"{self.name} repeats what stands behind the last passage, and here nothing does")
         shift = len(question) + len(BETWEEN)

@@ -308,6 +308,7 @@ def _record(
         for number, arm in enumerate(arms)
         if number
     ]
+    warnings = (*warnings, *_empty_answers(arms, found))
     judgement = judge(measures[0][measure], tried, positions=positions, measure=measure, warnings=warnings)
     described = found[0].resolved["responder"]
     names = [arm.name for arm in arms]
@@ -344,6 +345,17 @@ def _record(
         **{f"text/{number}": nats for number, nats in enumerate(texts) if nats is not None},
     }
     return record
+
+
+def _empty_answers(arms: Sequence[Arm], found: Sequence[Record]) -> list[str]:
+    """Which methods leave most answers empty that are not so without: a misread prompt, more than a matter of place."""
+    before, total = (found[0].scalars.get(name, 0) for name in ("empty", "examples"))
+    counts = {arm.name: each.scalars.get("empty", 0) for arm, each in zip(arms[1:], found[1:], strict=True)}
+    return [
+        f"{name}: {count} of {total} generated answers are empty ({before} without it)"
+        for name, count in counts.items()
+        if count > total / 2 > before
+    ]
 
 
 def _required(

@@ -181,6 +181,8 @@ def _reasons(record: Record) -> list[str]:
     if cut:
         tokens = record.resolved["max_tokens"]
         reasons.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves")
+    if empty := record.scalars.get("empty", 0):
+        reasons.append(f"{empty} of {total} generated answers are empty; they count as wrong")
     undecided = record.scalars.get("verdicts", {}).get("undecided")
     if undecided:
         reasons.append(f"{undecided} of {total} answers name neither response; they count as wrong")
