@@ -129,5 +129,19 @@ def test_the_influence_shown_is_that_of_the_record() -> None:
     assert f"| unchanged | {before} |" in page
 
 
-def _interval(each: dict[str, float]) -> str:
-    return f"{each['value']:+.3f} [{each['low']:.3f}, {each['high']:.3f}]"
+def test_the_influence_under_published_methods_is_that_of_the_record() -> None:
+    record = load_record(STUDY / "records" / "demo_documents_influence")
+    found = record.scalars["influence"]
+    shown = [_cells(line) for line in (STUDY / "README.md").read_text().splitlines()]
+    verdicts = {each["name"]: each for each in record.scalars["judgement"]["verdicts"]}
+    assert ["unchanged", *(_interval(each, sign="", short=True) for each in found["before"]), ""] in shown
+    assert len(found["changes"]) == 4
+    for name, changes in found["changes"].items():
+        gained = verdicts[name]["changes"]["mean"]["value"]
+        row = [f"`{name.partition('(')[0]}`", *(_interval(each, short=True) for each in [*changes, gained])]
+        assert row in shown
+
+
+def _interval(each: dict[str, float], sign: str = "+", *, short: bool = False) -> str:
+    text = f"{each['value']:{sign}.3f} [{each['low']:.3f}, {each['high']:.3f}]"
+    return re.sub(r"\b0\.", ".", text) if short else text
