@@ -369,3 +369,27 @@ def test_workers_answer_as_this_process_does(long_llama, tmp_path):
     assert record.scalars["effort"][1]["tokens"] > 0
     with pytest.raises(UsageError, match="workers load the model themselves, so they go with a local one"):
         mitigate(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))
+
+
+class Silent(PlantedResponder):
+    """Answers prompts that stand there twice with nothing."""
+
+    def respond(self, requests, *, generate=True, score=False):
+        found = super().respond(requests, generate=generate, score=score)
+        return [
+            replace(reply, response=replace(reply.response, text="")) if len(request.text) > SINGLE else reply
+            for request, reply in zip(requests, found, strict=True)
+        ]
+
+
+SINGLE = 800
+"""Characters that only a repeated prompt exceeds."""
+
+
+def test_a_method_under_which_answers_are_empty_is_named():
+    record = mitigate(TASK, Silent(CURVE), options("repeat_prompt", HELPFUL))
+    warnings = record.scalars["judgement"]["warnings"]
+    assert [each for each in warnings if "empty" in each] == [
+        "repeat_prompt: 120 of 120 generated answers are empty (0 without it)"
+    ]
+    assert record.scalars["judgement"]["verdicts"][0]["verdict"] == HARM
