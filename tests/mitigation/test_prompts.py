@@ -149,8 +149,10 @@ def test_the_question_comes_first_and_passages_stay_as_they_are() -> None:
     assert passages_of(asked) == passages_of(request)
     answering_under(resolve_method("question_first(cue=True)", None), inner).respond([request])
     assert inner.asked[-1].text == f"{question}\n\n{request.text}"
-    with pytest.raises(UsageError, match="behind the last passage, and here nothing does"):
+    with pytest.raises(UsageError, match="the question behind the last passage, and here none is"):
         around.respond([Request("a b)", passages=((0, 1), (2, 3)))])
+    with pytest.raises(UsageError, match="here none is"):
+        around.respond([Request("(a b)\n\nCorresponding value:", passages=((1, 2), (3, 4)))])
 
 
 def test_the_vote_does_not_depend_on_the_order_given() -> None:

@@ -317,7 +317,7 @@ class QuestionFirst(Rewriting):
         behind = text[request.passages[-1][1] :].lstrip(CLOSING).rstrip()
         question = behind if self.cue else before_cue(behind)
         if not question:
-            raise UsageError(f"{self.name} repeats what stands behind the last passage, and here nothing does")
+            raise UsageError(f"{self.name} repeats the question behind the last passage, and here none is")
         shift = len(question) + len(BETWEEN)
         passages = tuple((begin + shift, end + shift) for begin, end in request.passages)
         return [request.reworded(f"{question}{BETWEEN}{text}", passages)]
