@@ -23,11 +23,10 @@ from posbias.evaluation.evaluation import measures_of
 from posbias.mitigation.effort import effort_of
 from posbias.mitigation.endpoints import ALPHA
 from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.judging import APPLY, HARM, NOTHING, SMALL, SMALLEST, Tried, judge
+from posbias.mitigation.judging import APPLY, HARM, NOTHING, SMALL, SMALLEST, Tried, corrected, judge
 from posbias.mitigation.recipe import write_recipe
 from posbias.parts import below
 from posbias.records import Record, load_record
-from posbias.statistics import holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")
@@ -133,10 +132,9 @@ def correct_together(records: Iterable[Record]) -> None:
         together.setdefault(_cell_of(record), []).extend(record.scalars["judgement"]["verdicts"])
     for entries in together.values():
         for family, sign in (("gains", 1), ("harms", -1)):
-            tests = [(entry, name) for entry in entries for name in entry[family]]
-            adjusted = holm(np.array([_uncorrected(entry, name, sign) for entry, name in tests]))
-            for (entry, name), p in zip(tests, adjusted, strict=True):
-                entry[family][name] = float(p)
+            tests = [{name: _uncorrected(entry, name, sign) for name in entry[family]} for entry in entries]
+            for entry, adjusted in zip(entries, corrected(tests), strict=True):
+                entry[family] = adjusted
 
 
 def _uncorrected(entry: dict[str, Any], name: str, sign: int) -> float:

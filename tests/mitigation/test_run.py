@@ -371,6 +371,10 @@ def test_workers_answer_as_this_process_does(long_llama, tmp_path):
         mitigate(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))
 
 
+SINGLE = 800
+"""Characters that only a repeated prompt exceeds."""
+
+
 class Silent(PlantedResponder):
     """Answers prompts that stand there twice with nothing."""
 
@@ -380,10 +384,6 @@ class Silent(PlantedResponder):
             replace(reply, response=replace(reply.response, text="")) if len(request.text) > SINGLE else reply
             for request, reply in zip(requests, found, strict=True)
         ]
-
-
-SINGLE = 800
-"""Characters that only a repeated prompt exceeds."""
 
 
 def test_a_method_under_which_answers_are_empty_is_named():

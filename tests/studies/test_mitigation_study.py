@@ -108,8 +108,7 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
 
 def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[str]) -> None:
     _script("controls").summary(json.loads((STUDY / "controls.json").read_text()))
-    printed = capsys.readouterr().out.replace("adapter of equal size", "adapter of 1,080 numbers")
-    printed = re.sub(r"\b0\.", ".", printed)
+    printed = _without_zeros(capsys.readouterr().out.replace("adapter of equal size", "adapter of 1,080 numbers"))
     rows = [_cells(line) for line in printed.splitlines() if line.startswith("| ") and "| form " not in line]
     assert len(rows) == 14
     shown = [_cells(line) for line in (STUDY / "key_bias.md").read_text().splitlines()]
@@ -120,12 +119,12 @@ def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[st
 
 def test_the_influence_shown_is_that_of_the_record() -> None:
     found = load_record(STUDY / "records" / "demo_influence").scalars["influence"]
-    page = (STUDY / "key_bias.md").read_text().replace(" | .", " | 0.").replace("[.", "[0.").replace(", .", ", 0.")
+    page = (STUDY / "key_bias.md").read_text()
     rows = {name: [_interval(each) for each in changes] for name, changes in found["changes"].items()}
     assert rows.keys() == {"from_question_8", "context_bias_8"}
     for name, cells in rows.items():
-        assert f"| `{name}.json`, change | {' | '.join(cells)} |" in page.replace("+.", "+0.")
-    before = " | ".join(f"{each['value']:.3f}" for each in found["before"])
+        assert f"| `{name}.json`, change | {' | '.join(cells)} |" in page
+    before = " | ".join(_without_zeros(f"{each['value']:.3f}") for each in found["before"])
     assert f"| unchanged | {before} |" in page
 
 
@@ -134,14 +133,18 @@ def test_the_influence_under_published_methods_is_that_of_the_record() -> None:
     found = record.scalars["influence"]
     shown = [_cells(line) for line in (STUDY / "README.md").read_text().splitlines()]
     verdicts = {each["name"]: each for each in record.scalars["judgement"]["verdicts"]}
-    assert ["unchanged", *(_interval(each, sign="", short=True) for each in found["before"]), ""] in shown
+    assert ["unchanged", *(_interval(each, sign="") for each in found["before"]), ""] in shown
     assert len(found["changes"]) == 4
     for name, changes in found["changes"].items():
         gained = verdicts[name]["changes"]["mean"]["value"]
-        row = [f"`{name.partition('(')[0]}`", *(_interval(each, short=True) for each in [*changes, gained])]
+        row = [f"`{name.partition('(')[0]}`", *(_interval(each) for each in [*changes, gained])]
         assert row in shown
 
 
-def _interval(each: dict[str, float], sign: str = "+", *, short: bool = False) -> str:
-    text = f"{each['value']:{sign}.3f} [{each['low']:.3f}, {each['high']:.3f}]"
-    return re.sub(r"\b0\.", ".", text) if short else text
+def _interval(each: dict[str, float], sign: str = "+") -> str:
+    return _without_zeros(f"{each['value']:{sign}.3f} [{each['low']:.3f}, {each['high']:.3f}]")
+
+
+def _without_zeros(numbers: str) -> str:
+    """Before the point, as the pages write them."""
+    return re.sub(r"\b0\.", ".", numbers)

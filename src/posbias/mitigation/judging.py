@@ -210,8 +210,8 @@ def judge(
             )
     options = options or JudgeOptions()
     found = [_examined(before, each, options.smallest) for each in tried]
-    gains = _corrected([{name: change.towards(1) for name, change in _judged(each).items()} for each in found])
-    harms = _corrected(
+    gains = corrected([{name: change.towards(1) for name, change in _judged(each).items()} for each in found])
+    harms = corrected(
         [
             {
                 **{name: change.towards(-1) for name, change in _judged(each).items()},
@@ -339,7 +339,7 @@ def _judged(verdict: Verdict) -> dict[str, Change]:
     return {name: change for name, change in verdict.changes.items() if name in JUDGED}
 
 
-def _corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+def corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """Holm's correction over all p-values of all methods."""
     flat = [(number, name) for number, family in enumerate(families) for name in family]
     adjusted = holm(np.array([families[number][name] for number, name in flat], dtype=np.float64))
