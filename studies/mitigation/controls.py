@@ -68,18 +68,29 @@ BASES: dict[str, Basis] = {
 
 
 class Bias:
-    """Numbers by layer and head; `layers` and `heads` are 1 where these share them."""
+    """Numbers by layer and head; `layers` and `heads` are 1 where these share them. Layers outside `among` stay."""
 
-    def __init__(self, model: Any, basis: Basis, *, layers: int | None = None, heads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        basis: Basis,
+        *,
+        layers: int | None = None,
+        heads: int | None = None,
+        among: range | None = None,
+    ) -> None:
         self.heads, self.basis = model.family.heads(model.config), basis
-        shape = (layers or model.family.depth(model.config), heads or self.heads, basis(2).shape[1])
+        self.among = among or range(model.family.depth(model.config))
+        shape = (layers or len(self.among), heads or self.heads, basis(2).shape[1])
         self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
 
     def applied(self, model: Any, _begins: int) -> Any:
         """The model with the bias, for all queries."""
 
         def logits(layer: int, n_positions: int) -> Tensor:
-            own = self.free[layer if len(self.free) > 1 else 0].expand(self.heads, -1)
+            if layer not in self.among:
+                return torch.zeros(self.heads, n_positions, dtype=torch.float64)
+            own = self.free[self.among.index(layer) if len(self.free) > 1 else 0].expand(self.heads, -1)
             return own @ self.basis(n_positions).T
 
         return biased(model, "fit", logits)
@@ -137,8 +148,12 @@ def forms(model: Any) -> dict[str, Callable[[], Any]]:
         name: lambda basis=basis: Bias(model, basis)  # type: ignore[misc]
         for name, basis in BASES.items()
     }
+    depth = model.family.depth(model.config)
+    half = depth // 2
     return {
         **found,
+        "splines, lower half of the layers": lambda: Bias(model, BASES["splines"], among=range(half)),
+        "splines, upper half of the layers": lambda: Bias(model, BASES["splines"], among=range(half, depth)),
         "splines, one for each layer": lambda: Bias(model, BASES["splines"], heads=1),
         "splines, one for each head": lambda: Bias(model, BASES["splines"], layers=1),
         "adapter of equal size": lambda: Adapter(model, core=6, projections=["q_proj"]),

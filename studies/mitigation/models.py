@@ -146,13 +146,13 @@ def _uncorrected(entry: dict[str, Any], name: str, sign: int) -> float:
 
 
 def answers(*directories: str) -> None:
-    """For each task a row per method, the best mean first: by model the answers that are right at each position, then
-    the change of the mean and of the worst position."""
+    """For each task, as it was set, a row per method, the best mean first: by model the answers that are right at each
+    position, then the change of the mean and of the worst position."""
     tasks: dict[str, dict[str, dict[str, tuple[float, str]]]] = {}
     records = [load_record(each) for each in directories]
     correct_together(records)
     for record in records:
-        rows = tasks.setdefault(_cell_of(record)[0], {})
+        rows = tasks.setdefault(record.arguments["task"], {})
         names = ["unchanged", *(_name(record, each) for each in record.resolved["methods"])]
         cells = ["", *map(_cell, record.scalars["judgement"]["verdicts"])]
         for number, (name, cell) in enumerate(zip(names, cells, strict=True)):

@@ -25,6 +25,7 @@ from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, 
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.run import mitigate
 from posbias.models.loading import load_model
+from posbias.parts import clear_parts
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
 from posbias.records import load_record
@@ -115,7 +116,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
     assert idle.requests == 0
 
 
-def test_an_interrupted_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, monkeypatch, tmp_path):
+def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, monkeypatch, tmp_path):
     responder = LocalResponder(load_model(str(long_llama)))
     fit, fitted = arms.fit, []
 
@@ -139,6 +140,11 @@ def test_an_interrupted_run_goes_on_with_other_methods_and_fits_nothing_again(lo
     record = asked("initial_token", "temperature")
     assert fitted == ["temperature", "initial_token"]
     assert record.scalars["arms"] == ["unchanged", "initial_token", "temperature"]
+    record.save(tmp_path)
+    clear_parts(tmp_path)  # as a finished run does
+    further = asked("temperature", "initial_token", "repeat_prompt")
+    assert further.scalars["fits"] == record.scalars["fits"]
+    assert fitted == ["temperature", "initial_token"]
 
 
 def test_calibration_and_test_must_not_overlap(tmp_path):

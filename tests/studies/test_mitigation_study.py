@@ -12,6 +12,7 @@ import pytest
 from posbias.records import load_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
+GUIDE = STUDY.parents[1] / "docs" / "mitigation.md"
 TOLD = ("qwen_documents_accuracy", "qwen_order_accuracy")
 """Records of generated answers that are told in a sentence, not in a table."""
 
@@ -115,6 +116,11 @@ def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[st
     for name, numbers, *cells in rows:
         expected = [f"{name} (level)", "", *cells] if name == "unchanged" else [name, numbers, *cells]
         assert expected in shown
+
+
+@pytest.mark.parametrize("count", [40, *(pytest.param(count, marks=pytest.mark.slow) for count in (20, 80, 160))])
+def test_the_effects_that_samples_find_are_those_of_the_guide(count: int) -> None:
+    assert f"\n{_script('power').row(count)}\n" in GUIDE.read_text()
 
 
 def test_the_influence_shown_is_that_of_the_record() -> None:

@@ -256,8 +256,11 @@ def fitted_arms(
     options: MitigateOptions,
     windows: Sequence[Int64[np.ndarray, "token"]],
     store: PartStore,
+    *,
+    going: PartStore,
 ) -> tuple[list[Arm], dict[str, Any], list[str]]:
-    """The arms with methods fitted to the calibration samples where they are to be; finished fits are taken over."""
+    """The arms with methods fitted to the calibration samples where they are to be; finished fits are taken over
+    from the store, and those under way go on from the other, `going`."""
     ready, fits, left_out = [], {}, []
     examples = [example for sample in calibration for example in sample.examples]
     for arm in arms:
@@ -270,8 +273,8 @@ def fitted_arms(
                 ordered = _measured_order(task, arm.responder, options)
                 ordered["how"]["samples"] = sorted(contents(examples))
                 return {"fit": as_bytes(ordered)}
-            going = Checkpoint(store, f"fit-{arm.slug}-steps")
-            found = fit(arm.name, arm.model, examples, text=windows, options=options.fitting, checkpoint=going)
+            steps = Checkpoint(going, f"fit-{arm.slug}-steps")
+            found = fit(arm.name, arm.model, examples, text=windows, options=options.fitting, checkpoint=steps)
             return {"fit": as_bytes({"method": str(found.method), "how": found.how})}
 
         try:

@@ -57,7 +57,8 @@ from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 ARMS = "arms"
-"""Where the arms' evaluations lie, below the run's directory."""
+"""Where the arms' evaluations lie, below the run's directory, and pieces that a finished run keeps: fits, and what
+ordinary text, memory and influence are under a method, which another call may take over."""
 RECIPE = "recipe.json"
 """A fitted method, in its arm's directory."""
 
@@ -97,7 +98,9 @@ def mitigate(
     finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
     if finished is not None:
         return finished
-    store = PartStore(directory, _of_one_method(settings, options), resume=options.evaluation.resume)
+    own, resume = _of_one_method(settings, options), options.evaluation.resume
+    store = PartStore(directory, own, resume=resume)
+    kept = PartStore(None if directory is None else directory / ARMS, own, resume=resume)
     arms, left_out = arms_of(responder, options, task, test[0])
     check_unseen(options, test)
     cost, arms, too_large = announce_arms(task, test, options, arms)
@@ -105,18 +108,18 @@ def mitigate(
         preflight_influence(task, options.weighed, arms[0].model, len(arms))
     fits_read = any(arm.method is None and reads_text(arm.name, options.fitting) for arm in arms[1:])
     text, windows = windows_of(responder, options, fits_read=fits_read)
-    arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, store)
+    arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, kept, going=store)
     found = _answers(task, arms, test, options, directory, cost=cost, store=store)
-    texts, not_judged = texts_of(arms, text, store)
+    texts, not_judged = texts_of(arms, text, kept)
     short, not_short = _short_forms(task, arms, options, directory)
     record = _record(task, options, arms, found, texts, short)
-    peaks = peaks_of(arms, requests_of(test, task, options.test), store)
+    peaks = peaks_of(arms, requests_of(test, task, options.test), kept)
     for effort, peak in zip(record.scalars["effort"], peaks, strict=True):
         effort["peak_bytes"] = peak
     record.arguments = dict(arguments or {"task": str(task), "methods": [arm.name for arm in arms[1:]]})
     question = question_text([example for sample in test for example in sample.examples])
     record.resolved |= {"question": question, "command": command, "fingerprint": fingerprint(settings)}
-    not_weighed = _weigh(task, options, arms, record, store) if options.influence else []
+    not_weighed = _weigh(task, options, arms, record, kept) if options.influence else []
     left_out = [*left_out, *too_large, *unfitted, *not_short, *not_weighed]
     record.scalars |= {"fits": fits, "left_out": left_out, "cost": cost, "text_not_judged": not_judged}
     for arm in arms:
@@ -182,7 +185,7 @@ def _settings(
 def _of_one_method(settings: Mapping[str, Any], options: MitigateOptions) -> dict[str, Any]:
     """What the fit and the side effects of one method depend on beside its arm: not on what else is tried and decides.
 
-    So an interrupted run goes on with more methods, or fewer, without fitting again.
+    So a run, interrupted or finished, goes on with more methods, or fewer, without fitting again.
     """
     others = ("methods", "require", "by", "tolerance", "influence")
     read = (options.fitting.begin, options.text)
