@@ -4,7 +4,8 @@ A `context_bias` is fitted to the calibration samples (100 steps), then it and t
 `posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK
 [MEASURE]` judges the methods that a run had finished when it was ended, without side effects, which come last.
 `... models.py table RECORD...` prints the tables of README.md from the records, verdicts alone first;
-`... models.py answers RECORD...` its tables of generated answers.
+`... models.py answers RECORD...` its tables of generated answers, `... models.py beside RECORD...` those of the same
+methods on several tasks, or at several strengths.
 """
 
 import re
@@ -108,9 +109,7 @@ def table(*directories: str) -> None:
         task, model = _cell_of(record)
         models += [] if model in models else [model]
         rows = cells.setdefault(task, {})
-        levels = [each["value"] for each in record.scalars["judgement"]["before"]]
-        level = f"{_short(sum(levels) / len(levels))}; {_short(min(levels))}"
-        rows.setdefault("unchanged (level)", {})[model] = f"{level} (`{record.arguments['task']}`)"
+        rows.setdefault("unchanged (level)", {})[model] = f"{_level(record)} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
             name = _name(record, entry["name"])
             if name == "`context_bias`":
@@ -166,6 +165,26 @@ def answers(*directories: str) -> None:
         best = sorted(rows, key=lambda name: -np.mean([mean for mean, _ in rows[name].values()]))
         columns = [each for model in models for each in (model, "change")]
         _print(task, columns, {name: [rows[name].get(each, (0, " | "))[1] for each in models] for name in best})
+
+
+def beside(*directories: str) -> None:
+    """A column per record and a row per method, as it was spelled: the change of mean and worst position."""
+    records = [load_record(each) for each in directories]
+    rows: dict[str, list[str]] = {"unchanged (level)": [_level(record) for record in records]}
+    for name in records[0].resolved["methods"]:
+        rows[f"`{name}`"] = [
+            _cell(entry)
+            for record in records
+            for entry in record.scalars["judgement"]["verdicts"]
+            if entry["name"] == name
+        ]
+    _print("", [record.arguments["task"] for record in records], rows)
+
+
+def _level(record: Record) -> str:
+    """Of the unchanged model: its mean over positions, and its worst position."""
+    levels = [each["value"] for each in record.scalars["judgement"]["before"]]
+    return f"{_short(sum(levels) / len(levels))}; {_short(min(levels))}"
 
 
 def _words(verdicts: dict[str, dict[tuple[str, str], str]], columns: list[tuple[str, str]]) -> dict[str, list[str]]:
@@ -269,4 +288,4 @@ def _short(value: float, plus: str = "") -> str:
 
 
 if __name__ == "__main__":
-    {"run": run, "finish": finish, "table": table, "answers": answers}[sys.argv[1]](*sys.argv[2:])
+    {"run": run, "finish": finish, "table": table, "answers": answers, "beside": beside}[sys.argv[1]](*sys.argv[2:])

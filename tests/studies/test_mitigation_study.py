@@ -123,6 +123,20 @@ def test_the_effects_that_samples_find_are_those_of_the_guide(count: int) -> Non
     assert f"\n{_script('power').row(count)}\n" in GUIDE.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pair", "count", "way", "shown"), [(("dip", "flat"), 40, 0, "52 %"), (("flat", "slope"), 20, 1, "30 %")]
+)
+def test_other_intervals_miss_as_often_as_the_guide_says(
+    pair: tuple[str, str], count: int, way: int, shown: str
+) -> None:
+    bounds = _script("bounds")
+    misses = [share for share, _ in bounds.missed(*pair, count, 9, None).values()]
+    assert f"{misses[way]:.0%}".replace("%", " %") == shown
+    assert f" | {shown} |" in GUIDE.read_text()
+    assert misses[2] <= 0.05
+
+
 def test_the_influence_shown_is_that_of_the_record() -> None:
     found = load_record(STUDY / "records" / "demo_influence").scalars["influence"]
     page = (STUDY / "key_bias.md").read_text()
