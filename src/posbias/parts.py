@@ -102,11 +102,18 @@ def clear_parts(directory: str | Path) -> None:
     parts = Path(directory) / PARTS
     if not parts.is_dir():
         return
-    own = [path for path in parts.glob("*.safetensors") if _fingerprint_of(path) is not None]
-    for path in [*own, *parts.glob(f".*.{TEMPORARY}")]:
-        path.unlink(missing_ok=True)
+    clear_unfinished(directory)
+    for path in parts.glob("*.safetensors"):
+        if _fingerprint_of(path) is not None:
+            path.unlink(missing_ok=True)
     with suppress(OSError):  # a user's own files stay, and with them the directory
         parts.rmdir()
+
+
+def clear_unfinished(directory: str | Path) -> None:
+    """Remove what a kill left half-written among the pieces of a run directory that nobody else writes to."""
+    for path in (Path(directory) / PARTS).glob(f".*.{TEMPORARY}"):
+        path.unlink(missing_ok=True)
 
 
 def finished_run(

@@ -35,8 +35,14 @@ EVEN = "0"
 """Nothing but rounding changes, as of a method that the prompts do not reach."""
 ELSEWHERE = (
     "demo_documents",
+    "demo_documents_carried",
+    "demo_documents_designed",
     "demo_documents_influence",
+    "demo_documents_strength",
     "demo_influence",
+    "demo_key_value_carried",
+    "demo_key_value_carried_20",
+    "demo_key_value_ratios",
     "demo_shifted_distances",
     "gemma_key_value_8",
     "qwen_key_value_40_2",

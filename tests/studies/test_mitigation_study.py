@@ -12,6 +12,11 @@ import pytest
 from posbias.records import load_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
+BESIDE = {
+    "README": [("demo_documents_strength",), ("demo_documents_designed",)],
+    "key_bias": [("demo_key_value_carried", "demo_documents_carried")],
+}
+"""Of each page, the records whose methods stand side by side in a table."""
 GUIDE = STUDY.parents[1] / "docs" / "mitigation.md"
 TOLD = ("qwen_documents_accuracy", "qwen_order_accuracy")
 """Records of generated answers that are told in a sentence, not in a table."""
@@ -52,6 +57,19 @@ def test_the_tables_of_three_models_are_those_of_the_records(
     shown = [_cells(line) for line in page if line.startswith("| `")]
     for row in verdicts:
         assert row in shown
+
+
+@pytest.mark.parametrize("name", ["README", "key_bias"])
+def test_tasks_and_strengths_side_by_side_are_those_of_the_records(
+    models: ModuleType, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    for names in BESIDE[name]:
+        models.beside(*(str(STUDY / "records" / each) for each in names))
+    rows = [_cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 5
+    page = [_cells(line) for line in (STUDY / f"{name}.md").read_text().splitlines()]
+    for row in rows:
+        assert any(cells[0] == row[0] and set(row) <= set(cells) for cells in page if cells), row
 
 
 def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:

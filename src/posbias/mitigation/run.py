@@ -51,7 +51,7 @@ from posbias.mitigation.recipe import write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.working import answers_of, work_of
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.parts import PartStore, below, clear_parts, fingerprint, finished_run, made_by
+from posbias.parts import PartStore, below, clear_parts, clear_unfinished, fingerprint, finished_run, made_by
 from posbias.records import Record, remove_record, run_directory
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
@@ -101,6 +101,8 @@ def mitigate(
     own, resume = _of_one_method(settings, options), options.evaluation.resume
     store = PartStore(directory, own, resume=resume)
     kept = PartStore(None if directory is None else directory / ARMS, own, resume=resume)
+    if directory is not None:
+        clear_unfinished(directory / ARMS)
     arms, left_out = arms_of(responder, options, task, test[0])
     check_unseen(options, test)
     cost, arms, too_large = announce_arms(task, test, options, arms)
