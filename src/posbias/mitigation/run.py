@@ -98,11 +98,7 @@ def mitigate(
     finished = finished_run(directory, lambda: settings, resume=options.evaluation.resume)
     if finished is not None:
         return finished
-    own, resume = _of_one_method(settings, options), options.evaluation.resume
-    store = PartStore(directory, own, resume=resume)
-    kept = PartStore(None if directory is None else directory / ARMS, own, resume=resume)
-    if directory is not None:
-        clear_unfinished(directory / ARMS)
+    store, kept = _stores(directory, settings, options)
     arms, left_out = arms_of(responder, options, task, test[0])
     check_unseen(options, test)
     cost, arms, too_large = announce_arms(task, test, options, arms)
@@ -128,6 +124,17 @@ def mitigate(
         if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
             write_recipe(directory / ARMS / arm.slug / RECIPE, arm.method, arm.model, fits[arm.name])
     return record
+
+
+def _stores(
+    directory: Path | None, settings: Mapping[str, Any], options: MitigateOptions
+) -> tuple[PartStore, PartStore]:
+    """Of pieces that go when the record is saved, and of those that stay for another call."""
+    own, resume = _of_one_method(settings, options), options.evaluation.resume
+    if directory is not None:
+        clear_unfinished(directory / ARMS)
+    lasting = None if directory is None else directory / ARMS
+    return PartStore(directory, own, resume=resume), PartStore(lasting, own, resume=resume)
 
 
 def _check_asked(options: MitigateOptions, responder: Responder) -> None:
