@@ -14,7 +14,7 @@ from posbias.records import load_record
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 BESIDE = {
     "README": [("demo_documents_strength",), ("demo_documents_designed",)],
-    "key_bias": [("demo_key_value_carried", "demo_documents_carried")],
+    "key_bias": [("demo_key_value_carried", "demo_documents_carried", "demo_key_value_carried_20")],
 }
 """Of each page, the records whose methods stand side by side in a table."""
 GUIDE = STUDY.parents[1] / "docs" / "mitigation.md"
