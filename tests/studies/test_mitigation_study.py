@@ -13,7 +13,7 @@ from posbias.records import load_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 BESIDE = {
-    "README": [("demo_documents_strength",), ("demo_documents_designed",)],
+    "README": [("demo_documents_strength",), ("demo_documents_designed",), ("demo_key_value_ratios",)],
     "key_bias": [("demo_key_value_carried", "demo_documents_carried", "demo_key_value_carried_20")],
 }
 """Of each page, the records whose methods stand side by side in a table."""
