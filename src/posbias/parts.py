@@ -129,19 +129,15 @@ def finished_run(
     return record if kept is not None and kept == fingerprint(settings()) else None
 
 
-def made_by() -> dict[str, Any]:
-    """What computed a piece, as far as its numbers may depend on it: goes into the settings of every store."""
-    environment = describe_environment()
-    return {"parts_format": PARTS_FORMAT, **{name: environment[name] for name in ("posbias", "commit", "packages")}}
+def made_by(packages: Sequence[str] = ("posbias",)) -> dict[str, Any]:
+    """What computed a piece, as far as its numbers may depend on it: goes into the settings of every store.
 
-
-def made_by_sources(packages: Sequence[str]) -> dict[str, Any]:
-    """`made_by` with a hash of the source files of these packages, by dotted name, in place of the commit.
-
-    For pieces that take hours: a commit that touches none of the code they come from does not throw them away.
+    The code is told by a hash of the source files of these packages, by dotted name, not by a commit: one that touches
+    none of them does not throw hours of work away, and a change that is not committed is not overlooked.
     """
-    made = made_by()
-    return {**{name: value for name, value in made.items() if name != "commit"}, "sources": _digest(tuple(packages))}
+    environment = describe_environment()
+    versions = {name: environment[name] for name in ("posbias", "packages")}
+    return {"parts_format": PARTS_FORMAT, **versions, "sources": _digest(tuple(packages))}
 
 
 @cache

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posbias.models.reference.network import WEIGHTS_FILE
-from posbias.parts import _digest, made_by_sources
+from posbias.parts import _digest, made_by
 from posbias.records import load_record
 from posbias.training import TrainingOptions, TrainingRun, run_study, study_of, train, training_record
 from posbias.training.running import finished_training
@@ -136,12 +136,12 @@ def test_the_hash_of_sources_changes_with_any_of_them(tmp_path, monkeypatch):
         (tmp_path / "hashed_package" / place).write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "hashed_package", raising=False)
-    first = made_by_sources(["hashed_package"])
+    first = made_by(["hashed_package"])
     assert "commit" not in first
     (tmp_path / "hashed_package" / "inner" / "one.py").write_text("x = 1")
-    assert made_by_sources(["hashed_package"]) == first, "a process runs the code it has read"
+    assert made_by(["hashed_package"]) == first, "a process runs the code it has read"
     _digest.cache_clear()
-    assert made_by_sources(["hashed_package"])["sources"] != first["sources"]
+    assert made_by(["hashed_package"])["sources"] != first["sources"]
 
 
 def test_evaluated_at_the_end_alone_a_member_has_one_evaluation():

@@ -25,7 +25,7 @@ from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
 from posbias.models.networks import check_device
-from posbias.parts import PartStore, below, made_by_sources
+from posbias.parts import PartStore, below, made_by
 from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
 from posbias.training.options import TrainingOptions, TrainingRun
 from posbias.training.stack import Stack
@@ -135,7 +135,7 @@ class StackWork:
             "stacks": [list(stack) for stack in self.stacks],
             "options": self.options.describe(),
             "device": self.run.device,
-            "made_by": made_by_sources(DECIDING),
+            "made_by": made_by(DECIDING),
         }
         return PartStore(self.run.directory, settings, resume=resume)
 
