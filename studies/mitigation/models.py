@@ -123,9 +123,9 @@ def table(*directories: str) -> None:
             row = rows.setdefault(name, {})
             _check_empty(row, record, name)
             row[model] = _cell(entry)
-            verdicts.setdefault(name, {})[task, model] = EVEN if _is_even(entry) else verdict_of(entry)
-    columns = [(task, model) for task in cells for model in models]
-    _print("verdict", [f"{task}, {model}" for task, model in columns], _words(verdicts, columns))
+            if name not in LONGER.values():
+                verdicts.setdefault(name, {})[task, model] = EVEN if _is_even(entry) else verdict_of(entry)
+    _print(f"verdict for {', '.join(models)}", list(cells), _words(verdicts, list(cells), models))
     for task, found in cells.items():
         _print(task, models, {name: [row.get(model, "") for model in models] for name, row in found.items()})
 
@@ -193,16 +193,18 @@ def _level(record: Record) -> str:
     return f"{_short(sum(levels) / len(levels))}; {_short(min(levels))}"
 
 
-def _words(verdicts: dict[str, dict[tuple[str, str], str]], columns: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Each method's verdicts in a word, the methods that gain in most places first."""
-    word = {APPLY: "**gain**", HARM: "harm", SMALL: "–", NOTHING: "–", EVEN: EVEN}
+def _words(
+    verdicts: dict[str, dict[tuple[str, str], str]], tasks: list[str], models: list[str]
+) -> dict[str, list[str]]:
+    """Each method's verdicts in a word per model, by task; the methods that gain in most places first."""
+    word = {APPLY: "**gain**", HARM: "harm", SMALL: "–", NOTHING: "–", EVEN: EVEN, "": "not tried"}
 
     def place(name: str) -> tuple[int, int]:
         count = Counter(verdicts[name].values())
         return count[HARM] - count[APPLY], count[HARM]
 
     return {
-        name: [word.get(verdicts[name].get(column, ""), "") for column in columns]
+        name: [", ".join(word[verdicts[name].get((task, model), "")] for model in models) for task in tasks]
         for name in sorted(verdicts, key=place)
     }
 
