@@ -176,14 +176,9 @@ def answers(*directories: str) -> None:
 def beside(*directories: str) -> None:
     """A column per record and a row per method, as it was spelled: the change of mean and worst position."""
     records = [load_record(each) for each in directories]
-    rows: dict[str, list[str]] = {"unchanged (level)": [_level(record) for record in records]}
-    for name in records[0].resolved["methods"]:
-        rows[f"`{name}`"] = [
-            _cell(entry)
-            for record in records
-            for entry in record.scalars["judgement"]["verdicts"]
-            if entry["name"] == name
-        ]
+    entries = [{each["name"]: each for each in record.scalars["judgement"]["verdicts"]} for record in records]
+    rows = {"unchanged (level)": [_level(record) for record in records]}
+    rows |= {f"`{name}`": [_cell(each[name]) for each in entries] for name in entries[0]}
     _print("", [record.arguments["task"] for record in records], rows)
 
 

@@ -1,7 +1,7 @@
 """The shipped study of mitigation: its tables are those of its records, and its headline that of its answers."""
 
 import json
-import re
+from functools import cache
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,7 @@ TOLD = ("qwen_documents_accuracy", "qwen_order_accuracy")
 """Records of generated answers that are told in a sentence, not in a table."""
 
 
+@cache
 def _script(name: str) -> ModuleType:
     spec = util.spec_from_file_location(name, STUDY / f"{name}.py")
     assert spec is not None
@@ -185,4 +186,4 @@ def _interval(each: dict[str, float], sign: str = "+") -> str:
 
 def _without_zeros(numbers: str) -> str:
     """Before the point, as the pages write them."""
-    return re.sub(r"\b0\.", ".", numbers)
+    return str(_script("curves").without_zeros(numbers))

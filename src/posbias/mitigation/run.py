@@ -131,9 +131,9 @@ def _stores(
 ) -> tuple[PartStore, PartStore]:
     """Of pieces that go when the record is saved, and of those that stay for another call."""
     own, resume = _of_one_method(settings, options), options.evaluation.resume
-    if directory is not None:
-        clear_unfinished(directory / ARMS)
     lasting = None if directory is None else directory / ARMS
+    if lasting is not None:
+        clear_unfinished(lasting)
     return PartStore(directory, own, resume=resume), PartStore(lasting, own, resume=resume)
 
 
