@@ -79,7 +79,7 @@ class KeyBiasMethod(Mitigation):
 @MITIGATIONS.register("context_bias")
 @dataclass(frozen=True)
 class ContextBias(Mitigation):
-    """From the question on, the logits of all keys before it get one number per head: heed the passages more, or less.
+    """From the question on, the logits of all keys before it get one number per head: more attention to them, or less.
 
     The same at every place in the context, and so at every length. With `scales`, each head's own logits are multiplied
     as well, which makes its attention sharper or flatter. As fitted by `fit`.
