@@ -30,6 +30,7 @@ SPELLINGS = (
     "key_value(pairs=5, query='both')",
     "documents(documents=4)",
     "documents(documents=4, query='before', order='shuffled', mention_order=True)",
+    "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
     "needle(tokens=1600, depths=5, needles=2, distractors=3)",
     "example_order(shots=6, classes=3)",
@@ -116,7 +117,7 @@ def test_passages_are_the_items_without_their_numbers(spelling: str, chat: bool,
             begin, end = places[example.gold_position]
             assert example.gold_token <= begin < end == example.gold_end
     assert all(passages == known[0] for passages in known), "the same passages at every position"
-    assert {"documents": "(Title", "key_value": '"', "example_order": "Word", "token_copy": ""}[task.name] in min(
+    assert {"documents": "(born", "key_value": '"', "example_order": "Word", "token_copy": ""}[task.name] in min(
         known[0]
     )
 
@@ -198,6 +199,44 @@ def published_documents(tmp_path: Path) -> Path:
     path = tmp_path / "qa.jsonl"
     path.write_text(json.dumps({"question": "who", "answers": ["It", "that"], "ctxs": contexts}) + "\n")
     return path
+
+
+def test_documents_stand_in_a_prompt_of_ones_own(published_documents: Path, tmp_path: Path) -> None:
+    template = tmp_path / "prompt.txt"
+    template.write_text('Reply as {"answer": ...}.\n{question}?\n\n{documents}\n\nUser: {question}?\nReply:\n')
+
+    def example(**arguments: Any) -> Example:
+        place = [1] if "setting" not in arguments else None
+        task = Documents(file=str(published_documents), documents=2, template=str(template), **arguments)
+        (found,) = LANGUAGE_TASKS.parse(str(task)).examples(None, count=1, positions=place)
+        return found
+
+    around = ('Reply as {"answer": ...}.\nwho?\n\n', "\n\nUser: who?\nReply:")
+    published = example()
+    assert published.text == "Document [1](Title: A) first\nDocument [2](Title: G) holds it".join(around)
+    own = example(entry="<doc {number}>{title}\n{text}\n</doc>")
+    assert own.text == "<doc 1>A\nfirst\n</doc>\n<doc 2>G\nholds it\n</doc>".join(around)
+    assert [own.text[begin:end] for begin, end in own.passages] == ["A\nfirst\n</doc>", "G\nholds it\n</doc>"]
+    assert example(entry="{text}").text == "first\nholds it".join(around)
+    assert example(setting="closed_book").text == "".join(around)
+
+
+@pytest.mark.parametrize("text", ["{documents}", "{question}", "{documents}{documents}{question}", ""])
+def test_a_prompt_without_its_documents_or_its_question_is_refused(text: str, tmp_path: Path) -> None:
+    template = tmp_path / "prompt.txt"
+    template.write_text(text)
+    with pytest.raises(UsageError, match=r"prompt.txt' must hold \{documents\} once and \{question\} at least once"):
+        next(Documents(template=str(template)).examples(None, count=1))
+
+
+def test_what_stands_in_a_document_is_no_part_of_the_prompts_form(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    documents = [{"title": "{text} {number}", "text": "{title}", "is_gold": True}]
+    file.write_text(json.dumps({"question": "{documents}", "answers": ["title"], "documents": documents}) + "\n")
+    template = tmp_path / "prompt.txt"
+    template.write_text("{documents} {question}")
+    task = Documents(file=str(file), documents=1, template=str(template), entry="{number} {title} {text}")
+    assert next(task.examples(None, count=1)).text == "1 {text} {number} {title} {documents}"
 
 
 def test_documents_tell_their_condition(tokenizer: Any) -> None:
@@ -352,6 +391,10 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("documents(documents=41)", "at most 40 documents, got 41"),
         ("documents(setting='open')", "setting must be one of gold, oracle, closed_book"),
         ("documents(file='')", "file must be a path, got ''"),
+        ("documents(template='')", "template must be a path, got ''"),
+        ("documents(template='p.txt', query='both')", "query and mention_order are for the published prompt"),
+        ("documents(entry='[{number}] {title}')", "entry must hold {text} once"),
+        ("documents(entry='{title} {number} {text}')", "entry must hold {text} once"),
         ("needle(tokens=10)", "tokens must be a whole number >= 64, got 10"),
         ("needle(distractors=40)", "distractors must be 0 ... 39, got 40"),
         ("needle(depths=1)", "depths must be a whole number >= 2"),

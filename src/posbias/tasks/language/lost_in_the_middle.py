@@ -2,20 +2,24 @@
 
 Question answering over several documents, of which one holds the answer and is moved; files of one's own and published
 ones are described in `document_files.py`. Generated ones are about people who do not exist, so that no model knows an
-answer: each says five facts of one person, and no two documents of a set share an answer.
+answer: each says five facts of one person, and no two documents of a set share an answer. A prompt of one's own may
+take the place of the published words.
 
 Key-value retrieval: a JSON object of random UUID pairs (`ordered_kv_records`, `key`, `value`); one key is asked
 for, and its pair is moved.
 """
 
 import random
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
+from posbias.files import decoded, read_whole
 from posbias.limits import ITEMS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
@@ -38,6 +42,9 @@ INSTRUCTION = (
 EXTRACT = "Extract the value corresponding to the specified key in the JSON object below."
 RANDOM_ORDER = " The search results are ordered randomly."
 CONDITIONS = ("gold", "oracle", "closed_book")
+PLAIN = r"(?:(?!\{(?:number|title|text)\}).)*"
+ENTRY = re.compile(rf"{PLAIN}(?:\{{number\}}{PLAIN})?(?:\{{title\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
+"""The form of an entry of one's own."""
 ORDERS = ("given", "shuffled")
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
@@ -69,6 +76,11 @@ class Documents(LanguageTask):
     """Say in the prompt that the documents are ordered randomly (published wording)."""
     query: str = "after"
     """Where the question stands: `after` the documents (as published), `before`, or `both` (query-aware)."""
+    template: str | None = None
+    """A text file with one's own prompt, `{documents}` once and `{question}` at least once; None: as published."""
+    entry: str | None = None
+    """How each document is listed: `{text}`, and before it, if wanted, `{number}` and then `{title}` (empty where there
+    is none); None: as published."""
 
     scoring: ClassVar[str] = "best_subspan_em"
     max_tokens: ClassVar[int] = 100
@@ -83,6 +95,14 @@ class Documents(LanguageTask):
         check_choice(f"{self.name}: query", self.query, QUERIES)
         if not isinstance(self.mention_order, bool):
             raise UsageError(f"{self.name}: mention_order must be True or False, got {self.mention_order!r}")
+        check_path(self.name, "template", self.template)
+        if self.template is not None and (self.query != "after" or self.mention_order):
+            raise UsageError(f"{self.name}: query and mention_order are for the published prompt, not for a template")
+        if self.entry is not None and not (isinstance(self.entry, str) and ENTRY.fullmatch(self.entry)):
+            raise UsageError(
+                f"{self.name}: entry must hold {{text}} once, and at most {{number}} and then {{title}} before it, "
+                f"got {self.entry!r}"
+            )
         if self.file is None and self.documents > MOST_DOCUMENTS:
             raise UsageError(
                 f"{self.name}: the generated corpus has at most {MOST_DOCUMENTS} documents, got {self.documents}"
@@ -120,18 +140,55 @@ class Documents(LanguageTask):
             source.shuffle(ordered)
         return replace(found, distractors=tuple(ordered))
 
-    def draft(self, drawn: DocumentSet, position: int) -> Draft:
-        """The published wording."""
-        asked = f"Question: {drawn.question}\n"
+    @cached_property
+    def _own_words(self) -> tuple[str, str]:
+        """What stands before and after the documents in one's own prompt."""
+        text = decoded(read_whole(str(self.template), "template"), repr(self.template)).removesuffix("\n")
+        if text.count("{documents}") != 1 or "{question}" not in text:
+            raise UsageError(
+                f"{self.name}: template {self.template!r} must hold {{documents}} once and {{question}} at least once"
+            )
+        before, _, after = text.partition("{documents}")
+        return before, after
+
+    def _around(self, question: str) -> tuple[str, str]:
+        """What stands before and after the documents."""
+        if self.template is not None:
+            before, after = (part.replace("{question}", question) for part in self._own_words)
+            return before, after
+        asked = f"Question: {question}\n"
         if self.setting == "closed_book":
-            return Draft(f"{asked}Answer:", drawn.answers, None)
-        documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
-        titles = ["" if document.title is None else f"(Title: {document.title})" for document in documents]
-        entries = [f"{title} {document.text}" for title, document in zip(titles, documents, strict=True)]
+            return "", f"{asked}Answer:"
         head = f"{INSTRUCTION}{RANDOM_ORDER if self.mention_order else ''}\n\n"
         head += f"{asked}\n" if self.query != "after" else ""
-        tail = "\n\n" + (asked if self.query != "before" else "") + "Answer:"
-        found = listed(entries, head=head, between="\n", tail=tail, numbered=lambda slot: f"Document [{slot}]")
+        return head, "\n\n" + (asked if self.query != "before" else "") + "Answer:"
+
+    def _listing(self, document: Document) -> str:
+        """A document without what numbers its slot."""
+        if self.entry is None:
+            return ("" if document.title is None else f"(Title: {document.title})") + f" {document.text}"
+        held = {"title": document.title or "", "text": document.text}
+        return re.sub(r"\{(title|text)\}", lambda found: held[found[1]], self.entry[self._numbered_until :])
+
+    def _number(self, slot: int) -> str:
+        """What the slots 1, 2 ... put before whatever document stands in them."""
+        if self.entry is None:
+            return f"Document [{slot}]"
+        return self.entry[: self._numbered_until].replace("{number}", str(slot))
+
+    @property
+    def _numbered_until(self) -> int:
+        found = re.search(r"\{(title|text)\}", self.entry or "")
+        return found.start() if found else 0
+
+    def draft(self, drawn: DocumentSet, position: int) -> Draft:
+        """The published wording, or one's own."""
+        head, tail = self._around(drawn.question)
+        if self.setting == "closed_book":
+            return Draft(head + tail, drawn.answers, None)
+        documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
+        entries = list(map(self._listing, documents))
+        found = listed(entries, head=head, between="\n", tail=tail, numbered=self._number)
         return Draft(found.text, drawn.answers, found.items[position], passages=found.passages)
 
 
