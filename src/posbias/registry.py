@@ -133,5 +133,7 @@ def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """Tuples are written as lists, as a user would type them."""
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    """As a user would type it: tuples as lists, and of NumPy's numbers Python's."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value

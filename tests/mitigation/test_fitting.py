@@ -119,8 +119,19 @@ def test_calibration_samples_choose_the_strength(model, calibration):
     scores = found.how["strengths"]
     assert str(found.method.strength) == max(scores, key=scores.get)
     assert len(set(scores.values())) == 2
-    with pytest.raises(UsageError, match=r"fit: strength must lie in \[0, 1\], got 1.5"):
-        FitOptions(strengths=(1.5,))
+    for wrong, message in (
+        ({"strengths": (1.5,)}, r"fit: strength must lie in \[0, 1\], got 1.5"),
+        ({"strengths": (1, 1.0)}, r"fit: each of strengths once, got \[1, 1.0\]"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            FitOptions(**wrong)
+
+
+def test_numbers_of_numpy_are_written_as_pythons(model, calibration):
+    options = FitOptions(strengths=tuple(np.linspace(0.5, 1, 2)))
+    found = fit("initial_token", model, calibration, options=options)
+    assert MITIGATIONS.parse(str(found.method)) == found.method
+    assert str(MITIGATIONS["initial_token"](gamma=np.float64(0.5))) == "initial_token(gamma=0.5)"
 
 
 def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
@@ -283,8 +294,8 @@ def test_samples_are_known_again_in_other_prompts_and_never_taken_for_others(tmp
         assert not seen(task, 0) & seen(task, 1), task
     every = list(LANGUAGE_TASKS.parse(f"pairwise(file={str(judged)!r})").examples(None, count=40))
     assert not contents(every[:40]) & contents(every[40:])
-    for other in ("key_value(pairs=5)", "key_value(pairs=3, query='before')", "key_value(pairs=3, query='both')"):
-        fitted_to = seen("key_value(pairs=3)", 0)
+    for other in ("pairs=5", "pairs=3, query='before'", "pairs=3, query='both'", "pairs=3, chat=True"):
+        fitted_to, other = seen("key_value(pairs=3)", 0), f"key_value({other})"
         assert all(contents([one]) & fitted_to for one in LANGUAGE_TASKS.parse(other).examples(None, count=20))
 
 
@@ -318,7 +329,9 @@ def test_passages_may_be_given_as_texts(long_llama):
         ({"calibration": 3}, "3 calibration samples given; at least 4"),
         ({"text": []}, "windows of ordinary text are needed"),
         ({"method": "ms_poe"}, "no parameters to fit|unknown mitigation"),
-        ({"method": "key_bias", "from_question": True, "bare": True}, "from_question needs prompts that list passages"),
+        ({"method": "key_bias", "from_question": True, "bare": True}, "from_question needs prompts with passages"),
+        ({"method": "context_bias", "ending": True}, "prompts that go on after their last passage; one ends there"),
+        ({"knots": ()}, "fit: key_bias needs knots; allowed without any is context_bias"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(model, calibration, text, arguments, message):
@@ -329,6 +342,10 @@ def test_what_cannot_be_fitted_is_refused(model, calibration, text, arguments, m
     ]
     if "bare" in arguments:
         samples = [replace(example, passages=()) for example in samples]
-    options = FitOptions(steps=1, from_question=arguments.get("from_question", False))
+    if "ending" in arguments:
+        samples = [replace(example, passages=((0, len(example.text)),)) for example in samples]
+    options = FitOptions(
+        steps=1, from_question=arguments.get("from_question", False), knots=arguments.get("knots", (0, 1))
+    )
     with pytest.raises(UsageError, match=message):
         fit(arguments.get("method", "key_bias"), model, samples, text=arguments.get("text", text), options=options)

@@ -176,6 +176,79 @@ def test_a_static_cache_gives_the_tokens_of_a_growing_one_or_is_refused_by_name(
     assert torch.equal(static, growing)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", INSIDE)
+def test_prompts_may_take_turns_between_their_steps(name):
+    """What is kept of a prompt is known again by its cache."""
+    model, long = shaken_model("llama"), token_ids(shaken_model("llama"), 5)
+    step = {"logits_to_keep": 1, "use_cache": True}
+    with mitigated(model, spelled(name), passages=SPANS):
+        alone = model.network(long, **step).past_key_values
+        expected = model.network(token_ids(model)[:, :1], past_key_values=alone, **step).logits
+        cache = model.network(long, **step).past_key_values
+        model.network(token_ids(model, 8), **step)
+        found = model.network(token_ids(model)[:, :1], past_key_values=cache, **step).logits
+    assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_copy_of_an_installed_network_is_under_the_method_by_itself(name):
+    network = shaken_model("llama").network
+    prompt, other = (torch.arange(first, first + POSITIONS)[None] for first in (3, 9))
+    mitigated(network, spelled(name), passages=SPANS).install()
+    expected = network(prompt, logits_to_keep=1).logits
+    network(other)
+    copied = copy.deepcopy(network)
+    assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
+    network(other)
+    assert torch.equal(copied(prompt, logits_to_keep=1).logits, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["initial_token(gamma=3.0)", "temperature(scale=0.6)"])
+def test_padding_of_an_earlier_call_is_forgotten_where_a_part_of_the_network_is_called(name):
+    model = shaken_model("llama")
+    ids = token_ids(model)
+    padded = torch.cat([torch.zeros_like(ids[:, :3]), ids], 1)
+    with mitigated(model, name):
+        expected = model.network.model(ids).last_hidden_state
+        model.network(padded, attention_mask=(torch.arange(POSITIONS + 3) >= 3).long()[None])
+        assert torch.equal(model.network.model(ids).last_hidden_state, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gamma", [0.5, 3.0])
+def test_the_first_token_is_weighed_against_learned_sinks_too(gamma):
+    """GPT-OSS: the softmax has a logit that belongs to no key, so what all keys get in common counts."""
+    model = shaken_model("gpt_oss", implementation="eager")
+    asked = {"output_attentions": True, "use_cache": False}
+    before = model.network(token_ids(model), **asked).attentions[0][0]
+    with mitigated(model, f"initial_token(gamma={gamma})"):
+        after = model.network(token_ids(model), **asked).attentions[0][0]
+    expected = before.clone()
+    expected[..., 0] *= gamma
+    total = 1 + (gamma - 1) * before[..., :1]  # the sink's share is what is missing in a row
+    torch.testing.assert_close(after, expected / total, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("passages", "message"),
+    [
+        ([(8, 10), (2, 4)], r"passages must be in order, got \(2, 4\) behind \(8, 10\)"),
+        ([(10, 3)], "the end of a passage must be a whole number >= 11, got 3"),
+        ([(-9, -4)], "the begin of a passage must be a whole number >= 0, got -9"),
+    ],
+)
+@pytest.mark.parametrize("name", ["ms_poe", "context_bias", "pine"])
+def test_passages_that_are_none_are_refused_by_every_method(name, passages, message):
+    with (
+        pytest.raises(UsageError, match=f"{name}: {message}"),
+        mitigated(shaken_model("llama"), spelled(name), passages=passages),
+    ):
+        pass
+
+
 HALF_ERROR = 4.0
 """Times the plain model's own error in half precision, which a method may have: it rounds at other places."""
 

@@ -102,6 +102,13 @@ def test_a_prompt_keeps_its_ranking_while_another_of_the_batch_comes_to_its_own(
     torch.testing.assert_close(rest.logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("asked", [{"return_dict": False}, {"labels": token_ids()}])
+def test_several_bases_pool_logits_alone(asked):
+    model = model_of("llama")
+    with under(model, METHODS[3]), pytest.raises(UsageError, match="labels and return_dict=False are not allowed"):
+        model.network(token_ids(), **asked)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_a_cache_under_several_bases_has_a_row_for_each_prompt(name):

@@ -157,6 +157,24 @@ def test_calibration_and_test_must_not_overlap(tmp_path):
         mitigate(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
 
 
+@pytest.mark.parametrize("told", ["", ", order='shuffled'"])
+def test_a_line_that_stands_twice_is_seen_whatever_stands_around_its_answer(told, tmp_path):
+    """Of lines that hold only the gold document, distractors differ from line to line."""
+    lines = [
+        {
+            "question": f"q{n}",
+            "answers": [f"town{n}"],
+            "documents": [{"text": f"Person {n} was born in town{n}, long ago", "is_gold": True}],
+        }
+        for n in range(8)
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*lines, lines[1]])))
+    given = MitigateOptions(methods=[PlantedMethod()], calibration=4, evaluation=EvaluateOptions(count=5))
+    with pytest.raises(UsageError, match="test sample 0-8 is calibration sample 0-1 again"):
+        mitigate(f"documents(documents=3, file={str(path)!r}{told})", PlantedResponder((0.5,) * 3), given)
+
+
 def test_bad_input_is_refused_in_one_line():
     responder = PlantedResponder(CURVE)
     for methods, message in (
@@ -211,9 +229,12 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
     with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
         mitigate("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
-    again = replace(given, fitting=FitOptions(begin=str(recipe)), calibration=0)
-    with pytest.raises(UsageError, match="was fitted to 4 of the 6 test samples"):
-        mitigate("key_value(pairs=3)", responder, replace(again, methods=["repeat_prompt"]))
+    renamed = recipe.with_suffix(".recipe")
+    renamed.write_bytes(recipe.read_bytes())
+    for begin in (recipe, renamed):
+        again = replace(given, fitting=FitOptions(begin=str(begin)), calibration=0, methods=["repeat_prompt"])
+        with pytest.raises(UsageError, match="was fitted to 4 of the 6 test samples"):
+            mitigate("key_value(pairs=3)", responder, again)
     assert responder.model.intervention is None
     given = replace(given, methods=["positional_channel"], length=48)
     with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at

@@ -1,13 +1,19 @@
 """`posbias list`: the variants that posbias knows, and `posbias models get`: models that need more than a hub.
 
 Variants are read off the source where decorators register them: importing every registry takes seconds (torch, numba
-and scipy with it), and decorators and docstrings say the same.
+and scipy with it), and decorators and docstrings say the same. Only one that is asked for by name is imported, for the
+parameters that it inherits.
 """
 
 import ast
+import dataclasses
+import inspect
 import re
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +21,7 @@ from posbias.cli import options
 from posbias.cli.output import print_document, print_json
 from posbias.errors import UsageError
 
-EXAMPLE = "Example: `posbias list masks`"
+EXAMPLE = "Examples: `posbias list masks` · with parameters: `posbias list mitigations temperature`"
 MODELS = typer.Typer(no_args_is_help=True, help="Obtain models.", rich_markup_mode=None)
 SORTS = {
     "masks": "MASKS",
@@ -37,11 +43,14 @@ SORTS = {
 }
 """Each sort that is listed, and its registry."""
 _REGISTERED = re.compile(r"^@([A-Z_]+)\.register\(", re.MULTILINE)
+_PACKAGE = Path(__file__).parents[1]
+_WIDTH = 100
 
 
 def list_variants(
     context: typer.Context,
     sort: Annotated[str | None, typer.Argument(help="One sort, e.g. masks; all by default.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One of that sort, with its parameters.")] = None,
     seed: options.UnusedSeed = 0,
     out: Annotated[Path | None, options.out_option("Directory for a record.")] = None,
     json: options.Json = False,
@@ -51,27 +60,52 @@ def list_variants(
 
     if sort is not None and sort not in SORTS:
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join(SORTS)}")
-    catalogue = registered_variants(SORTS if sort is None else {sort: SORTS[sort]})
+    catalogue: dict[str, Any] = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
+    if sort is not None and name is not None:
+        if name not in catalogue[sort]:
+            raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(catalogue[sort])}")
+        catalogue = described_variant(SORTS[sort], name)
     arguments = options.passed_arguments(context)
     with run_directory(out, verb="list", arguments=arguments) as directory:
         if directory is not None:
             Record(verb="list", arguments=arguments, scalars=dict(catalogue)).save(directory)
     if json:
         print_json(catalogue)
-        return
-    for name, variants in catalogue.items():
-        typer.echo(f"{name}:")
-        width = max(map(len, variants), default=0)
-        for variant, description in variants.items():
-            typer.echo(f"  {variant:<{width}}  {description}")
+    elif name is not None:
+        _print_variant(catalogue)
+    else:
+        _print_catalogue(catalogue)
 
 
 def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
     """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it."""
     found: dict[str, dict[str, str]] = {registry: {} for registry in sorts.values()}
-    for path in Path(__file__).parents[1].rglob("*.py"):
+    for registry, name, node, _ in _registrations(set(found)):
+        found[registry][name] = (ast.get_docstring(node) or "").split("\n")[0]
+    return {sort: dict(sorted(found[registry].items())) for sort, registry in sorts.items()}
+
+
+def described_variant(registry: str, name: str) -> dict[str, Any]:
+    """One variant: what it is, and every parameter with its meaning and, where it may be left out, its default."""
+    node, path = next((node, path) for _, known, node, path in _registrations({registry}) if known == name)
+    module = import_module(".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts))
+    variant = getattr(module, node.name)
+    parameters: dict[str, dict[str, Any]] = {}
+    if dataclasses.is_dataclass(variant):
+        owners = [owner for owner in reversed(variant.__mro__) if dataclasses.is_dataclass(owner)]  # type: ignore[union-attr]
+        meanings = {field: text for owner in owners for field, text in _meanings(owner).items()}
+        for field in dataclasses.fields(variant):
+            parameters[field.name] = {"meaning": meanings.get(field.name, "")}
+            if field.default is not dataclasses.MISSING:
+                parameters[field.name]["default"] = field.default
+    return {"name": name, "description": ast.get_docstring(node) or "", "parameters": parameters}
+
+
+def _registrations(registries: set[str]) -> Iterator[tuple[str, str, ast.ClassDef | ast.FunctionDef, Path]]:
+    """Registry, name, definition and file of everything that a decorator registers."""
+    for path in _PACKAGE.rglob("*.py"):
         source = path.read_text(encoding="utf-8")
-        if found.keys().isdisjoint(_REGISTERED.findall(source)):
+        if registries.isdisjoint(_REGISTERED.findall(source)):
             continue
         for node in ast.parse(source).body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -79,10 +113,38 @@ def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
             for decorator in node.decorator_list:
                 match decorator:
                     case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]) if (
-                        registry in found
+                        registry in registries
                     ):
-                        found[registry][name] = (ast.get_docstring(node) or "").split("\n")[0]
-    return {sort: dict(sorted(found[registry].items())) for sort, registry in sorts.items()}
+                        yield registry, name, node, path
+
+
+def _meanings(owner: type) -> dict[str, str]:
+    """The docstring behind each field of a class."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, behind in zip(body.body, body.body[1:], strict=False):
+        match field, behind:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+def _print_catalogue(catalogue: dict[str, dict[str, str]]) -> None:
+    for name, variants in catalogue.items():
+        typer.echo(f"{name}:")
+        width = max(map(len, variants), default=0)
+        for variant, description in variants.items():
+            typer.echo(f"  {variant:<{width}}  {description}")
+
+
+def _print_variant(found: dict[str, Any]) -> None:
+    parameters = found["parameters"]
+    spelled = [f"{name}={each['default']!r}" if "default" in each else name for name, each in parameters.items()]
+    typer.echo(f"{found['name']}({', '.join(spelled)})\n\n{found['description']}")
+    for name, each in parameters.items():
+        meaning = f"{name}: {' '.join(each['meaning'].split())}"
+        typer.echo("\n" + textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False))
 
 
 @MODELS.command("get", epilog="Example: `posbias models get demo`")

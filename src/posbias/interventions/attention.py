@@ -7,12 +7,13 @@ caches, batches with padding, grouped heads and windows go on as they are.
 
 import copy
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -192,6 +193,18 @@ class Padding:
         self.slots = padded_slots(told(network, given, named))
         self._known.clear()
 
+    @contextmanager
+    def followed(self, network: nn.Module) -> Iterator[None]:
+        """Within the context they are those of the network's own call; a part of it that is called alone has none."""
+        before = network.register_forward_pre_hook(self.read, with_kwargs=True)
+        after = network.register_forward_hook(self._forget, always_call=True)
+        with hooked([before, after]):
+            yield
+
+    def _forget(self, network: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        self.slots = None
+        self._known.clear()
+
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
         """`positions` of the slots first ... last - 1, made once for all layers of a pass."""
         if (first, last) not in self._known:
@@ -203,6 +216,54 @@ class Padding:
         if self.slots is None:
             return slots[None]
         return (slots - self.slots[:, None].to(slots)).clamp(min=0)
+
+
+State = TypeVar("State")
+Arguments = dict[str, Any]
+"""What a network is called with, by name."""
+
+
+class PerCache(Generic[State]):
+    """What is kept of the prompts that a network reads, known again by their cache, so that prompts may take turns.
+
+    Args:
+        read: Called before the network reads: what is kept from then on, of the network, what it is called with, and
+            what was kept of its cache (None: nothing is cached, or nothing known of that cache).
+    """
+
+    def __init__(self, read: Callable[[nn.Module, Arguments, State | None], State | None]) -> None:
+        self._read = read
+        self._kept: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
+        self._now = threading.local()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "PerCache[State]":
+        """The same: it holds nothing of one network."""
+        return self
+
+    @property
+    def current(self) -> State | None:
+        """What is kept of what this thread's network reads; None where only a part of the network was called."""
+        return getattr(self._now, "state", None)
+
+    @contextmanager
+    def followed(self, network: nn.Module) -> Iterator[None]:
+        """Within the context everything that the network reads is followed."""
+        before = network.register_forward_pre_hook(self._before, with_kwargs=True)
+        after = network.register_forward_hook(self._after, with_kwargs=True)
+        with hooked([before, after]):
+            yield
+
+    def _before(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        arguments = told(network, given, named)
+        held = self._kept.get(cache_of(arguments)) if cached_length(arguments) else None
+        self._now.state = self._read(network, arguments, held)
+
+    def _after(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        cache, state = cache_of(told(network, given, named)), self.current
+        cache = getattr(output, CACHES[0], None) if cache is None else cache
+        if cache is not None and state is not None:
+            self._kept[cache] = state
+        self._now.state = None
 
 
 def told(network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -316,14 +377,15 @@ def attending(model: HuggingFaceModel, intervention: Intervention | str, attend:
     modules = [block.attention for block in model.family.blocks(model.network)]
     sites = [_Site(layer, module, attend, padding) for layer, module in enumerate(modules)]
     own: list[Any] = [module.config for module in modules]
-    hooks = [(model.network, padding.read), *((module, site.read) for module, site in zip(modules, sites, strict=True))]
+    hooks = [(module, site.read) for module, site in zip(modules, sites, strict=True)]
     try:
         for module, site in zip(modules, sites, strict=True):
             config: Any = copy.copy(module.config)
             config._attn_implementation_internal = FUNCTION
             module.config = config
             setattr(module, SITE, site)
-        with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
+        reading = hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks)
+        with padding.followed(model.network), reading:
             yield
     finally:
         for module, config in zip(modules, own, strict=True):

@@ -145,6 +145,7 @@ def biased(
     the first query and for those from it on.
     """
     known: dict[int, Tensor] = {}
+    with_sinks = any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network))
 
     def bias(layer: int, n_positions: int, like: Tensor) -> Float[Tensor, "heads n"]:
         """Of at least so many keys."""
@@ -153,12 +154,12 @@ def biased(
             return table
         with torch.enable_grad():  # whether a gradient flows is then known of what is asked for without one, too
             table = logits(layer, n_positions) if table is None else _with_room(logits, layer, n_positions)
-        # With the largest at 0, which changes no softmax, and keeps half precision in range.
-        centred = (table - table.detach().amax(dim=1, keepdim=True)).to(like.device)
-        centred = centred.to(torch.promote_types(like.dtype, torch.float32))
+        # With the largest at 0, which keeps half precision in range, and changes no softmax that is of keys alone.
+        added = table if with_sinks else table - table.detach().amax(dim=1, keepdim=True)
+        added = added.to(like.device).to(torch.promote_types(like.dtype, torch.float32))
         if not table.requires_grad:
-            known[layer] = centred
-        return centred
+            known[layer] = added
+        return added
 
     def attend(call: AttentionCall) -> Attended:
         first = first_query if isinstance(first_query, int) else first_query().to(call.query.device)
@@ -177,11 +178,12 @@ def biased(
         return
     check_maskable(model, intervention)
     padding = Padding()
-    hooks: list[tuple[nn.Module, Any]] = [(model.network, padding.read)]
+    hooks: list[tuple[nn.Module, Any]] = []
     for layer, block in enumerate(model.family.blocks(model.network)):
         mask = model.family.mask(model.config, layer)
         hooks.append((block.attention, _in_mask(partial(bias, layer), mask, padding)))
-    with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
+    adding = hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks)
+    with padding.followed(model.network), adding:
         yield
 
 
@@ -209,9 +211,10 @@ def _in_mask(
             mask = additive(own.visible(total)[past:]).to(read)
         elif mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=read.dtype, device=read.device).masked_fill(~mask, HIDDEN_SCORE)
-        # The last key is the last position; a window's cache holds no others before its first.
-        position = padding.positions(torch.arange(total - mask.shape[-1], total, device=read.device))
-        added = bias(total, read).to(read)[:, position].transpose(0, 1)[:, :, None]
+        keys = mask.shape[-1]
+        first = max(0, total - keys)  # a window's cache holds no others; a static one has room behind
+        position = padding.positions(torch.arange(first, first + keys, device=read.device))
+        added = bias(first + keys, read).to(read)[:, position].transpose(0, 1)[:, :, None]
         # Sums beyond the type's range stay hidden: the least finite number, not -inf, whose rows would be NaN.
         return given, {**named, "attention_mask": (mask + added).clamp(min=torch.finfo(read.dtype).min)}
 

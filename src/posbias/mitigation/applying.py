@@ -154,7 +154,7 @@ def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) 
         found.append((begin, begin + len(text)))
     located, _ = locate(prompt, found, tokenizer)
     if located is None:
-        raise UsageError("mitigated: the tokenizer tells no places of characters; give passages as token spans")
+        raise UsageError("mitigated: the tokenizer has no character offsets; give passages as token spans")
     return located
 
 
@@ -180,6 +180,7 @@ class _Mitigated(Responder):
         options = replace(inner.options, reuse=inner.options.reuse and method.shares_cache)
         self.method, self.inner = method, LocalResponder(inner.model, options)
         self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
+        self._before, self._began = np.zeros(0, dtype=np.int64), 0  # what the inner one's cache holds, of any call
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """As `Responder.respond`."""
@@ -189,14 +190,13 @@ class _Mitigated(Responder):
                 return self.inner.respond(requests, generate=generate, score=score)
         prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
         replies: dict[int, Reply] = {}
-        before, began = np.zeros(0, dtype=np.int64), 0
         for index in visiting_order(prompts):
             located, _ = locate(requests[index].prompt, requests[index].passages, self.tokenizer)
             method, passages = self.method.on_prompt(located or (), len(prompts[index]))
             begins = passages[-1][1] if passages else 0
-            if begins != began and shared_length(before, prompts[index]) > min(begins, began):
+            if begins != self._began and shared_length(self._before, prompts[index]) > min(begins, self._began):
                 self.inner.forget()  # what they share, the method has changed in one and not in the other
-            before, began = prompts[index], begins
+            self._before, self._began = prompts[index], begins
             if method.looks_ahead:
                 self.inner.tried(prompts[index])  # without it: a trial reads parts of a prompt
             with mitigated(model, method, passages=passages):

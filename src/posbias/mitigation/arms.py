@@ -99,6 +99,12 @@ class MitigateOptions:
         return replace(self.test, count=min(self.influence, self.evaluation.count))
 
 
+def slug_of(name: str, told: str = "") -> str:
+    """Name of a directory: the beginning of a name, and a hash of all of it with what else tells it from others."""
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    return f"{readable}-{hashlib.sha256(f'{name}{told}'.encode()).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True, eq=False)
 class Arm:
     """The model as it is, or under one method."""
@@ -118,9 +124,7 @@ class Arm:
         """Name of its directory: readable, and different for different methods, recipes and runs that they follow."""
         if self.name == UNCHANGED:
             return UNCHANGED
-        readable = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
-        told = f"{self.name}{self.follows}{self.method if self.path else ''}"
-        return f"{readable}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        return slug_of(self.name, f"{self.follows}{self.method if self.path else ''}")
 
     @property
     def answering(self) -> Responder:
@@ -140,32 +144,28 @@ def split_samples(
     together = replace(options.evaluation, count=options.calibration + options.evaluation.count)
     samples = list(samples_of(task, responder.tokenizer, together))
     calibration, test = samples[: options.calibration], samples[options.calibration :]
-    seen = {_content(sample): sample.name for sample in calibration}
+    seen = {content: sample.name for sample in calibration for content in contents(sample.examples)}
     for sample in test:
-        if _content(sample) in seen:
+        again = next((seen[content] for content in contents(sample.examples) if content in seen), None)
+        if again is not None:
             raise UsageError(
-                f"test sample {sample.name} is calibration sample {seen[_content(sample)]} again, but the two must not "
-                "overlap; does the file hold a line twice?"
+                f"test sample {sample.name} is calibration sample {again} again, but the two must not overlap; does "
+                "the file hold a line twice?"
             )
     return calibration, test
 
 
 def check_unseen(options: MitigateOptions, test: Sequence[Sample]) -> None:
     """Refuse recipes that were fitted to test samples, and fits that go on from one."""
-    for entry in [*given_methods(options), options.fitting.begin]:
-        if is_recipe(entry):
-            seen = samples_of_recipe(entry)
-            again = [sample.name for sample in test if seen & contents(sample.examples)]
-            if again:
-                raise UsageError(
-                    f"{entry!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); "
-                    "take others, by another --seed"
-                )
-
-
-def _content(sample: Sample) -> str:
-    """What makes two samples the same, whatever their names."""
-    return sample.piece.removeprefix(f"sample-{sample.name}-")
+    begun = [options.fitting.begin] if options.fitting.begin else []
+    for entry in [*filter(is_recipe, given_methods(options)), *begun]:
+        seen = samples_of_recipe(entry)
+        again = [sample.name for sample in test if seen & contents(sample.examples)]
+        if again:
+            raise UsageError(
+                f"{entry!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "
+                "others, by another --seed, or those that follow them in a file (--calibration)"
+            )
 
 
 def given_methods(options: MitigateOptions) -> list[Any]:

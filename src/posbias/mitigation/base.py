@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Responder
 from posbias.interventions.base import Intervention
@@ -77,7 +78,8 @@ class Mitigation(Intervention):
         if self.strength == 0:
             yield
             return
-        with self.apply(model, passages):  # type: ignore[arg-type] # methods that take a question say so
+        places = passages if isinstance(passages, Question) else check_spans(self.name, passages)
+        with self.apply(model, places):  # type: ignore[arg-type] # methods that take a question say so
             yield
 
     def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
@@ -127,8 +129,25 @@ Method = Mitigation | PromptMitigation
 def check_strength(name: str, strength: object) -> None:
     """Refuse what is no share."""
     known = isinstance(strength, int | float) and not isinstance(strength, bool)
-    if not known or not 0 <= float(strength) <= 1:  # type: ignore[arg-type]
+    if not known or not 0 <= strength <= 1:  # type: ignore[operator]
         raise UsageError(f"{name}: strength must lie in [0, 1], got {strength!r}")
+
+
+def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
+    """Passages in order, none empty; a token that two of them share is the first one's."""
+    spans: list[tuple[int, int]] = []
+    for span in passages:
+        try:
+            begin, end = span
+        except (TypeError, ValueError):
+            raise UsageError(f"{name}: a passage must be (first token, one past its last), got {span!r}") from None
+        last = spans[-1][1] if spans else 0
+        check_whole(f"{name}: the begin of a passage", begin, least=0, numpy=True)
+        check_whole(f"{name}: the end of a passage", end, least=begin + 1, numpy=True)
+        if end <= last or (spans and begin < spans[-1][0]):
+            raise UsageError(f"{name}: passages must be in order, got {(begin, end)} behind {spans[-1]}")
+        spans.append((max(int(begin), last), int(end)))
+    return tuple(spans)
 
 
 def inside_methods() -> list[str]:

@@ -31,14 +31,15 @@ def check_samples(calibration: Sequence[Example]) -> int:
 
 def contents(examples: Sequence[Example]) -> set[str]:
     """What samples have in common with no other, wherever the question stands: hashes of an answer beside all passages,
-    in whatever order, and beside its own passage, where that is long enough to be nobody else's."""
+    in whatever order, and beside its own passage, where that is long enough to be nobody else's; as text and as a
+    conversation alike."""
     found = set()
     for one in examples:
         passages = [one.text[begin:end].strip() for begin, end in one.passages] or [one.text]
         own = "" if one.gold_position is None or not one.passages else passages[one.gold_position]
         for held in (sorted(passages), [own] if len(own) >= DISTINCT else []):
             if held:
-                found.add(hashlib.sha256("\0".join([one.target, *held]).encode()).hexdigest()[:16])
+                found.add(hashlib.sha256("\0".join([f" {one.target.strip()}", *held]).encode()).hexdigest()[:16])
     return found
 
 

@@ -116,6 +116,10 @@ class _Asked:
     def __init__(self) -> None:
         self.kept: Any = 0
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Asked":
+        """The same, which attention looks at: it is read anew before every call of a network."""
+        return self
+
     def read(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook on the whole network: how many of the last, or which; 0: all."""
         cache = named.get("past_key_values")

@@ -8,7 +8,7 @@ one as it is, and has no penalty. Adam, rate falling linearly to 0. No weight is
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -36,6 +36,7 @@ from posbias.mitigation.key_bias import BEFORE, ContextBias, KeyBiasMethod
 from posbias.mitigation.recipe import read_recipe, samples_of_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import track
+from posbias.records import plain
 from posbias.registry import Registry
 from posbias.tasks.language import Example
 from posbias.tasks.language.base import locate
@@ -88,7 +89,10 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for name in ("knots", "strengths"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            given = getattr(self, name)
+            if not isinstance(given, Iterable) or isinstance(given, str):
+                raise UsageError(f"fit: {name} must be a list of numbers, got {given!r}")
+            object.__setattr__(self, name, tuple(plain(each) for each in given))
         check_whole("fit: steps", self.steps, least=1)
         check_number("fit: rate", self.rate, above=0.0)
         check_number("fit: penalty", self.penalty)
@@ -98,6 +102,8 @@ class FitOptions:
             raise UsageError(f"fit: begin must be the path of a recipe, got {self.begin!r}")
         for strength in self.strengths:
             check_strength("fit", strength)
+        if len(set(self.strengths)) < len(self.strengths):
+            raise UsageError(f"fit: each of strengths once, got {list(self.strengths)}")
         if self.knots:
             LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
 
@@ -230,6 +236,8 @@ def fit_bias(
         RunError: the loss is not a finite number.
     """
     options = _of_bias(method, options or FitOptions())
+    if method == KeyBiasMethod.name and not options.knots:
+        raise UsageError(f"fit: {method} needs knots; allowed without any is {ContextBias.name}")
     network = check_model(model)
     n_samples = check_samples(calibration)
     if options.penalty > 0 and not len(text):
@@ -401,9 +409,11 @@ def _question_begins(model: HuggingFaceModel, examples: Sequence[Example]) -> li
     """The first token behind the last passage of every prompt."""
     begins = []
     for example in examples:
-        spans, _ = locate(example.prompt, example.passages, model.tokenizer)
-        if not spans:
-            raise UsageError("fit: from_question needs prompts that list passages, and a tokenizer that knows places")
+        spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer)
+        if not spans or n_tokens is None:
+            raise UsageError("fit: from_question needs prompts with passages, and a tokenizer with character offsets")
+        if spans[-1][1] >= n_tokens:
+            raise UsageError("fit: from_question needs prompts that go on after their last passage; one ends there")
         begins.append(spans[-1][1])
     return begins
 

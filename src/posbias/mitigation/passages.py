@@ -4,6 +4,7 @@ Both add numbers to the logits of whole passages, which are carried by further f
 caches, windows, grouped heads and every kernel go on as they are.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,15 @@ from torch import Tensor, nn
 
 from posbias.checks import check_number, check_whole
 from posbias.errors import UsageError
-from posbias.interventions.attention import Attended, AttentionCall, attending, cached_length, padded_slots, told
+from posbias.interventions.attention import (
+    Attended,
+    AttentionCall,
+    PerCache,
+    attending,
+    cached_length,
+    padded_slots,
+    told,
+)
 from posbias.interventions.base import hooked
 from posbias.interventions.keys import Begins
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Places, Spans
@@ -48,7 +57,7 @@ class ParallelWindows(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Hide passages from each other, or add ln(1 - s)."""
-        spans = check_spans(self.name, passages)
+        spans = tuple(passages)
         windows = windows_of(spans)
         added = HIDDEN if self.strength == 1 else log1p(-self.strength)
         sets = _subsets(len(spans), single=self.strength < 1)
@@ -111,7 +120,7 @@ class AttentionCalibration(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Rescale attention on passages in the upper layers, query by query."""
-        spans = check_spans(self.name, passages)
+        spans = tuple(passages)
         depth = model.family.depth(model.config)
         first = depth // 2 if self.first_layer is None else self.first_layer
         if first >= depth:
@@ -121,7 +130,7 @@ class AttentionCalibration(Mitigation):
         def attend(call: AttentionCall) -> Attended:
             if beside.running:
                 return beside.watch(call)
-            relevance = beside.relevance
+            relevance = None if beside.passes.current is None else beside.passes.current.relevance
             if call.layer < first or relevance is None or len(spans) == 1:
                 return call.run()
             members = _members(spans, call.key_positions, like=call.query)
@@ -135,9 +144,20 @@ class AttentionCalibration(Mitigation):
             added = torch.where(behind & seen, factor, 1.0).clamp(min=LEAST_FACTOR).log()
             return call.run_grouped(added, members)
 
-        following = model.network.register_forward_pre_hook(beside.follow, with_kwargs=True)
-        with hooked([following]), attending(model, self, attend):
+        with beside.passes.followed(model.network), attending(model, self, attend):
             yield
+
+
+@dataclass
+class _Passes:
+    """What was read of a prompt, and the passes beside it."""
+
+    model: HuggingFaceModel
+    read: Float[Tensor, "one token feature"]
+    kept: list[list[tuple[Tensor, Tensor]]]
+    """Keys and values of every layer, of the prompt's own pass and of those with dummies."""
+    relevance: Tensor | None = None
+    """Of the tokens that the network is now given, [1 1 query document]; None where no query is behind."""
 
 
 class _Beside:
@@ -152,36 +172,44 @@ class _Beside:
         self.places = torch.cat([torch.arange(begin, end, device=dummy.device) for begin, end in spans])
         self.tokens, self.together = tokens, together
         self.running = False
-        self.relevance: Tensor | None = None
-        """Of the tokens that the network is now given, [1 1 query document]; None where no query is behind."""
-        self._read: Tensor | None = None
-        self._kept: list[list[tuple[Tensor, Tensor]]] = []
+        self.passes: PerCache[_Passes] = PerCache(self._follow)
+        self._latest: _Passes | None = None
+        """Of the last call, which a cache that is not known is taken to copy."""
         self._attention: Tensor | None = None
 
-    def follow(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A hook on the whole network: run the same tokens beside it."""
+    def _follow(self, network: nn.Module, arguments: dict[str, Any], held: _Passes | None) -> _Passes | None:
+        """Run the tokens that the network is about to read beside it."""
         if self.running:
-            return
-        arguments = told(network, given, named)
+            return None
+        model = self.model if network is self.model.network else self._of_copy(network)
         entering = arguments.get("inputs_embeds")
-        new: Tensor = self.model.embed(arguments["input_ids"]) if entering is None else entering
+        new: Tensor = model.embed(arguments["input_ids"]) if entering is None else entering
         past = cached_length(arguments)
         if len(new) != 1 or padded_slots(arguments) is not None:
             raise UsageError(f"attention_calibration: one prompt at a time without padding is allowed, got {len(new)}")
-        held = 0 if self._read is None else self._read.shape[1]
-        if past > held:
+        before = self._latest if held is None else held
+        if past and (before is None or past > before.read.shape[1]):
             raise UsageError(
                 f"attention_calibration: {past} tokens were cached without it; allowed are caches of its own"
             )
-        self._read = new if past == 0 or self._read is None else torch.cat([self._read[:, :past], new], 1)
-        self._kept = [[(k[:, :, :past], v[:, :, :past]) for k, v in layers] for layers in self._kept] if past else []
-        self.relevance = None
-        if self._read.shape[1] > self.behind:
+        found = _Passes(model, new, [])
+        if past and before is not None:
+            found.read = torch.cat([before.read[:, :past], new], 1)
+            found.kept = [[(k[:, :, :past], v[:, :, :past]) for k, v in layers] for layers in before.kept]
+        if found.read.shape[1] > self.behind:
             self.running = True
             try:
-                self.relevance = self._run(self._read)[None, None, -new.shape[1] :]
+                found.relevance = self._run(found)[None, None, -new.shape[1] :]
             finally:
                 self.running = False
+        self._latest = found
+        return found
+
+    def _of_copy(self, network: nn.Module) -> HuggingFaceModel:
+        """The model with a copy of its network."""
+        model = copy.copy(self.model)
+        model.network = network
+        return model
 
     def watch(self, call: AttentionCall) -> Attended:
         """Of one layer of a pass beside: its output, and attention to every document per token, summed over layers."""
@@ -192,37 +220,39 @@ class _Beside:
         self._attention = attention if self._attention is None else self._attention + attention.to(self._attention)
         return output[..., :width], weights
 
-    def _run(self, whole: Float[Tensor, "one token feature"]) -> Float[Tensor, "token document"]:
+    def _run(self, passes: _Passes) -> Float[Tensor, "token document"]:
         """rel of every token so far that is behind the documents; of others, 0."""
+        whole = passes.read
         starts = [self.spans[0][0]] if self.together else [begin for begin, _ in self.spans]
         dummies = whole.clone()
-        dummies[:, self.places] = self.model.embed(self.tokens[None]).to(whole)
-        own = self._go_on(0, whole, 0)
+        dummies[:, self.places] = passes.model.embed(self.tokens[None]).to(whole)
+        own = self._go_on(passes, 0, whole, 0)
         baseline = torch.zeros_like(own)
         for index, start in enumerate(starts):
             changed = torch.zeros(whole.shape[1], dtype=torch.bool, device=whole.device)
             for begin, end in self.spans if self.together else [self.spans[index]]:
                 changed[begin:end] = True
-            seen = self._go_on(1 + index, torch.where(changed[:, None], dummies, whole), start)
+            seen = self._go_on(passes, 1 + index, torch.where(changed[:, None], dummies, whole), start)
             columns = slice(None) if self.together else slice(index, index + 1)
             baseline[:, columns] = seen[:, columns]
         return own - baseline
 
     def _go_on(
-        self, index: int, entering: Float[Tensor, "one token feature"], start: int
+        self, passes: _Passes, index: int, entering: Float[Tensor, "one token feature"], start: int
     ) -> Float[Tensor, "token document"]:
         """Run a pass from where its cache ends; a new one from its first difference to the prompt's own."""
         from transformers import DynamicCache
 
-        if index == len(self._kept):
-            self._kept.append([(k[:, :, :start], v[:, :, :start]) for k, v in self._kept[0]] if start else [])
-        layers, total = self._kept[index], entering.shape[1]
+        kept = passes.kept
+        if index == len(kept):
+            kept.append([(k[:, :, :start], v[:, :, :start]) for k, v in kept[0]] if start else [])
+        layers, total = kept[index], entering.shape[1]
         first = layers[0][0].shape[2] if layers else 0
         cache = DynamicCache(layers) if first else DynamicCache()
         self._attention = None
-        self.model.outputs(entering[:, first:], [total - first - 1], cache=cache)
+        passes.model.outputs(entering[:, first:], [total - first - 1], cache=cache)
         attention: Any = self._attention
-        self._kept[index] = [(layer.keys, layer.values) for layer in cache.layers]
+        kept[index] = [(layer.keys, layer.values) for layer in cache.layers]
         return torch.nn.functional.pad(attention / len(cache.layers), (0, 0, first, 0))
 
 
@@ -270,19 +300,6 @@ def question_begins(model: HuggingFaceModel, method: Mitigation, passages: Place
     begins = torch.tensor([[passages[-1][1] if method.needs_passages else 0]], device=model.device)
     with in_one_place(model, method, passages):
         yield lambda: begins
-
-
-def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
-    """Passages in order, none empty; a token that two of them share is the first one's."""
-    spans: list[tuple[int, int]] = []
-    for begin, end in passages:
-        last = spans[-1][1] if spans else 0
-        check_whole(f"{name}: the begin of a passage", begin, least=0, numpy=True)
-        check_whole(f"{name}: the end of a passage", end, least=begin + 1, numpy=True)
-        if end <= last or (spans and begin < spans[-1][0]):
-            raise UsageError(f"{name}: passages must be in order, got {(begin, end)} behind {spans[-1]}")
-        spans.append((max(int(begin), last), int(end)))
-    return tuple(spans)
 
 
 def windows_of(spans: Spans) -> Spans:

@@ -13,7 +13,7 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.interventions.attention import PLAIN_KERNEL, Attended, AttentionCall, KeptKeys, attending, turned_by
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.passages import check_spans, in_one_place, windows_of
+from posbias.mitigation.passages import in_one_place, windows_of
 from posbias.mitigation.positions import Frequencies, check_masks, shown_keys, turning
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -55,7 +55,7 @@ class Pine(Mitigation):
         check_masks(model, self)
         if any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network)):
             raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
-        windows = windows_of(check_spans(self.name, passages))
+        windows = windows_of(passages)
         layers = [
             _Documents(windows, self.strength, own, getattr(model.family.mask(model.config, layer), "width", None))
             for layer, own in enumerate(turning(model, self))

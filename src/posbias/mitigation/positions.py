@@ -19,8 +19,10 @@ from posbias.interventions.attention import (
     Attended,
     AttentionCall,
     KeptKeys,
+    PerCache,
     attending,
     cache_of,
+    cached_length,
     rotary_frequencies,
     turned_by,
 )
@@ -85,14 +87,22 @@ class MsPoe(Mitigation):
         ratios = self.low + (self.high - self.low) * torch.arange(heads, dtype=torch.float64) / steps
         tables = _tables(frequencies, lambda own: self.strength * (1 / ratios.to(own) - 1)[:, None] * own)
         back = _tables(frequencies, lambda own: -own[None])
-        ranked: dict[int, Tensor] = {}
         kept = KeptKeys()
         ranking_at = passages[-1][1] - 1
+        latest: dict[int, Tensor] = {}
+
+        def read(_: nn.Module, arguments: dict[str, Any], held: dict[int, Tensor] | None) -> dict[int, Tensor]:
+            nonlocal latest  # which a cache that is not known is taken to copy
+            latest = {} if cached_length(arguments) == 0 else latest if held is None else held
+            return latest
+
+        rankings = PerCache(read)
 
         def attend(call: AttentionCall) -> Attended:
             table = tables[call.layer]
             if table is None or call.layer < self.first_layer:
                 return call.run()
+            ranked = latest if rankings.current is None else rankings.current
             before, due = ranked.get(call.layer), call.query_positions[:, :1] <= ranking_at
             if before is None or due.any():
                 found = self._indices(call, ranking_at, back[call.layer])
@@ -108,7 +118,7 @@ class MsPoe(Mitigation):
             key = kept.of(call, indices, turn)
             return call.run_repeated(query, key)
 
-        with in_one_place(model, self, passages), attending(model, self, attend):
+        with rankings.followed(model.network), in_one_place(model, self, passages), attending(model, self, attend):
             yield
 
     def _indices(self, call: AttentionCall, ranking_at: int, back: "_Table | None") -> Int[Tensor, "batch head"]:
@@ -234,6 +244,8 @@ class RotaryBases(Mitigation):
         def multiply(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
             if len(given) > 1 or (given and not isinstance(given[0], Tensor)):
                 raise UsageError("rotary_bases: give the network its inputs by name")
+            if named.get("labels") is not None or named.get("return_dict") is False:
+                raise UsageError("rotary_bases: labels and return_dict=False are not allowed; pooled are logits alone")
             first = given[0] if given else named.get("input_ids")
             rows = len(named["inputs_embeds"] if first is None else first)
             names = [name for name in BATCHED if isinstance(named.get(name), Tensor) and len(named[name]) == rows]

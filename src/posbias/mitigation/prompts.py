@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from posbias.checks import check_whole
+from posbias.checks import check_number, check_whole
 from posbias.errors import UsageError
 from posbias.evaluation import MeasuredUse, measured_use, place
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Request, Responder
@@ -156,6 +156,10 @@ class Ordered(Rewriting):
             if not isinstance(getattr(self, name), tuple | list | range):
                 raise UsageError(f"{self.name}: {name} must be a list of numbers, got {getattr(self, name)!r}")
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        for passage in self.order:
+            check_whole(f"{self.name}: order", passage, least=0, numpy=True)
+        for score in self.scores:
+            check_number(f"{self.name}: scores", score)
 
     @cached_property
     def use(self) -> MeasuredUse:
@@ -223,7 +227,7 @@ class AttentionSorting(Rewriting):
                 break
             spans, _ = locate(request.prompt, request.passages, responder.tokenizer)
             if spans is None:
-                raise UsageError(f"{self.name} needs a tokenizer that knows the characters of its tokens")
+                raise UsageError(f"{self.name} needs a tokenizer with character offsets")
             attention = last_attention(responder.model, token_ids)
             means = [attention[begin:end].mean() for begin, end in spans]
             order = np.argsort(means, kind="stable").tolist()

@@ -5,21 +5,18 @@ text without a question is left as it is.
 """
 
 import re
-import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import takewhile
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.interventions.attention import CACHES, cache_of, cached_length, padded_slots, told
-from posbias.interventions.base import hooked
+from posbias.interventions.attention import PerCache, cached_length, padded_slots
 from posbias.tasks.language import Example
 
 NOWHERE = torch.iinfo(torch.int64).max
@@ -60,8 +57,7 @@ class Question:
         if tokenizer is None:
             raise UsageError("mitigated: question= needs tokenizer=")
         self._text, self._tokenizer = text, tokenizer
-        self._read: WeakKeyDictionary[Any, _Read] = WeakKeyDictionary()
-        self._current = threading.local()
+        self._of: PerCache[_Read] = PerCache(self._found)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "Question":
         """The same: it holds nothing of one network."""
@@ -69,26 +65,20 @@ class Question:
 
     def begins(self) -> Int[Tensor, "prompt one"]:
         """The first token of the question, 0 the prompt's first, in every prompt that this thread's network reads."""
-        current: _Read | None = getattr(self._current, "read", None)
-        if current is None:
+        if self._of.current is None:
             raise UsageError("mitigated: under question= the whole network is called, not a part of it")
-        return current.begins
+        return self._of.current.begins
 
-    @contextmanager
-    def followed(self, network: nn.Module) -> Iterator[None]:
+    def followed(self, network: nn.Module) -> AbstractContextManager[None]:
         """Within the context, everything that the network reads is looked through."""
-        before = network.register_forward_pre_hook(self._before, with_kwargs=True)
-        after = network.register_forward_hook(self._after, with_kwargs=True)
-        with hooked([before, after]):
-            yield
+        return self._of.followed(network)
 
-    def _before(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Before the network reads: where the question begins."""
-        arguments = told(network, given, named)
+    def _found(self, network: nn.Module, arguments: dict[str, Any], held: "_Read | None") -> "_Read":
+        """Where the question begins in what the network is about to read."""
         new, past = arguments.get("input_ids"), cached_length(arguments)
         if not isinstance(new, Tensor):
             raise UsageError("mitigated: question= is looked for in token ids, got embeddings: give passages=")
-        ids, held = new.detach().cpu().clone(), self._read.get(cache_of(arguments)) if past else None
+        ids = new.detach().cpu().clone()
         if past:
             if held is None or len(new) != len(held.ids) or past > held.ids.shape[1]:
                 raise UsageError(
@@ -96,20 +86,11 @@ class Question:
                 )
             ids = torch.cat([held.ids[:, :past], ids], 1)
             if new.shape[1] == 1 and past == held.ids.shape[1]:
-                self._current.read = _Read(ids, held.begins)
-                return
+                return _Read(ids, held.begins)
         slots = padded_slots(arguments)
         skipped = [0] * len(new) if slots is None else slots.tolist()
         found = [self._begin(row[padding:].tolist()) for row, padding in zip(ids, skipped, strict=True)]
-        self._current.read = _Read(ids, torch.tensor(found, device=new.device)[:, None])
-
-    def _after(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        """After it: which cache holds that."""
-        cache = cache_of(told(network, given, named))
-        cache = getattr(output, CACHES[0], None) if cache is None else cache
-        if cache is not None:
-            self._read[cache] = self._current.read
-        self._current.read = None
+        return _Read(ids, torch.tensor(found, device=new.device)[:, None])
 
     def _begin(self, ids: list[int]) -> int:
         """The first token at or behind the beginning of the last such text."""

@@ -79,7 +79,10 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
 def samples_of_recipe(path: str | Path) -> set[str]:
     """`contents` of the samples that a recipe was fitted to; empty where it does not say."""
     fitted = _content(path).get("fitted")
-    return set(fitted.get("samples", ())) if isinstance(fitted, dict) else set()
+    samples = fitted.get("samples", []) if isinstance(fitted, dict) else []
+    if not isinstance(samples, list) or not all(isinstance(sample, str) for sample in samples):
+        raise UsageError(f"{str(path)!r}: samples must be a list of texts")
+    return set(samples)
 
 
 def _content(path: str | Path) -> dict[str, Any]:

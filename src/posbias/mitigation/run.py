@@ -13,7 +13,6 @@ requests, tokens, peak_bytes}] by arm (`effort.py` says which tokens), `text_not
 `influence/NAME` [n_samples n_positions].
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from posbias.mitigation.arms import (
     check_unseen,
     fitted_arms,
     given_methods,
+    slug_of,
     split_samples,
 )
 from posbias.mitigation.effort import effort_of, peaks_of
@@ -262,7 +262,7 @@ def _short_forms(
         records: list[Record | None] = []
         for arm in arms:
             try:
-                within = re.sub(r"[^a-z0-9]+", "-", str(short).lower()).strip("-")
+                within = slug_of(str(short))
                 records.append(_answered(short, arm, short_options(options), directory, within=within, cost={}))
             except UsageError as error:
                 if arm.name == UNCHANGED:
