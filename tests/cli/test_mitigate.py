@@ -22,7 +22,7 @@ def test_a_run_is_saved_printed_and_resumed(posbias, long_llama, tmp_path):
     out = tmp_path / "run"
     done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst<=0")
     assert done.returncode == 0, done.stderr
-    assert "under each method (1)" in done.stderr
+    assert "with each method (1)" in done.stderr
     assert "temperature(scale=0.3)" in done.stdout
     assert (out / "report.html").is_file()
     record = json.loads((out / "record.json").read_text())
@@ -47,15 +47,16 @@ def test_options_of_a_fit_and_the_text_that_judges_are_given(posbias, long_llama
 
 def test_an_unmet_requirement_sets_the_exit_code_and_keeps_the_run(posbias, long_llama, tmp_path):
     out = tmp_path / "run"
-    done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst>=0.6")
+    done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst>=-0.6")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("posbias: required worst>=0.6, got -")
+    assert done.stderr.splitlines()[-1].startswith("posbias: required worst>=-0.6, got -")
     assert json.loads((out / "record.json").read_text())["status"] == "done"
 
 
 def test_bad_input_is_one_line(posbias, long_llama):
     for arguments, message in (
         (("--require", "best>=1"), "requirement 'best>=1': allowed are worst, mean, spread"),
+        (("--require", "worst>=0.6"), "without generated answers it is about log-probabilities, which are below 0"),
         (("--methods", "nosuch"), "unknown mitigation 'nosuch'"),
         (("--methods", "temperature(scale=0.3, strength=2)"), "strength must lie in [0, 1]"),
         (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),

@@ -188,6 +188,13 @@ def test_bad_input_is_refused_in_one_line():
             mitigate(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
     with pytest.raises(UsageError, match="by must be accuracy or logprob, got 'rank'"):
         MitigateOptions(by="rank")
+    scored, worst = EvaluateOptions(count=6, generate=False), Requirement.parse("worst>=0.6")
+    with pytest.raises(
+        UsageError, match=r"require worst>=0\.6: without generated answers it is about log-probabilities"
+    ):
+        MitigateOptions(evaluation=scored, require=worst)
+    for possible in ("worst>=-0.6", "spread<=0.2", "mean<=1"):
+        MitigateOptions(evaluation=scored, require=Requirement.parse(possible))
 
 
 @pytest.mark.parametrize("text", ["worst>=0.6", " mean >= .5", "spread<=2e-1", "worst<=-0.5"])
@@ -223,7 +230,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     assert plain == idle < repeated, "twice the prompt takes more memory"
     said = capsys.readouterr().err
     assert "prompts 2 times as long" in said
-    assert "under each method (3)" in said
+    assert "with each method (3)" in said
     assert "fits: " in said
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
@@ -268,7 +275,7 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
     assert files.isdisjoint(group.name for group in default_corpus(fitted.partition("#")[2]))
     assert len(files) == {"default": 2, "default#austen": 1, "own": 1}[text]
     corpus = ",".join(Path(group.name).stem for group in default_corpus())
-    with pytest.raises(UsageError, match="fits read the files of the default corpus that do not judge; name fewer"):
+    with pytest.raises(UsageError, match="fits need files of the default corpus that are not judged; name fewer"):
         mitigate("key_value(pairs=2)", responder, replace(options, text=f"default#{corpus}"))
 
 

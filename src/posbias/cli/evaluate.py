@@ -41,7 +41,7 @@ class TaskFlags:
     max_tokens: Annotated[int | None, typer.Option(help="Generated at most.", min=1, show_default="the task's own")] = (
         None
     )
-    generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the published rule.")] = True
+    generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the task's rule.")] = True
     score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
 
 

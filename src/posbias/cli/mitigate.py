@@ -26,7 +26,9 @@ class MethodFlags:
 
     methods: Annotated[
         str,
-        typer.Option(help="all, or some separated by commas, such as key_bias,temperature(scale=0.16),recipe.json."),
+        typer.Option(
+            help="all (hours), or some by commas: key_bias,temperature(scale=0.16),recipe.json (see `list mitigations`)."
+        ),
     ] = "all"
     calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
     fit: Annotated[
@@ -49,13 +51,13 @@ class MethodFlags:
     ] = None
     documents: Annotated[int, typer.Option(help="Windows of ordinary text for perplexity.", min=0)] = 16
     text: Annotated[
-        str, typer.Option(help="Ordinary text: a file or data set, as --prompts takes them; fits never read it.")
+        str, typer.Option(help="Ordinary text: a file or data set, as for `measure --prompts`; fits never read it.")
     ] = "default"
     tolerance: Annotated[float, typer.Option(help="Nats per token of it that a method may cost.", min=0.0)] = 0.02
-    short: Annotated[bool, typer.Option(help="Put the short forms of the task, too, where it has any.")] = True
+    short: Annotated[bool, typer.Option(help="Also test short forms: the gold document alone, none; two pairs.")] = True
     influence: Annotated[
         int,
-        typer.Option(help="Test samples on which influence is measured before and after; 6 make a claim.", min=0),
+        typer.Option(help="Test samples on which influence is measured before and after; claims need 6.", min=0),
     ] = 0
 
 

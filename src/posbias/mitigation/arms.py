@@ -87,6 +87,10 @@ class MitigateOptions:
             raise UsageError(
                 f"mitigate: by {self.by} needs {needed}, which are switched off; allow them or leave by out"
             )
+        if self.require is not None and not self.require.possible and not self.evaluation.generate:
+            raise UsageError(
+                f"require {self.require}: without generated answers it is about log-probabilities, which are below 0"
+            )
 
     @property
     def test(self) -> EvaluateOptions:

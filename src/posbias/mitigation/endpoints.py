@@ -7,8 +7,8 @@ The worst position is chosen by the same scores that judge it, and a method may 
 is therefore bounded by the same minimum and maximum over the ends of the intervals of all P x P paired differences,
 each at 1 - .05 / P: whichever positions are truly worst, one of them is corrected for and the other needs no
 correction. In simulation such an interval misses in at most 5 % of runs whatever the curves; with the choice made on
-other samples (ten folds) it would miss in up to 32 % where positions are nearly alike, with a bootstrap that repeats
-the choice in up to 54 % (docs/mitigation.md). Spread and formerly best position are bounded alike.
+other samples (ten folds) it would miss in up to 30 % where positions are nearly alike, with a bootstrap that repeats
+the choice in up to 52 % (docs/mitigation.md). Spread and formerly best position are bounded alike.
 """
 
 import math

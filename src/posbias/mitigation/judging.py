@@ -381,7 +381,7 @@ def _decided(verdict: Verdict, measure: str, *, smallest: float, tests: int) -> 
         if name in small
     ]
     if verdict.lost:
-        reasons.append(f"{verdict.lost} samples have no score at some position with the method, and count on no side.")
+        reasons.append(f"{verdict.lost} samples lack a score at some position with the method and are left out.")
     if not verdict.changes:
         reasons.append(
             f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict needs "
@@ -443,7 +443,7 @@ def label_of(measure: str) -> str:
 def _tried_besides(verdict: Verdict) -> str:
     """On what else harm was looked for."""
     if not verdict.effects:
-        return "but only this task was tried: neither ordinary text nor a short form of it"
+        return "but harm elsewhere was not measured"
     return f"neither here nor for {' and '.join(verdict.effects)}"
 
 
@@ -470,7 +470,7 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str, smallest: float) 
         )
     harm = "harm that matters" if any(p < ALPHA for p in best.harms.values()) else "harm"
     text = (
-        f"Apply {best.name}: on {best.n_samples} samples that nothing was fitted on, {label_of(measure)} goes from "
+        f"Apply {best.name}: on {best.n_samples} samples that no fit used, {label_of(measure)} goes from "
         f"{said[0]} on average over positions, and from {said[1]} at the worst position; no {harm} is established, "
         f"{_tried_besides(best)}."
     )

@@ -35,7 +35,7 @@ def check_files(methods: Sequence[Any], begin: str) -> None:
         if not file_exists(path):
             raise UsageError(
                 f"methods: there is no file {path!r}; allowed: all, names or spellings of methods (posbias list "
-                "mitigations), and paths of recipes, such as DIRECTORY/arms/METHOD/recipe.json of a run that fitted one"
+                "mitigations), and paths of recipes, such as DIRECTORY/arms/*/recipe.json of a run that fitted one"
             )
         if [os.path.realpath(other) for other in recipes].count(os.path.realpath(path)) > 1:
             raise UsageError(f"mitigate: {path} is given twice; give each method once")

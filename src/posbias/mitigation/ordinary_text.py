@@ -36,8 +36,8 @@ JUDGED_FILES = "jargon_file,us_founding_documents"
 """Of the default corpus, where no other text is asked for; fits read the other files."""
 SERVER = "not judged: the model is behind a server"
 UNASKED = "not judged: no windows were asked for"
-REQUESTS = "as it is: requests are changed, not the model"
-FROM_QUESTION = "as it is: acts from the question on"
+REQUESTS = "unchanged: only prompts change"
+FROM_QUESTION = "unchanged: acts only after a question begins"
 NO_PASSAGES = "not judged: needs passages, and text has none"
 
 Nats = Float64[np.ndarray, "documents"]
@@ -59,7 +59,7 @@ def windows_of(
     read = [Path(group.name).stem for group in default_corpus() if group.name not in judging]
     if not read:
         raise UsageError(
-            f"--text {options.text}: fits read the files of the default corpus that do not judge; name fewer"
+            f"--text {options.text}: fits need files of the default corpus that are not judged; name fewer"
         )
     return text, list(load(f"{DEFAULT}#{','.join(read)}", count=FIT_WINDOWS).token_ids)
 

@@ -44,7 +44,7 @@ LEAST_FACTOR = 1e-35
 @MITIGATIONS.register("parallel_windows")
 @dataclass(frozen=True)
 class ParallelWindows(Mitigation):
-    """Passages are blind to each other; what stands behind the last sees all of them. Positions stay as they are.
+    """Passages are blind to each other; what stands after the last sees all of them. Positions stay as they are.
 
     What stands between two passages, as a number or a line break, belongs to the one behind it, so that nothing passes
     from one to the next. Below strength 1, ln(1 - s) is added to the logits between passages. Sources: parallel context
@@ -78,7 +78,7 @@ class ParallelWindows(Mitigation):
 @MITIGATIONS.register("attention_calibration")
 @dataclass(frozen=True)
 class AttentionCalibration(Mitigation):
-    """Every query behind the passages spreads what it gives to all of them by their relevance, not by their places.
+    """Queries after the passages attend to each of them by its relevance, not by its place.
 
     rel(k) = attention to document k minus attention to a dummy at its place, per token, mean over all layers and heads
     of the unchanged model; in the layers from `first_layer` on, tokens of document k get alpha_k / A_k times what they

@@ -61,7 +61,7 @@ def announce_arms(
         parts = [f"{len(fitted)} fits: {show_seconds(runs * cost['seconds_per_pass'])}"] if fitted else []
         parts += _beside(task, test, options, kept, cost)
         report(
-            f"estimate: answers of the unchanged model and under each method ({len(kept) - 1}), however often it asks: "
+            f"estimate: answers without and with each method ({len(kept) - 1}), extra requests included: "
             f"{'; '.join([show_seconds(seconds), *parts])}"
         )
     return cost, kept, left_out

@@ -133,7 +133,7 @@ class _Rewritten(Responder):
 @MITIGATIONS.register("ordered")
 @dataclass(frozen=True)
 class Ordered(Rewriting):
-    """Passages by relevance into the slots that a measured curve says are used best.
+    """The most relevant passages go where a measured curve is highest.
 
     The order is `place`'s: where the samples do not show that positions differ, best first.
     """

@@ -35,6 +35,11 @@ class Requirement:
         value: Interval = getattr(levels, self.what)
         return value
 
+    @property
+    def possible(self) -> bool:
+        """Whether log-probabilities, none of which is above 0, could meet it."""
+        return self.what == "spread" or not self.at_least or self.number <= 0
+
     def met(self, levels: Levels) -> bool:
         """Whether the estimate meets it; its interval may reach beyond."""
         value = self.value(levels).value

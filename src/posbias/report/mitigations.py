@@ -30,8 +30,8 @@ NOTE = (
     "are paired over samples, with 95 % intervals. The interval of the worst position holds whichever positions are "
     "truly worst, before and after. Verdicts are corrected (Holm) for the number of methods and endpoints: apply where "
     "mean or worst position rises and no harm is established; do not apply where mean, worst position, ordinary text "
-    "or a short form of the task is harmed. An established change of scores below what matters is said and decides "
-    "nothing; otherwise nothing is established, which is not the same as no effect."
+    "or a short form of the task is harmed. Established changes below what matters are reported but "
+    "decide nothing. Otherwise nothing is established, which does not mean that there is no effect."
 )
 FORM = (
     "The log-probability of right answers also rises where answers merely take the form that is scored; "

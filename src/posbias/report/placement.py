@@ -63,9 +63,9 @@ def _worth(found: Stored) -> str:
     shown = [f"{interval_text(gain['gain'], '+.2f')} over {ORDERS[gain['over']]}" for gain in others if gain["raises"]]
     rest = [f"{ORDERS[gain['over']]} ({interval_text(gain['gain'], '+.2f')})" for gain in others if not gain["raises"]]
     if not others:
-        return f"Whether it raises the {measure}: it is the usual order, best first."
+        return "This is the usual order, best first."
     if not shown:
-        return f"Whether it raises the {measure}: not shown, against {' and '.join(rest)}."
+        return f"No gain in {measure} is shown over {' and '.join(rest)}."
     left = f"; not shown against {' and '.join(rest)}" if rest else ""
     return f"It raises the {measure}, on samples that had no part in the choice: {' and '.join(shown)}{left}."
 
