@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from posbias.cli.app import app
-from posbias.cli.listing import SORTS, registered_variants
+from posbias.cli.listing import SORTS, described_variant, registered_variants
 
 VERBS = sorted(typer.main.get_command(app).commands)
 HEAVY = {"torch", "transformers", "numba", "scipy", "matplotlib", "pyarrow", "jinja2", "httpx2"}
@@ -114,3 +114,26 @@ def test_completion_is_installed_for_the_shell_at_hand(bash, tmp_path):
     script = next((tmp_path / ".bash_completions").iterdir())
     assert script.read_text().strip() == bash("posbias --show-completion").strip()
     assert str(script) in (tmp_path / ".bashrc").read_text()
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_every_variant_is_described_with_its_parameters(sort):
+    for name in registered_variants({sort: SORTS[sort]})[sort]:
+        found = json.loads(json.dumps(described_variant(SORTS[sort], name)))
+        assert found["name"] == name
+        assert found["description"]
+        assert all(each["meaning"] for each in found["parameters"].values()), name
+
+
+def test_parameters_are_those_of_the_class_and_of_what_it_inherits(posbias):
+    found = json.loads(posbias("list", "mitigations", "temperature", "--json").stdout)
+    assert {name: each["default"] for name, each in found["parameters"].items()} == {"strength": 1.0, "scale": 0.15}
+    assert all(each["meaning"] for each in found["parameters"].values())
+    printed = posbias("list", "mitigations", "temperature").stdout
+    assert printed.startswith("temperature(scale=0.15, strength=1.0)\n")
+    assert "\nstrength: 0 (the model as it is) ... 1 (the method as described).\n" in printed
+    needed = posbias("list", "mitigations", "positional_channel").stdout
+    assert "positional_channel(channel, factor=0.0" in needed, "a parameter without a default is not given one"
+    unknown = posbias("list", "tasks", "nosuch")
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("posbias: tasks: unknown 'nosuch'; known: documents, ")

@@ -79,8 +79,11 @@ class Sinusoidal(AbsoluteEncoding):
     base: float = 10000.0
     """Base of the geometric series of frequencies (> 1)."""
     query: Sequence[float] | None = None
+    """Content that every query has beside its position, `width` numbers; None: none."""
     key: Sequence[float] | None = None
+    """The same of every key."""
     scale: float | None = None
+    """Factor of the product; None: 1 / sqrt(width)."""
 
     def __post_init__(self) -> None:
         if self.width < 2 or self.width % 2:
@@ -103,8 +106,11 @@ class Learned(AbsoluteEncoding):
     vectors: Sequence[Sequence[float]]
     """[position][feature], finite."""
     query: Sequence[float] | None = None
+    """Content that every query has beside its position, `width` numbers; None: none."""
     key: Sequence[float] | None = None
+    """The same of every key."""
     scale: float | None = None
+    """Factor of the product; None: 1 / sqrt(width)."""
 
     def __post_init__(self) -> None:
         try:

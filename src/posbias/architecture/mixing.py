@@ -40,6 +40,7 @@ class Constant(Schedule):
     """The same mixing in every layer."""
 
     value: float
+    """In [0, 1]."""
 
     def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
         """`value` everywhere."""
@@ -52,7 +53,9 @@ class PowerDecay(Schedule):
     """m_l = start * (l + 1)^(-exponent): summable, hence without collapse, exactly when exponent > 1."""
 
     start: float
+    """Of the first layer, in [0, 1]."""
     exponent: float
+    """>= 0: faster decay with depth the larger it is."""
 
     def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
         """Falling with depth."""
@@ -65,7 +68,9 @@ class Linear(Schedule):
     """From `start` in the first layer to `end` in the last, in equal steps."""
 
     start: float
+    """Of the first layer, in [0, 1]."""
     end: float
+    """Of the last layer, in [0, 1]."""
 
     def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
         """Equally spaced."""

@@ -26,9 +26,7 @@ class MethodFlags:
 
     methods: Annotated[
         str,
-        typer.Option(
-            help="all (hours), or some by commas: key_bias,temperature(scale=0.16),recipe.json (see `list mitigations`)."
-        ),
+        typer.Option(help="all (hours), or some by commas: key_bias,temperature(scale=0.16),recipe.json (see `list`)."),
     ] = "all"
     calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
     fit: Annotated[

@@ -42,6 +42,7 @@ class Perturbation(Experiment):
     """Measure only so many positions, >= 3: the first, the last, and one at random in each of equally long stretches
     between, whose positions all get its value. None: all positions."""
     root: bool = False
+    """Take the root of KL, which is linear in a small change, as gradients are."""
     batch: int = 16
     """Changed prompts per forward pass, >= 1; changes memory and speed alone."""
 
