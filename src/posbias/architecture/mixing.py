@@ -55,7 +55,7 @@ class PowerDecay(Schedule):
     start: float
     """Of the first layer, in [0, 1]."""
     exponent: float
-    """>= 0: faster decay with depth the larger it is."""
+    """Larger: faster decay with depth."""
 
     def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
         """Falling with depth."""
