@@ -48,8 +48,8 @@ class Question:
 
     It is looked for whenever a network reads several tokens at once, so that what is generated token by token moves
     nothing; a prompt that is read in pieces must not be cut within the text. A token that holds the end of a passage
-    and the beginning of the question counts as the passage's. What was read is known by the cache that holds it; without
-    a cache, what was generated is searched, too.
+    and the beginning of the question counts as the passage's. What was read is known by the cache that holds it;
+    without a cache, what was generated is searched, too.
     """
 
     def __init__(self, text: str, tokenizer: Any) -> None:
