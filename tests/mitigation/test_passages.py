@@ -9,6 +9,7 @@ import posbias as pb
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
+from posbias.evaluation.responders.running import Runner
 from posbias.mitigation import MITIGATIONS, answering_under, mitigated
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model
@@ -150,8 +151,16 @@ def test_generation_with_a_cache_is_one_pass(model, method):
     torch.testing.assert_close(rest, whole[0], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["parallel_windows", "attention_calibration(temperature=0.001)"])
-def test_a_responder_answers_under_them_with_a_cache(long_llama, method):
+WITHOUT_SHARED_CACHE = ["parallel_windows", "attention_calibration(temperature=0.001)"]
+WITHOUT_SHARED_CACHE += [
+    "ms_poe(low=1.2, high=4.0, first_layer=0)",
+    "ms_poe(first_layer=0, variant='as_released')",
+    "pine",
+]
+
+
+@pytest.mark.parametrize("method", WITHOUT_SHARED_CACHE)
+def test_a_responder_answers_under_them_with_a_cache(long_llama, method, monkeypatch):
     model = pb.load_model(str(long_llama), dtype="float64")
     examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=1, seed=5))[:2]
     requests = [Request(prompt=one.prompt, answer=one.target, passages=one.passages, max_tokens=4) for one in examples]
@@ -160,6 +169,12 @@ def test_a_responder_answers_under_them_with_a_cache(long_llama, method):
     assert responder.inner._runner.cached, "a cache that is cut back and continued proves right"
     plain = LocalResponder(model).respond(requests, generate=True, score=True)
     assert all(one.score.logprob != other.score.logprob for one, other in zip(replies, plain, strict=True))
+    trusted = "posbias.evaluation.responders.local.trusted_runner"
+    monkeypatch.setattr(trusted, lambda model, _: Runner(model, cached=False))
+    uncached = answering_under(MITIGATIONS.parse(method), LocalResponder(model)).respond(requests, score=True)
+    for one, other in zip(replies, uncached, strict=True):
+        assert one.response.text == other.response.text
+        assert one.score.logprob == pytest.approx(other.score.logprob, rel=1e-6)
 
 
 @torch.no_grad()

@@ -197,8 +197,8 @@ class _Mitigated(Responder):
             if begins != self._began and shared_length(self._before, prompts[index]) > min(begins, self._began):
                 self.inner.forget()  # what they share, the method has changed in one and not in the other
             self._before, self._began = prompts[index], begins
-            if method.looks_ahead:
-                self.inner.tried(prompts[index])  # without it: a trial reads parts of a prompt
+            if not method.shares_cache:
+                self.inner.tried(prompts[index])  # without it: a trial cuts prompts where no prompt of its is cut
             with mitigated(model, method, passages=passages):
                 (replies[index],) = self.inner.respond([requests[index]], generate=generate, score=score)
         return [replies[index] for index in range(len(requests))]
