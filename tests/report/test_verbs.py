@@ -92,7 +92,7 @@ def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
 def test_a_placement_that_rests_on_nothing_says_so() -> None:
     report = report_of(placed([0.5, 0.5, 0.5]))
     assert report.verdict[0].endswith(": 0 1 2.")
-    assert "not shown" in report.verdict[1]
+    assert report.verdict[1].startswith("No gain in accuracy is shown over best last (+0.")
     assert "do not show that the places differ" in report.verdict[2]
     assert report.picture[0].title == "No difference between the places is shown"
 
