@@ -119,7 +119,7 @@ def test_completion_is_installed_for_the_shell_at_hand(bash, tmp_path):
 @pytest.mark.parametrize("sort", SORTS)
 def test_every_variant_is_described_with_its_parameters(sort):
     for name in registered_variants({sort: SORTS[sort]})[sort]:
-        found = json.loads(json.dumps(described_variant(SORTS[sort], name)))
+        found = json.loads(json.dumps(described_variant(sort, name)))
         assert found["name"] == name
         assert found["description"]
         assert all(each["meaning"] for each in found["parameters"].values()), name

@@ -151,8 +151,9 @@ def test_generation_with_a_cache_is_one_pass(model, method):
     torch.testing.assert_close(rest, whole[0], rtol=1e-6, atol=1e-6)
 
 
-WITHOUT_SHARED_CACHE = ["parallel_windows", "attention_calibration(temperature=0.001)"]
-WITHOUT_SHARED_CACHE += [
+WITHOUT_SHARED_CACHE = [
+    "parallel_windows",
+    "attention_calibration(temperature=0.001)",
     "ms_poe(low=1.2, high=4.0, first_layer=0)",
     "ms_poe(first_layer=0, variant='as_released')",
     "pine",

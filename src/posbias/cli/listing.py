@@ -60,11 +60,10 @@ def list_variants(
 
     if sort is not None and sort not in SORTS:
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join(SORTS)}")
-    catalogue: dict[str, Any] = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
-    if sort is not None and name is not None:
-        if name not in catalogue[sort]:
-            raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(catalogue[sort])}")
-        catalogue = described_variant(SORTS[sort], name)
+    if sort is None or name is None:
+        catalogue: dict[str, Any] = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
+    else:
+        catalogue = described_variant(sort, name)
     arguments = options.passed_arguments(context)
     with run_directory(out, verb="list", arguments=arguments) as directory:
         if directory is not None:
@@ -85,9 +84,12 @@ def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
     return {sort: dict(sorted(found[registry].items())) for sort, registry in sorts.items()}
 
 
-def described_variant(registry: str, name: str) -> dict[str, Any]:
+def described_variant(sort: str, name: str) -> dict[str, Any]:
     """One variant: what it is, and every parameter with its meaning and, where it may be left out, its default."""
-    node, path = next((node, path) for _, known, node, path in _registrations({registry}) if known == name)
+    found = {known: (node, path) for _, known, node, path in _registrations({SORTS[sort]})}
+    if name not in found:
+        raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(sorted(found))}")
+    node, path = found[name]
     module = import_module(".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts))
     variant = getattr(module, node.name)
     parameters: dict[str, dict[str, Any]] = {}

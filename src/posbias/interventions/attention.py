@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, Generic, TypeVar
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.interventions.base import Intervention, hooked
+from posbias.interventions.base import Intervention, around_calls, hooked
 from posbias.models.hugging_face import HuggingFaceModel
 
 FUNCTION = "posbias"
@@ -193,15 +193,11 @@ class Padding:
         self.slots = padded_slots(told(network, given, named))
         self._known.clear()
 
-    @contextmanager
-    def followed(self, network: nn.Module) -> Iterator[None]:
+    def followed(self, network: nn.Module) -> AbstractContextManager[None]:
         """Within the context they are those of the network's own call; a part of it that is called alone has none."""
-        before = network.register_forward_pre_hook(self.read, with_kwargs=True)
-        after = network.register_forward_hook(self._forget, always_call=True)
-        with hooked([before, after]):
-            yield
+        return around_calls(network, self.read, self._forget, always=True)
 
-    def _forget(self, network: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+    def _forget(self, *_: Any) -> None:
         self.slots = None
         self._known.clear()
 
@@ -219,8 +215,6 @@ class Padding:
 
 
 State = TypeVar("State")
-Arguments = dict[str, Any]
-"""What a network is called with, by name."""
 
 
 class PerCache(Generic[State]):
@@ -229,10 +223,18 @@ class PerCache(Generic[State]):
     Args:
         read: Called before the network reads: what is kept from then on, of the network, what it is called with, and
             what was kept of its cache (None: nothing is cached, or nothing known of that cache).
+        copied: Whether a cache that is not known is taken for a copy of the last one.
+        latest: In its place before the first call.
     """
 
-    def __init__(self, read: Callable[[nn.Module, Arguments, State | None], State | None]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[nn.Module, dict[str, Any], State | None], State | None],
+        *,
+        copied: bool = False,
+        latest: State | None = None,
+    ) -> None:
+        self._read, self._copied, self.latest = read, copied, latest
         self._kept: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
         self._now = threading.local()
 
@@ -245,18 +247,18 @@ class PerCache(Generic[State]):
         """What is kept of what this thread's network reads; None where only a part of the network was called."""
         return getattr(self._now, "state", None)
 
-    @contextmanager
-    def followed(self, network: nn.Module) -> Iterator[None]:
+    def followed(self, network: nn.Module) -> AbstractContextManager[None]:
         """Within the context everything that the network reads is followed."""
-        before = network.register_forward_pre_hook(self._before, with_kwargs=True)
-        after = network.register_forward_hook(self._after, with_kwargs=True)
-        with hooked([before, after]):
-            yield
+        return around_calls(network, self._before, self._after)
 
     def _before(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         arguments = told(network, given, named)
-        held = self._kept.get(cache_of(arguments)) if cached_length(arguments) else None
-        self._now.state = self._read(network, arguments, held)
+        held = None
+        if cached_length(arguments):
+            held = self._kept.get(cache_of(arguments), self.latest if self._copied else None)
+        state = self._now.state = self._read(network, arguments, held)
+        if self._copied and state is not None:
+            self.latest = state
 
     def _after(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         cache, state = cache_of(told(network, given, named)), self.current
@@ -348,6 +350,11 @@ def _attention(
     """The registered function: what the intervention on this module makes of its attention."""
     site: _Site = getattr(module, SITE)
     return site(module, query, key, value, attention_mask, **options)
+
+
+def has_sinks(model: HuggingFaceModel) -> bool:
+    """Whether the softmax of its attention has a learned logit that belongs to no key."""
+    return any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network))
 
 
 def is_wired(model: HuggingFaceModel) -> bool:

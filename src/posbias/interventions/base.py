@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from posbias.architecture import Architecture
@@ -144,6 +145,22 @@ def with_attention(model: HuggingFaceModel, change: Callable[[AttentionParts], A
     """The model described with its family's own `attention_parts`, changed."""
     family = model.family
     return described(model, attention_parts=lambda block, config: change(family.attention_parts(block, config)))
+
+
+@contextmanager
+def around_calls(
+    network: nn.Module, before: Callable[..., Any], after: Callable[..., Any], *, always: bool = False
+) -> Iterator[None]:
+    """Within the context hooks stand before and after every call of a network, and are given all that it is.
+
+    Args:
+        before: hook(network, given, named).
+        after: hook(network, given, named, output); after a call that fails too where `always`.
+    """
+    first = network.register_forward_pre_hook(before, with_kwargs=True)
+    last = network.register_forward_hook(after, with_kwargs=True, always_call=always)
+    with hooked([first, last]):
+        yield
 
 
 @contextmanager

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from posbias.architecture import ENCODINGS, Architecture, Encoding, KeyEncoding, Mask, NoEncoding
 from posbias.errors import UsageError
-from posbias.interventions.attention import Attended, AttentionCall, Padding, attending, is_wired, past_length
+from posbias.interventions.attention import (
+    Attended,
+    AttentionCall,
+    Padding,
+    attending,
+    has_sinks,
+    is_wired,
+    past_length,
+)
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked
 from posbias.interventions.masks import HIDDEN_SCORE, additive, check_maskable
 from posbias.models.families.parts import AttentionParts
@@ -145,7 +153,7 @@ def biased(
     the first query and for those from it on.
     """
     known: dict[int, Tensor] = {}
-    with_sinks = any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network))
+    with_sinks = has_sinks(model)
 
     def bias(layer: int, n_positions: int, like: Tensor) -> Float[Tensor, "heads n"]:
         """Of at least so many keys."""

@@ -172,9 +172,7 @@ class _Beside:
         self.places = torch.cat([torch.arange(begin, end, device=dummy.device) for begin, end in spans])
         self.tokens, self.together = tokens, together
         self.running = False
-        self.passes: PerCache[_Passes] = PerCache(self._follow)
-        self._latest: _Passes | None = None
-        """Of the last call, which a cache that is not known is taken to copy."""
+        self.passes: PerCache[_Passes] = PerCache(self._follow, copied=True)
         self._attention: Tensor | None = None
 
     def _follow(self, network: nn.Module, arguments: dict[str, Any], held: _Passes | None) -> _Passes | None:
@@ -187,22 +185,20 @@ class _Beside:
         past = cached_length(arguments)
         if len(new) != 1 or padded_slots(arguments) is not None:
             raise UsageError(f"attention_calibration: one prompt at a time without padding is allowed, got {len(new)}")
-        before = self._latest if held is None else held
-        if past and (before is None or past > before.read.shape[1]):
+        if past and (held is None or past > held.read.shape[1]):
             raise UsageError(
                 f"attention_calibration: {past} tokens were cached without it; allowed are caches of its own"
             )
         found = _Passes(model, new, [])
-        if past and before is not None:
-            found.read = torch.cat([before.read[:, :past], new], 1)
-            found.kept = [[(k[:, :, :past], v[:, :, :past]) for k, v in layers] for layers in before.kept]
+        if held is not None:
+            found.read = torch.cat([held.read[:, :past], new], 1)
+            found.kept = [[(k[:, :, :past], v[:, :, :past]) for k, v in layers] for layers in held.kept]
         if found.read.shape[1] > self.behind:
             self.running = True
             try:
                 found.relevance = self._run(found)[None, None, -new.shape[1] :]
             finally:
                 self.running = False
-        self._latest = found
         return found
 
     def _of_copy(self, network: nn.Module) -> HuggingFaceModel:

@@ -11,7 +11,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from posbias.errors import UsageError
-from posbias.interventions.attention import PLAIN_KERNEL, Attended, AttentionCall, KeptKeys, attending, turned_by
+from posbias.interventions.attention import (
+    PLAIN_KERNEL,
+    Attended,
+    AttentionCall,
+    KeptKeys,
+    attending,
+    has_sinks,
+    turned_by,
+)
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.passages import in_one_place, windows_of
 from posbias.mitigation.positions import Frequencies, check_masks, shown_keys, turning
@@ -53,7 +61,7 @@ class Pine(Mitigation):
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Attend by queries that are turned anew for every document."""
         check_masks(model, self)
-        if any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network)):
+        if has_sinks(model):
             raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
         windows = windows_of(passages)
         layers = [

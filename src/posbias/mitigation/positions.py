@@ -22,11 +22,10 @@ from posbias.interventions.attention import (
     PerCache,
     attending,
     cache_of,
-    cached_length,
     rotary_frequencies,
     turned_by,
 )
-from posbias.interventions.base import hooked
+from posbias.interventions.base import around_calls
 from posbias.interventions.encodings import LENGTH_DEPENDENT
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.passages import in_one_place
@@ -89,20 +88,15 @@ class MsPoe(Mitigation):
         back = _tables(frequencies, lambda own: -own[None])
         kept = KeptKeys()
         ranking_at = passages[-1][1] - 1
-        latest: dict[int, Tensor] = {}
-
-        def read(_: nn.Module, arguments: dict[str, Any], held: dict[int, Tensor] | None) -> dict[int, Tensor]:
-            nonlocal latest  # which a cache that is not known is taken to copy
-            latest = {} if cached_length(arguments) == 0 else latest if held is None else held
-            return latest
-
-        rankings = PerCache(read)
+        first: dict[int, Tensor] = {}
+        rankings = PerCache(lambda _network, _arguments, held: {} if held is None else held, copied=True, latest=first)
 
         def attend(call: AttentionCall) -> Attended:
             table = tables[call.layer]
             if table is None or call.layer < self.first_layer:
                 return call.run()
-            ranked = latest if rankings.current is None else rankings.current
+            ranked = rankings.latest if rankings.current is None else rankings.current
+            assert ranked is not None  # `first`, where nothing was read before
             before, due = ranked.get(call.layer), call.query_positions[:, :1] <= ranking_at
             if before is None or due.any():
                 found = self._indices(call, ranking_at, back[call.layer])
@@ -260,9 +254,7 @@ class RotaryBases(Mitigation):
             output.logits = pooled(output.logits.unflatten(0, (-1, n_bases)), 1)
             return output
 
-        before = model.network.register_forward_pre_hook(multiply, with_kwargs=True)
-        after = model.network.register_forward_hook(pool, with_kwargs=True)
-        with hooked([before, after]), attending(model, self, attend):
+        with around_calls(model.network, multiply, pool), attending(model, self, attend):
             yield
 
 

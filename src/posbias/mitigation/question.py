@@ -60,10 +60,6 @@ class Question:
         self._text, self._tokenizer = text, tokenizer
         self._of: PerCache[_Read] = PerCache(self._found)
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "Question":
-        """The same: it holds nothing of one network."""
-        return self
-
     def begins(self) -> Int[Tensor, "prompt one"]:
         """The first token of the question, 0 the prompt's first, in every prompt that this thread's network reads."""
         if self._of.current is None:

@@ -45,6 +45,8 @@ CONDITIONS = ("gold", "oracle", "closed_book")
 PLAIN = r"(?:(?!\{(?:number|title|text)\}).)*"
 ENTRY = re.compile(rf"{PLAIN}(?:\{{number\}}{PLAIN})?(?:\{{title\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
 """The form of an entry of one's own."""
+OF_DOCUMENT = re.compile(r"\{(title|text)\}")
+"""What a document gives to it."""
 ORDERS = ("given", "shuffled")
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
@@ -168,18 +170,21 @@ class Documents(LanguageTask):
         if self.entry is None:
             return ("" if document.title is None else f"(Title: {document.title})") + f" {document.text}"
         held = {"title": document.title or "", "text": document.text}
-        return re.sub(r"\{(title|text)\}", lambda found: held[found[1]], self.entry[self._numbered_until :])
+        return OF_DOCUMENT.sub(lambda found: held[found[1]], self._entry_parts[1])
 
     def _number(self, slot: int) -> str:
         """What the slots 1, 2 ... put before whatever document stands in them."""
         if self.entry is None:
             return f"Document [{slot}]"
-        return self.entry[: self._numbered_until].replace("{number}", str(slot))
+        return self._entry_parts[0].replace("{number}", str(slot))
 
-    @property
-    def _numbered_until(self) -> int:
-        found = re.search(r"\{(title|text)\}", self.entry or "")
-        return found.start() if found else 0
+    @cached_property
+    def _entry_parts(self) -> tuple[str, str]:
+        """The form of an entry of one's own: what its slot gives, and what its document gives."""
+        form = str(self.entry)
+        own = OF_DOCUMENT.search(form)
+        assert own is not None  # see `ENTRY`
+        return form[: own.start()], form[own.start() :]
 
     def draft(self, drawn: DocumentSet, position: int) -> Draft:
         """The published wording, or one's own."""
