@@ -86,8 +86,8 @@ class AttentionCalibration(Mitigation):
     documents. With a strength s, each weight is (1 - s) times the old one plus s times this.
 
     rel is every query's own, so that nothing depends on tokens behind it. The dummies replace one document at a time,
-    in K further passes per prompt, which go on beside the prompt's from where they first differ; `together` (ours)
-    replaces all at once, in one. One prompt at a time, without padding.
+    in K further passes per prompt, which begin where they first differ from the prompt's own, and read what is decoded
+    with it in one batch; `together` (ours) replaces all at once, in one pass. One prompt at a time, without padding.
 
     Source: found-in-the-middle, arXiv 2406.16008, equations 4 to 6 and appendix B (no code is released; the paper has
     no estimate with fewer passes, and does not say what its dummy reads).
@@ -154,8 +154,8 @@ class _Passes:
 
     model: HuggingFaceModel
     read: Float[Tensor, "one token feature"]
-    kept: list[list[tuple[Tensor, Tensor]]]
-    """Keys and values of every layer, of the prompt's own pass and of those with dummies."""
+    kept: list[tuple[Tensor, Tensor]]
+    """Keys and values of every layer, in one batch the prompt's own pass and those with dummies; empty before them."""
     relevance: Tensor | None = None
     """Of the tokens that the network is now given, [1 1 query document]; None where no query is behind."""
 
@@ -192,7 +192,7 @@ class _Beside:
         found = _Passes(model, new, [])
         if held is not None:
             found.read = torch.cat([held.read[:, :past], new], 1)
-            found.kept = [[(k[:, :, :past], v[:, :, :past]) for k, v in layers] for layers in held.kept]
+            found.kept = [(k[:, :, :past], v[:, :, :past]) for k, v in held.kept]
         if found.read.shape[1] > self.behind:
             self.running = True
             try:
@@ -211,45 +211,57 @@ class _Beside:
         """Of one layer of a pass beside: its output, and attention to every document per token, summed over layers."""
         members, width = _members(self.spans, call.key_positions, like=call.query), call.value.shape[-1]
         output, weights = call.run_on(torch.cat([call.value, _as_values(members, call)], -1))
-        mass = output[0, ..., width:].to(members)
-        attention = mass.mean(1) / _lengths(self.spans, mass)
+        mass = output[..., width:].to(members)
+        attention = mass.mean(2) / _lengths(self.spans, mass)
         self._attention = attention if self._attention is None else self._attention + attention.to(self._attention)
         return output[..., :width], weights
 
-    def _run(self, passes: _Passes) -> Float[Tensor, "token document"]:
-        """rel of every token so far that is behind the documents; of others, 0."""
+    def _run(self, passes: _Passes) -> Float[Tensor, "new document"]:
+        """rel of the tokens that are new to the passes; of those in front of a document, 0 for it."""
         whole = passes.read
-        starts = [self.spans[0][0]] if self.together else [begin for begin, _ in self.spans]
         dummies = whole.clone()
         dummies[:, self.places] = passes.model.embed(self.tokens[None]).to(whole)
-        own = self._go_on(passes, 0, whole, 0)
-        baseline = torch.zeros_like(own)
-        for index, start in enumerate(starts):
+        entering = [whole]
+        for replaced in [self.spans] if self.together else [[span] for span in self.spans]:
             changed = torch.zeros(whole.shape[1], dtype=torch.bool, device=whole.device)
-            for begin, end in self.spans if self.together else [self.spans[index]]:
+            for begin, end in replaced:
                 changed[begin:end] = True
-            seen = self._go_on(passes, 1 + index, torch.where(changed[:, None], dummies, whole), start)
-            columns = slice(None) if self.together else slice(index, index + 1)
-            baseline[:, columns] = seen[:, columns]
-        return own - baseline
+            entering.append(torch.where(changed[:, None], dummies, whole))
+        seen = self._go_on(passes, torch.cat(entering)) if passes.kept else self._begin(passes, entering)
+        own, beside = seen[0], seen[1:]
+        return own - (beside[0] if self.together else beside.diagonal(dim1=0, dim2=2))
+
+    def _begin(
+        self, passes: _Passes, entering: Sequence[Float[Tensor, "one token feature"]]
+    ) -> Float[Tensor, "pass token document"]:
+        """Run each pass from its first difference to the prompt's own, which is run first."""
+        starts = [0, *(begin for begin, _ in self.spans)][: len(entering)]
+        seen: list[Tensor] = []
+        kept: list[list[tuple[Tensor, Tensor]]] = []
+        for start, tokens in zip(starts, entering, strict=True):
+            passes.kept = [(k[:, :, :start], v[:, :, :start]) for k, v in kept[0]] if start else []
+            seen.append(torch.nn.functional.pad(self._go_on(passes, tokens), (0, 0, start, 0)))
+            kept.append(passes.kept)
+        passes.kept = [
+            (torch.cat([k for k, _ in layers]), torch.cat([v for _, v in layers])) for layers in zip(*kept, strict=True)
+        ]
+        return torch.cat(seen)
 
     def _go_on(
-        self, passes: _Passes, index: int, entering: Float[Tensor, "one token feature"], start: int
-    ) -> Float[Tensor, "token document"]:
-        """Run a pass from where its cache ends; a new one from its first difference to the prompt's own."""
+        self, passes: _Passes, entering: Float[Tensor, "pass token feature"]
+    ) -> Float[Tensor, "pass new document"]:
+        """Run passes from where their caches end."""
         from transformers import DynamicCache
 
-        kept = passes.kept
-        if index == len(kept):
-            kept.append([(k[:, :, :start], v[:, :, :start]) for k, v in kept[0]] if start else [])
-        layers, total = kept[index], entering.shape[1]
-        first = layers[0][0].shape[2] if layers else 0
-        cache = DynamicCache(layers) if first else DynamicCache()
+        first, total = passes.kept[0][0].shape[2] if passes.kept else 0, entering.shape[1]
+        cache = DynamicCache(passes.kept) if first else DynamicCache()
         self._attention = None
         passes.model.outputs(entering[:, first:], [total - first - 1], cache=cache)
-        attention: Any = self._attention
-        kept[index] = [(layer.keys, layer.values) for layer in cache.layers]
-        return torch.nn.functional.pad(attention / len(cache.layers), (0, 0, first, 0))
+        layers: Any = cache.layers
+        passes.kept = [(layer.keys, layer.values) for layer in layers]
+        attention: Tensor | None = self._attention
+        assert attention is not None
+        return attention / len(layers)
 
 
 @contextmanager
