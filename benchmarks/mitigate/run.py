@@ -1,7 +1,8 @@
 """Cost of methods against position bias, per token, beside the plain demo model.
 
-`python benchmarks/mitigate/run.py`: one thread; a prompt of 648 tokens and 30 more, one by one with a cache. Methods
-and the plain model take turns, and medians are taken, of the seconds that the processor worked.
+`python benchmarks/mitigate/run.py` (`--device cuda` on a GPU): one thread; a prompt of 648 tokens and 30 more, one by
+one with a cache. Methods and the plain model take turns, and medians are taken, of the seconds that the processor worked
+(by the clock, on a GPU).
 """
 
 import argparse
@@ -49,14 +50,23 @@ def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tu
     if method != "plain":
         given = context_bias(model) if method == CONTEXT_BIAS else method
         way = mitigated(model, given, passages=passages(tokens.shape[1]))
+    tokens = tokens.to(model.device)
     with way, torch.no_grad():
-        start = time.process_time()
+        start = now(model.device)
         output = model.network(input_ids=tokens, use_cache=True, logits_to_keep=1)
-        read = time.process_time()
+        read = now(model.device)
         for _ in range(n_decoded):
             cache = output.past_key_values
             output = model.network(input_ids=tokens[:, :1], past_key_values=cache, use_cache=True)
-        return read - start, time.process_time() - read
+        return read - start, now(model.device) - read
+
+
+def now(device: torch.device) -> float:
+    """Seconds: of the processor, or by the clock when all is done that a GPU was given."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def passages(n_tokens: int) -> list[tuple[int, int]]:
@@ -77,9 +87,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=648)
     parser.add_argument("--decoded", type=int, default=30)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    model: Any = load_model(given.model)
+    model: Any = load_model(given.model, device=given.device, dtype=given.dtype)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(10, model.vocabulary_size, (1, given.tokens), generator=generator)
     taken: dict[str, list[tuple[float, float]]] = {method: [] for method in METHODS}

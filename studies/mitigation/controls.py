@@ -1,4 +1,4 @@
-"""What a fitted key bias owes to its form: `python studies/mitigation/controls.py OUT.json`.
+"""What a fitted key bias owes to its form: `python studies/mitigation/controls.py OUT.json [DEVICE]`.
 
 Every form is fitted alike (40 samples of key-value retrieval with four pairs, 200 steps, divergence on windows of the
 default corpus) and judged by the log-probability per token of right answers to held-out samples of two, four and eight
@@ -272,9 +272,9 @@ def summary(found: dict[str, Any]) -> None:
         print(f"exact answers to eight pairs, {when} {ADAPTED}: {by_position.round(3)}, mean {by_position.mean():.3f}")
 
 
-def main(out: Path) -> None:
+def main(out: Path, device: str = "cpu") -> None:
     """Fit, judge and print."""
-    model = pb.load_model("demo", dtype="bfloat16")
+    model = pb.load_model("demo", dtype="bfloat16", device=device)
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     if "unchanged" not in found:
         found["unchanged"] = {"numbers": 0, "judged": judged(model, None)}
@@ -304,4 +304,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

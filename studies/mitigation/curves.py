@@ -1,4 +1,4 @@
-"""How many samples a fit takes, and what carries over between tasks: `python studies/mitigation/curves.py OUT.json`.
+"""How many samples a fit takes, and what carries over: `python studies/mitigation/curves.py OUT.json [DEVICE]`.
 
 `context_bias` with one number per head, 200 steps, judged by the log-probability per token of right answers to samples
 that no fit has seen; an hour on one core. What is done is kept, another call goes on with the rest, and at the end the
@@ -95,9 +95,9 @@ def without_zeros(numbers: str) -> str:
     return re.sub(r"\b0\.", ".", numbers)
 
 
-def main(out: Path) -> None:
+def main(out: Path, device: str = "cpu") -> None:
     """Fit, judge on every task, and print."""
-    model = pb.load_model("demo", dtype="bfloat16")
+    model = pb.load_model("demo", dtype="bfloat16", device=device)
     found: Scores = json.loads(out.read_text()) if out.exists() else {}
     pending: Sequence[tuple[str, Any]] = [("unchanged", None), *fits().items()]
     for name, drawn in pending:
@@ -114,4 +114,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
