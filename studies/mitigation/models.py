@@ -83,6 +83,7 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
     tried = [Tried(name, after) for name, after in zip(names[1:], scores[1:], strict=True)]
     judgement = judge(scores[0], tried, positions=positions, measure=measure)
     record = Record("mitigate", {"model": model, "task": task, "count": len(scores[0]), "methods": names[1:]})
+    record.environment = found[0].environment
     record.resolved = {name: found[0].resolved[name] for name in ("title", "task", "positions", "count", "responder")}
     record.resolved["n_items"] = LANGUAGE_TASKS.parse(task).n_items
     record.resolved |= {"methods": dict(zip(names[1:], spelled[1:], strict=True)), "needing_passages": []}
@@ -163,8 +164,9 @@ def answers(*directories: str) -> None:
         for number, (name, cell) in enumerate(zip(names, cells, strict=True)):
             scores = record.arrays[f"scores/accuracy/{number}"].mean(axis=0)
             row = rows.setdefault(name, {})
-            if number:  # the unchanged model is in all records
-                _check_empty(row, record, name)
+            if not number and _model(record) in row:
+                continue  # the unchanged model is in all records; the first shows it
+            _check_empty(row, record, name)
             row[_model(record)] = scores.mean(), f"{', '.join(map(_short, scores))} | {cell}"
     for task, rows in tasks.items():
         models = list(rows["unchanged"])

@@ -126,15 +126,31 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
         assert row in shown
 
 
-def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    _script("controls").summary(json.loads((STUDY / "controls.json").read_text()))
+@pytest.mark.parametrize(("name", "count"), [("controls", 14), ("controls_2", 5)])
+def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[str], name: str, count: int) -> None:
+    _script("controls").summary(json.loads((STUDY / f"{name}.json").read_text()))
     printed = _without_zeros(capsys.readouterr().out.replace("adapter of equal size", "adapter of 1,080 numbers"))
     rows = [_cells(line) for line in printed.splitlines() if line.startswith("| ") and "| form " not in line]
-    assert len(rows) == 14
+    assert len(rows) == count
     shown = [_cells(line) for line in (STUDY / "key_bias.md").read_text().splitlines()]
-    for name, numbers, *cells in rows:
-        expected = [f"{name} (level)", "", *cells] if name == "unchanged" else [name, numbers, *cells]
+    for form, numbers, *cells in rows:
+        expected = [f"{form} (level)", "", *cells] if form == "unchanged" else [form, numbers, *cells]
         assert expected in shown
+
+
+def test_the_heads_that_two_closed_forms_find_are_those_of_their_numbers() -> None:
+    found = json.loads((STUDY / "controls_2.json").read_text())
+    power, first = (np.ravel(found[name]["values"]) for name in ("power of the position", "first token"))
+    correlation = _without_zeros(f"{np.corrcoef(power, -first)[0, 1]:.2f}")
+    assert f"the second run {correlation} [" in " ".join((STUDY / "key_bias.md").read_text().split())
+
+
+def test_the_learning_curves_are_those_of_their_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    _script("curves").tables(json.loads((STUDY / "learning_curves.json").read_text()))
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(printed) == 13
+    shown = (STUDY / "key_bias.md").read_text().splitlines()
+    assert all(line in shown for line in printed)
 
 
 @pytest.mark.parametrize("count", [40, *(pytest.param(count, marks=pytest.mark.slow) for count in (20, 80, 160))])
