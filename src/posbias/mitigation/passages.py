@@ -242,9 +242,10 @@ class _Beside:
             passes.kept = [(k[:, :, :start], v[:, :, :start]) for k, v in kept[0]] if start else []
             seen.append(torch.nn.functional.pad(self._go_on(passes, tokens), (0, 0, start, 0)))
             kept.append(passes.kept)
-        passes.kept = [
-            (torch.cat([k for k, _ in layers]), torch.cat([v for _, v in layers])) for layers in zip(*kept, strict=True)
-        ]
+        passes.kept = []
+        while kept[0]:  # layer by layer, so that no cache is held twice as a whole
+            keys, values = zip(*(layers.pop(0) for layers in kept), strict=True)
+            passes.kept.append((torch.cat(keys), torch.cat(values)))
         return torch.cat(seen)
 
     def _go_on(
