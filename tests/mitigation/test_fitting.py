@@ -272,6 +272,14 @@ def test_a_recipe_knows_its_model_in_higher_precision_and_no_other(tmp_path, lon
         read_recipe(path, whole)
 
 
+def test_a_recipe_of_higher_precision_is_read_in_lower_where_weights_cannot_be_compared(tmp_path, long_llama):
+    path = tmp_path / "recipe.json"
+    write_recipe(
+        path, MITIGATIONS.parse("initial_token(gamma=2.0)"), pb.load_model(str(long_llama), dtype="float64"), {}
+    )
+    assert str(read_recipe(path, pb.load_model(str(long_llama)))) == "initial_token(gamma=2.0)"
+
+
 def test_samples_are_known_again_in_other_prompts_and_never_taken_for_others(tmp_path):
     """By their items and answer: a judge's questions read alike, and words of small vocabularies come again."""
     judged = tmp_path / "pairs.jsonl"

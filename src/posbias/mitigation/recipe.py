@@ -16,7 +16,9 @@ from posbias.models.weights import weights_sha256
 
 VERSION = 1
 """Of the format."""
-PRECISIONS = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+PRECISIONS = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 RECIPE_SUFFIX = ".json"
 """By which a recipe's path is told from a method's spelling."""
 SNIPPET = """\
