@@ -1,8 +1,8 @@
 """Cost of methods against position bias, per token, beside the plain demo model.
 
 `python benchmarks/mitigate/run.py` (`--device cuda` on a GPU): one thread; a prompt of 648 tokens and 30 more, one by
-one with a cache. Methods and the plain model take turns, and medians are taken, of the seconds that the processor worked
-(by the clock, on a GPU).
+one with a cache. Methods and the plain model take turns, and medians are taken, of the seconds that the processor
+worked (by the clock, on a GPU).
 """
 
 import argparse
@@ -63,7 +63,7 @@ def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tu
 
 def now(device: torch.device) -> float:
     """Seconds: of the processor, or by the clock when all is done that a GPU was given."""
-    if device.type == "cpu":
+    if device.type != "cuda":
         return time.process_time()
     torch.cuda.synchronize(device)
     return time.perf_counter()

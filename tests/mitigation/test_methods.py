@@ -396,3 +396,14 @@ def test_spellings_come_back():
         assert str(resolve_method(name, None, strength=0.5)) == str(
             MITIGATIONS.parse(str(resolve_method(name, None, strength=0.5)))
         )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", [*INSIDE, "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')"])
+def test_a_gpu_gives_what_the_cpu_gives(model, name):
+    found = []
+    for each in (model, type(model)(copy.deepcopy(model.network).cuda())):
+        with torch.no_grad(), mitigated(each, spelled(name), passages=SPANS):
+            made = each.network.generate(token_ids(each), max_new_tokens=6, output_logits=True, **GENERATED)
+            found.append(torch.stack([logits(each)[:, -1].cpu(), *(step.cpu() for step in made.logits)]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)  # cosines are taken in float32
