@@ -192,7 +192,8 @@ class _Beside:
         found = _Passes(model, new, [])
         if held is not None:
             found.read = torch.cat([held.read[:, :past], new], 1)
-            found.kept = [(k[:, :, :past], v[:, :, :past]) for k, v in held.kept]
+            if past >= self.behind:  # up to there the passes read different tokens, and begin anew
+                found.kept = [(k[:, :, :past], v[:, :, :past]) for k, v in held.kept]
         if found.read.shape[1] > self.behind:
             self.running = True
             try:
@@ -218,29 +219,29 @@ class _Beside:
 
     def _run(self, passes: _Passes) -> Float[Tensor, "new document"]:
         """rel of the tokens that are new to the passes; of those in front of a document, 0 for it."""
-        whole = passes.read
-        dummies = whole.clone()
-        dummies[:, self.places] = passes.model.embed(self.tokens[None]).to(whole)
-        entering = [whole]
-        for replaced in [self.spans] if self.together else [[span] for span in self.spans]:
-            changed = torch.zeros(whole.shape[1], dtype=torch.bool, device=whole.device)
-            for begin, end in replaced:
-                changed[begin:end] = True
-            entering.append(torch.where(changed[:, None], dummies, whole))
-        seen = self._go_on(passes, torch.cat(entering)) if passes.kept else self._begin(passes, entering)
+        if passes.kept:
+            n_passes, _, first, _ = passes.kept[0][0].shape
+            seen = self._go_on(passes, passes.read[:, first:].expand(n_passes, -1, -1))
+        else:
+            seen = self._begin(passes)
         own, beside = seen[0], seen[1:]
         return own - (beside[0] if self.together else beside.diagonal(dim1=0, dim2=2))
 
-    def _begin(
-        self, passes: _Passes, entering: Sequence[Float[Tensor, "one token feature"]]
-    ) -> Float[Tensor, "pass token document"]:
+    def _begin(self, passes: _Passes) -> Float[Tensor, "pass token document"]:
         """Run each pass from its first difference to the prompt's own, which is run first."""
-        starts = [0, *(begin for begin, _ in self.spans)][: len(entering)]
+        whole = passes.read
+        dummies = whole.clone()
+        dummies[:, self.places] = passes.model.embed(self.tokens[None]).to(whole)
         seen: list[Tensor] = []
         kept: list[list[tuple[Tensor, Tensor]]] = []
-        for start, tokens in zip(starts, entering, strict=True):
+        for replaced in [[], *([self.spans] if self.together else [[span] for span in self.spans])]:
+            start = replaced[0][0] if replaced else 0
+            changed = torch.zeros(whole.shape[1], dtype=torch.bool, device=whole.device)
+            for begin, end in replaced:
+                changed[begin:end] = True
             passes.kept = [(k[:, :, :start], v[:, :, :start]) for k, v in kept[0]] if start else []
-            seen.append(torch.nn.functional.pad(self._go_on(passes, tokens), (0, 0, start, 0)))
+            found = self._go_on(passes, torch.where(changed[:, None], dummies, whole)[:, start:])
+            seen.append(torch.nn.functional.pad(found, (0, 0, start, 0)))
             kept.append(passes.kept)
         passes.kept = []
         while kept[0]:  # layer by layer, so that no cache is held twice as a whole
@@ -249,15 +250,14 @@ class _Beside:
         return torch.cat(seen)
 
     def _go_on(
-        self, passes: _Passes, entering: Float[Tensor, "pass token feature"]
+        self, passes: _Passes, entering: Float[Tensor, "pass new feature"]
     ) -> Float[Tensor, "pass new document"]:
-        """Run passes from where their caches end."""
+        """Run passes on tokens that follow their caches."""
         from transformers import DynamicCache
 
-        first, total = passes.kept[0][0].shape[2] if passes.kept else 0, entering.shape[1]
-        cache = DynamicCache(passes.kept) if first else DynamicCache()
+        cache = DynamicCache(passes.kept) if passes.kept else DynamicCache()
         self._attention = None
-        passes.model.outputs(entering[:, first:], [total - first - 1], cache=cache)
+        passes.model.outputs(entering, [entering.shape[1] - 1], cache=cache)
         layers: Any = cache.layers
         passes.kept = [(layer.keys, layer.values) for layer in layers]
         attention: Tensor | None = self._attention
