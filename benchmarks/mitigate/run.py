@@ -50,7 +50,6 @@ def seconds(model: Any, method: str, tokens: torch.Tensor, n_decoded: int) -> tu
     if method != "plain":
         given = context_bias(model) if method == CONTEXT_BIAS else method
         way = mitigated(model, given, passages=passages(tokens.shape[1]))
-    tokens = tokens.to(model.device)
     with way, torch.no_grad():
         start = now(model.device)
         output = model.network(input_ids=tokens, use_cache=True, logits_to_keep=1)
@@ -93,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model: Any = load_model(given.model, device=given.device, dtype=given.dtype)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(10, model.vocabulary_size, (1, given.tokens), generator=generator)
+    tokens = torch.randint(10, model.vocabulary_size, (1, given.tokens), generator=generator).to(model.device)
     taken: dict[str, list[tuple[float, float]]] = {method: [] for method in METHODS}
     for turn in range(given.turns + 1):
         for method in METHODS:

@@ -88,15 +88,16 @@ class MsPoe(Mitigation):
         back = _tables(frequencies, lambda own: -own[None])
         kept = KeptKeys()
         ranking_at = passages[-1][1] - 1
-        first: dict[int, Tensor] = {}
-        rankings = PerCache(lambda _network, _arguments, held: {} if held is None else held, copied=True, latest=first)
+        rankings: PerCache[dict[int, Tensor]] = PerCache(
+            lambda _network, _arguments, held: {} if held is None else held, copied=True, latest={}
+        )
 
         def attend(call: AttentionCall) -> Attended:
             table = tables[call.layer]
             if table is None or call.layer < self.first_layer:
                 return call.run()
             ranked = rankings.latest if rankings.current is None else rankings.current
-            assert ranked is not None  # `first`, where nothing was read before
+            assert ranked is not None  # the empty one, where nothing was read before
             before, due = ranked.get(call.layer), call.query_positions[:, :1] <= ranking_at
             if before is None or due.any():
                 found = self._indices(call, ranking_at, back[call.layer])
