@@ -1,5 +1,6 @@
 """Configurations beyond every model, and files that are not what they say: one line, before memory is taken."""
 
+import base64
 import json
 import struct
 import time
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from model_inputs import outcome
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
-from posbias.models.config_limits import check_numbers, gguf_metadata
+from posbias.models.config_limits import check_numbers, check_text_growth, gguf_metadata
 from posbias.models.loading import load_model
 from posbias.models.reference.network import load_reference, save_reference
 from posbias.models.reference.parameters import draw_parameters
@@ -23,6 +25,8 @@ from published_networks import copy_network
 TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 BEYOND = 10**9
 MEBIBYTE = 1 << 20
+CHARACTERS_OF_500 = base64.b64encode(bytes(4) + b"\0" + b"c" * 500).decode()
+"""A table of SentencePiece's: the size of its trie, which is empty, and the strings that it maps to."""
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +176,44 @@ def test_documents_that_are_no_documents(tmp_path: Path, whole: Path, name: str,
     message = refused(path)
     assert name in message
     assert words in message
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+@pytest.mark.parametrize(
+    ("steps", "growth"),
+    [
+        ([{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 26, 2**26),
+        ([{"type": "Replace", "pattern": {"Regex": "b*"}, "content": "b" * 999}], 1000),
+        ([{"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581" * 99}] * 2}], 10_000),
+        (
+            [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + b"\0" + b"c" * 500).decode()}],
+            500,
+        ),
+    ],
+)
+def test_a_tokenizer_that_lengthens_text_without_bound(
+    tmp_path: Path, whole: Path, part: str, steps: list[Any], growth: int
+) -> None:
+    path = configured(tmp_path, whole)
+    nested = {"type": "Sequence", "normalizers" if part == "normalizer" else "decoders": steps}
+    (path / "tokenizer.json").write_text(json.dumps({part: nested}))
+    assert f"tokenizer.json has a {part} that can make {growth:,} characters of one; at most 256" in refused(path)
+
+
+def test_normalizers_of_real_tokenizers_are_allowed() -> None:
+    llama = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    t5 = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), "\u2581"), normalizers.NFKC()]
+    bert = [normalizers.BertNormalizer()]
+    for steps in (llama, t5, bert):
+        check_text_growth({"normalizer": json.loads(normalizers.Sequence(steps).__getstate__())})
+    check_text_growth({"normalizer": None, "decoder": json.loads(decoders.Replace("\u2581", " ").__getstate__())})
+
+
+def test_a_tokenizer_that_leaves_nothing_of_a_text(tmp_path: Path, whole: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.normalizer = normalizers.Replace(Regex("(?m).*"), "")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    assert "its tokenizer turns the text 'A trial.' into no tokens" in refused(configured(tmp_path, whole))
 
 
 def test_a_document_that_is_too_large_or_never_ends(tmp_path: Path, whole: Path) -> None:

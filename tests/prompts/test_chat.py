@@ -1,6 +1,8 @@
 """Conversations: rendered as the tokenizer's template says, grouped by length, hashed, refused with reasons."""
 
 import hashlib
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -115,3 +117,17 @@ def test_a_model_without_a_template_is_refused_with_help(bos_model) -> None:
         chat_prompts(bos_model, [_say("hello")])
     with pytest.raises(UsageError, match="no tokenizer"):
         chat_prompts(type(bos_model)(None), [_say("hello")])
+
+
+def test_a_template_is_bounded_under_a_soft_limit_of_the_process_too(chat_model, monkeypatch) -> None:
+    monkeypatch.setenv("POSBIAS_MAX_TEMPLATE_BYTES", str(1 << 25))
+    chat_model.tokenizer.chat_template = "{{ messages[0]['content'] * (1024 * 1024 * 64) }}"
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, before[1]))
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            outcomes = [threads.submit(chat_prompts, chat_model, [_say("hello")]).exception() for _ in range(4)]
+        assert resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 42
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert all("takes too much memory; allowed are at most 33,554,432 bytes" in str(error) for error in outcomes)

@@ -324,7 +324,11 @@ def positions_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
 
 
 def split_literals(text: str) -> list[str]:
-    """Split a comma-separated list of literal calls at the commas outside brackets: "a,b(x=1,y=2)" is two."""
+    """Split a comma-separated list of literal calls at the commas outside brackets: "a,b(x=1,y=2)" is two.
+
+    Raises:
+        UsageError: nothing stands before, between or after commas, which is a slip more often than a wish.
+    """
     parts, depth, current = [], 0, ""
     for character in text:
         depth += (character in "([") - (character in ")]")
@@ -333,7 +337,10 @@ def split_literals(text: str) -> list[str]:
             current = ""
         else:
             current += character
-    return [part.strip() for part in [*parts, current] if part.strip()]
+    items = [part.strip() for part in [*parts, current]]
+    if "" in items and items != [""]:
+        raise UsageError(f"{text!r} has an empty item at place {items.index('') + 1}; allowed: one between two commas")
+    return [] if items == [""] else items
 
 
 def bytes_of(text: str | None) -> int | None:

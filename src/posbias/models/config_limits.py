@@ -6,6 +6,8 @@ walked here with stated limits before a library that trusts its counts and lengt
 tensors, how many entries, the entries (key, type, value), the table of tensors.
 """
 
+import base64
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -27,6 +29,9 @@ FOREIGN_FILES = {
     "configuration_files": "other configuration files",
 }
 """Entries that send transformers to files that no one has checked."""
+
+MOST_GROWTH = 256
+"""Characters that a tokenizer's normalizer, or its decoder, may make of one; those of T5 make 72, NFKC alone 18."""
 
 MOST_ENTRIES, MOST_VALUES, MOST_STRING_BYTES = 100_000, 5_000_000, 1 << 24
 """Entries, and tensors; values in all lists together (10^6 tokens with scores and types fit); one text."""
@@ -67,6 +72,41 @@ def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _entries(item, key)
     else:
         yield key, value
+
+
+def check_text_growth(tokenizer: Any) -> None:
+    """Refuse a `tokenizer.json` that lengthens text without bound: 26 times "aa" for "a" is 64 MB of a letter.
+
+    A ValueError says which part does. Other JSON files of a tokenizer have no such parts.
+    """
+    if not isinstance(tokenizer, Mapping):
+        return
+    for part in ("normalizer", "decoder"):
+        growth = _growth(tokenizer.get(part))
+        if growth > MOST_GROWTH:
+            raise ValueError(
+                f"has a {part} that can make {growth:,} characters of one; at most {MOST_GROWTH} are allowed"
+            )
+
+
+def _growth(step: Any) -> int:
+    """The most characters that a step of a normalizer or decoder, nested steps included, makes of one."""
+    if not isinstance(step, Mapping):
+        return 1
+    nested = next((step[name] for name in ("normalizers", "decoders") if isinstance(step.get(name), list)), [])
+    growth = math.prod(map(_growth, nested))
+    pattern, content = step.get("pattern"), str(step.get("content", ""))
+    if isinstance(pattern, Mapping) and pattern.get("String"):
+        growth *= max(-(-len(content) // len(str(pattern["String"]))), 1)
+    elif pattern is not None:
+        growth *= len(content) + 1  # a regular expression may match between any two characters
+    if isinstance(step.get("prepend"), str):
+        growth *= len(step["prepend"]) + 1
+    if isinstance(step.get("precompiled_charsmap"), str):
+        table = base64.b64decode(step["precompiled_charsmap"])
+        strings = table[4 + int.from_bytes(table[:4], "little") :].decode(errors="replace").split("\0")
+        growth *= max(*map(len, strings), 1)  # they follow the trie, whose size stands first
+    return growth
 
 
 def gguf_metadata(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from posbias.checks import check_whole, checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
 from posbias.memory import available_bytes, beside_weights, resident_bytes, show_bytes
+from posbias.models.config_limits import check_text_growth
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, quiet
 from posbias.models.weight_files import Tensors, fetch_weights, loaded_files, stored_tensors, weight_bytes
@@ -308,15 +309,20 @@ def read_tokenizer(source: Source) -> Any:
             raise UsageError(f"model {source.name!r}: {path.name} is larger than {TOKENIZER_BYTES:,} bytes")
         if path.suffix == ".json":
             try:
-                read_json(path, most_bytes=TOKENIZER_BYTES)
+                check_text_growth(read_json(path, most_bytes=TOKENIZER_BYTES))
             except (OSError, ValueError) as error:
                 raise UsageError(f"model {source.name!r}: {path.name} {one_line(error)}") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
         tokenizer.decode(tokenizer("A trial.")["input_ids"])
+        no_tokens = not tokenizer("A trial.", add_special_tokens=False)["input_ids"]
         # Without files some classes are made of their special tokens alone, and look like a tokenizer.
-        return tokenizer if len(tokenizer) > len(tokenizer.get_added_vocab()) else None
+        if len(tokenizer) <= len(tokenizer.get_added_vocab()):
+            return None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
         return None
+    if no_tokens:
+        raise UsageError(f"model {source.name!r}: its tokenizer turns the text 'A trial.' into no tokens at all")
+    return tokenizer

@@ -31,6 +31,7 @@ Conversation = Sequence[Mapping[str, Any]]
 """Messages in order, each with a `role` (text) and a `content` (text, or a list of parts)."""
 SHOWN_LENGTHS = 5
 CHAT_SCHEME = "chat:"
+_ONE_TEMPLATE = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,14 +221,15 @@ def _bounded_time(refusal: UsageError) -> Iterator[None]:
 
 @contextmanager
 def _bounded_memory(most: int) -> Iterator[None]:
-    """Address space beyond what is mapped already; a template may run in several threads, so nothing is lowered."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if not sys.platform.startswith("linux") or soft != resource.RLIM_INFINITY:
+    """Bounds the address space beyond what is mapped already; threads take turns, since the bound is the process's."""
+    if not sys.platform.startswith("linux"):
         yield
         return
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with _ONE_TEMPLATE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        bound = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + most
+        resource.setrlimit(resource.RLIMIT_AS, (bound if soft == resource.RLIM_INFINITY else min(soft, bound), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
