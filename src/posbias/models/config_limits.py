@@ -93,8 +93,7 @@ def _growth(step: Any) -> int:
     """The most characters that a step of a normalizer or decoder, nested steps included, makes of one."""
     if not isinstance(step, Mapping):
         return 1
-    nested = next((step[name] for name in ("normalizers", "decoders") if isinstance(step.get(name), list)), [])
-    growth = math.prod(map(_growth, nested))
+    growth = math.prod(_growth(nested) for name in ("normalizers", "decoders") for nested in step.get(name) or ())
     pattern, content = step.get("pattern"), str(step.get("content", ""))
     if isinstance(pattern, Mapping) and pattern.get("String"):
         growth *= max(-(-len(content) // len(str(pattern["String"]))), 1)
