@@ -228,6 +228,26 @@ def test_an_empty_message_is_an_answer() -> None:
     assert responder.describe()["scores"] is False
 
 
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([{"type": "text", "text": "to "}, {"type": "text", "text": "all"}], "to all"),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "all"}], "all"),
+        ([], ""),
+    ],
+)
+def test_an_answer_in_parts_is_their_text(parts: list[Any], text: str) -> None:
+    with stand_in(lambda *_: chat(parts)) as server:  # type: ignore[arg-type]
+        assert generated(ServerResponder(server.address, "m", FAST), requests(1))[0].text == text
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {}}, {"type": "text"}, {"text": "x"}, 3])
+def test_an_answer_in_parts_that_are_no_text_is_named(part: Any) -> None:
+    complaint = r"choices\.0\.message\.content: a part of type .*allowed: text, output_text"
+    with stand_in(lambda *_: chat([part])) as server, pytest.raises(RunError, match=complaint):  # type: ignore[arg-type]
+        generated(ServerResponder(server.address, "m", replace(FAST, retries=0)), requests(1))
+
+
 def echoed(tokens: list[str], logprobs: list[float | None], listed: list[Any]) -> Reply:
     choice = {"text": "".join(tokens), "finish_reason": "length"}
     choice["logprobs"] = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": listed}  # type: ignore[assignment]

@@ -125,7 +125,7 @@ def test_a_connection_that_is_never_accepted_is_given_up() -> None:
         responder = ServerResponder(
             f"http://127.0.0.1:{listening.getsockname()[1]}", "m", replace(OPTIONS, timeout=SHORT)
         )
-        assert "no answer within 0.3 s" in str(outcome(responder, kind="chat"))
+        assert "no connection within 0.15 s" in str(outcome(responder, kind="chat"))
 
 
 def test_an_interruption_cuts_off_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ paired statistics; finished samples are kept, so that a killed run or one whose 
 
 The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
-`skipped` {position: examples}, `measures` [name], `curves` {measure: `PositionCurve.as_record`}, `cut_off`, `empty`,
+`skipped` {position: examples that were too long}, `refused` [{sample, position, reason}], `measures` [name], `curves`
+{measure: `PositionCurve.as_record`}, `cut_off`, `empty`,
 `examples`, `reused`, `cost`, `seconds`. The texts go beside it, one JSON object per line.
 """
 
@@ -26,7 +27,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import PositionCurve, Scores, position_curve
 from posbias.evaluation.placement import MeasuredUse
-from posbias.evaluation.responders.base import Responder
+from posbias.evaluation.responders.base import REFUSED, Responder
 from posbias.evaluation.samples import (
     TEXTS,
     EvaluateOptions,
@@ -53,6 +54,9 @@ MEASURES = {
 """What each measure is called."""
 DECIDING = ("kind", "model", "address", "body", "tokenizer", "method")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
+REFUSED_SHARE = 0.1
+"""Of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
+REFUSED_LEAST = 3
 OUTPUTS_FILE = "outputs.jsonl"
 BEHAVIOUR = "behaviour"
 """Where the behaviour of an audited model is kept, below the audit's directory."""
@@ -72,7 +76,7 @@ class Evaluation(Showing):
     tables: Mapping[str, Scores]
     """score[sample, position]: `correct` (1 or 0), `found`, `logprob` (nats, of the whole answer), `answer_tokens`,
     `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
-    `too_long` (1 where skipped), and what a task notes beside (`LanguageTask.noted`); NaN where there is none."""
+    `too_long` (1 where it was), and what a task notes beside (`LanguageTask.noted`); NaN where there is none."""
     outputs: tuple[Mapping[str, Any], ...]
     """Every generated text with its sample, position and answers."""
     options: EvaluateOptions
@@ -105,6 +109,11 @@ class Evaluation(Showing):
         """Examples that were too long, by position; only positions that lost some."""
         lost = self.tables["too_long"].sum(axis=0)
         return {position: int(count) for position, count in zip(self.positions, lost, strict=True) if count}
+
+    @property
+    def refused(self) -> list[dict[str, Any]]:
+        """The examples that a server refused, such as by a content filter: `sample`, `position` and its `reason`."""
+        return refused_in(self.outputs)
 
     @cached_property
     def measures(self) -> dict[str, Scores]:
@@ -174,8 +183,9 @@ def evaluate(
     Raises:
         UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, a
             conversation for a model without a chat template, or prompts that do not fit into memory.
-        RunError: the model fails, its server cannot be reached (finished samples are kept in the directory), or
-            nothing is generated and the server gives no scores.
+        RunError: the model fails, its server cannot be reached or refuses more than a tenth of all examples, at least 3
+            (finished samples are kept in the directory), or nothing is generated and the server gives no scores. Fewer
+            refused examples are left out of the curves and counted.
     """
     options = options or EvaluateOptions()
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
@@ -189,8 +199,11 @@ def evaluate(
     waiting = [sample for sample in samples if sample.piece not in finished]
     cost = preflight_answers(waiting, task, options, responder) if cost is None else cost
     chunks = [waiting[start : start + options.together] for start in range(0, len(waiting), options.together)]
+    refused = [row for piece in finished.values() for row in refused_in(read_json(piece, TEXTS))]
     for chunk in track(chunks, f"requests of {task}"):
         found = answer_samples(chunk, task, options, responder, cost=cost)
+        refused += [row for piece in found for row in refused_in(read_json(piece, TEXTS))]
+        _check_refused(refused, sum(len(sample.examples) for sample in samples))
         finished |= {sample.piece: store.keep(sample.piece, piece) for sample, piece in zip(chunk, found, strict=True)}
     pieces = [finished[sample.piece] for sample in samples]
     efforts = [read_json(piece, EFFORT) for piece in pieces]
@@ -232,6 +245,26 @@ def answer_samples(
         pieces.append({**piece, EFFORT: as_bytes(effort)})
         taken, seconds = {}, 0.0  # what the samples took together is the first one's
     return pieces
+
+
+def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those of some outputs that a server refused, as `Evaluation.refused`."""
+    return [
+        {"sample": row["sample"], "position": row["position"], "reason": row["skipped"]}
+        for row in outputs
+        if row["finish"] == REFUSED
+    ]
+
+
+def _check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
+    """Few refused prompts concern themselves alone; many, the run."""
+    if len(refused) >= REFUSED_LEAST and len(refused) > REFUSED_SHARE * examples:
+        first = refused[0]
+        raise RunError(
+            f"the server refuses {len(refused)} of {examples} prompts so far; at most {REFUSED_SHARE:.0%} are left "
+            f"out, or {REFUSED_LEAST - 1}. The first: sample {first['sample']!r}, position {first['position']}: "
+            f"{first['reason']}"
+        )
 
 
 def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -294,6 +327,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
     record.scalars = {
         "n_items": evaluation.task.n_items,
         "skipped": {str(position): count for position, count in evaluation.skipped.items()},
+        "refused": evaluation.refused,
         "measures": list(evaluation.measures),
         "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},
         "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),

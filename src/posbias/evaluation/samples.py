@@ -16,7 +16,7 @@ import numpy as np
 
 from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
-from posbias.evaluation.responders.base import Reply, Request, Responder
+from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
 from posbias.tasks.language import SCORERS, Example, LanguageTask, share_found
 
 TEXTS = "texts"
@@ -173,7 +173,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "greedy": None if score is None else score.greedy,
         "gold_token": example.gold_token,
         "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
-        "too_long": skipped is not None,
+        "too_long": response is not None and skipped is not None and response.finish != REFUSED,
         **task.noted(text),
     }
     return numbers, {

@@ -6,6 +6,7 @@ prompts, posbias/auditing/behaviour.py). A stored series of influence: {source, 
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,7 @@ def behaviour_report(record: Record) -> Report:
     return Report(
         title_of(record),
         kicker="posbias · behaviour by position",
+        notices=notices_of(record),
         verdict=verdict_of(record),
         picture=figures[:1],
         summary=tables[:1],
@@ -94,6 +96,24 @@ def behaviour_report(record: Record) -> Report:
         left_out=_reasons(record),
         record=record,
     )
+
+
+def notices_of(record: Record) -> list[str]:
+    """What is missing from every curve because a server refused it: how much, where, and the first in its words."""
+    refused = record.scalars.get("refused")
+    if not refused:
+        return []
+    # Without an item that holds the answer there is one position, which has no number.
+    counted = sorted(Counter(entry["position"] for entry in refused).items(), key=lambda each: each[0] or 0)
+    places = ", ".join(
+        f"{'no position' if place is None else f'position {place}'}: {count}" for place, count in counted
+    )
+    first, total = refused[0], record.scalars["examples"]
+    return [
+        f"{len(refused)} of {total} prompts were refused by the server and are left out of every curve ({places}). "
+        f"Comparisons rest on the samples that were answered at all positions. The first: sample {first['sample']}, "
+        f"position {first['position']}: {first['reason']}"
+    ]
 
 
 def verdict_of(record: Record) -> list[str]:

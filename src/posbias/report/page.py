@@ -69,6 +69,8 @@ class Report(Section):
 
     kicker: str = ""
     """What sort of page this is, above its title."""
+    notices: Sequence[str] = ()
+    """What must be read before any number: it stands first, on the page and on a terminal."""
     basis: str = ""
     """What the verdict rests on: how much of which data."""
     verdict: Sequence[str] = ()
@@ -186,7 +188,8 @@ def _named(report: Report) -> Iterator[str]:
 
 
 def show_report(report: Report, console: "Console") -> None:
-    """Print tables and statements, the verdict last: ruled on a terminal, plain columns into a pipe or a file."""
+    """Print notices, tables and statements, the verdict last: ruled on a terminal, else in plain columns."""
+    print_notes(report.notices, console, mark="Notice: ")
     folded = [table for tables in report.folded.values() for table in tables if table.cells]
     print_tables([*report.summary, *report.tables, *folded], console)
     texts = [text if isinstance(text, str) else " ".join(each.text for each in text) for text in report.statements]

@@ -14,6 +14,8 @@ from posbias.errors import UsageError
 from posbias.tasks.language import Span
 from posbias.tasks.language.base import text_of
 
+SKIPPED, REFUSED = "skipped", "refused"
+"""How a response ends that there is not: the prompt does not fit into the context, or the server refuses it."""
 Messages = Sequence[Mapping[str, str]]
 """A conversation: messages in order, each with a `role` and a `content`."""
 
@@ -91,13 +93,13 @@ class Response:
     text: str
     """Without the prompt and without special tokens; cut where a stop text begins."""
     finish: str
-    """"stop" (an end token or a stop text), "length" (`max_tokens` reached), "skipped", or a server's own word."""
+    """"stop" (an end token or a stop text), "length" (`max_tokens` reached), SKIPPED, REFUSED, or a server's own."""
     prompt_tokens: int | None = None
     """As the model read the prompt; None where a server does not say."""
     tokens: int | None = None
     """Generated, an end token included; None where a server does not say."""
     skipped: str | None = None
-    """Why nothing was generated: the request does not fit into the context. Nothing is ever truncated."""
+    """Why there is nothing: the request does not fit into the context (nothing is ever truncated), or is refused."""
     token_ids: tuple[int, ...] | None = None
     """The generated tokens, local models only."""
 
@@ -139,9 +141,9 @@ class Reply:
     """Both things that may come of one request."""
 
     response: Response | None
-    """None where nothing was to be generated, unless the request was skipped: then it says why."""
+    """None where nothing was to be generated, unless the request was skipped or refused: then it says why."""
     score: AnswerScore | None
-    """None where nothing was to be scored, the request was skipped, or the server cannot."""
+    """None where nothing was to be scored, the request was skipped or refused, or the server cannot."""
 
 
 class Responder(ABC):

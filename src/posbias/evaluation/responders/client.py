@@ -1,7 +1,8 @@
 """One HTTP request after another until there is an answer: pace, retries with back-off and jitter, one deadline.
 
 What may pass (no connection, a time-out, 408, 429, 5xx, an answer that is not what it should be) is tried again; a
-refusal of the request itself (other 4xx) is not. Nothing here prints, and no message holds the key.
+refusal of the request itself is not (`refusals.py`), and a server that was never reached is given up within seconds. No
+message holds the key.
 
 The HTTP client is asynchronous, because only then one deadline covers everything: name, connection, TLS, hints, headers
 and body are all cancelled at once. Its event loop runs in a thread of its own while the connection is open.
@@ -26,12 +27,18 @@ from urllib.parse import urlsplit
 from posbias.checks import check_choice, check_whole
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import Mask
+from posbias.evaluation.responders.refusals import RefusedError, SaidError, meaning_of, words_of
 from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
+from posbias.progress import announce
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""
 OPTIONAL = ("requests_per_minute", "price_in", "price_out")
 """Numbers that may be None."""
+SLOWEST = 0.1
+"""Requests per minute at least: whoever waits longer for each waits for a slip of the keyboard."""
+LONGEST = 86_400
+"""Of all times (seconds)."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,14 @@ class ServerOptions:
     retries: int = 6
     """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer."""
     first_delay: float = 1.0
-    """Before the first retry (seconds, > 0); doubled for each further one, each shortened by up to half at random."""
+    """Before the first retry (seconds, > 0); doubled for each further one, each shortened by up to half at random. As
+    all times at most LONGEST."""
     longest_delay: float = 60.0
     """No wait of our own choice is longer (seconds)."""
     longest_retry_after: float = 600.0
     """A server that asks for a longer wait is given up (seconds)."""
     requests_per_minute: float | None = None
-    """Attempts begun per minute at most, evenly spaced; None: unlimited."""
+    """Attempts begun per minute at most, evenly spaced (>= SLOWEST); None: unlimited."""
     timeout: float = 120.0
     """For one answer, from the connection to its last byte (seconds, > 0); ten at most go to the connection."""
     max_answer_bytes: int = 2**24
@@ -89,10 +97,15 @@ class ServerOptions:
         for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout", *OPTIONAL):
             value, above = getattr(self, name), name not in ("price_in", "price_out")
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            wrong = not number or not 0 <= float(str(value)) < float("inf") or (above and value == 0)
-            if wrong and not (value is None and name in OPTIONAL):
+            if value is None and name in OPTIONAL:
+                continue
+            if not number or not 0 <= float(str(value)) < float("inf") or (above and value == 0):
                 bound = "above" if above else "at least"
                 raise UsageError(f"server: {name} must be {bound} 0 and finite, got {value!r}")
+            if name == "requests_per_minute" and value < SLOWEST:
+                raise UsageError(f"server: {name} must be at least {SLOWEST}, one in ten minutes, got {value!r}")
+            if name not in OPTIONAL and value > LONGEST:
+                raise UsageError(f"server: {name} must be at most {LONGEST:,} seconds, one day, got {value!r}")
 
     def key(self) -> str | None:
         """The key, from the environment; it is kept nowhere else than in the client's header.
@@ -127,34 +140,19 @@ def check_address(base_url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-RETRIED = frozenset({408, 429})
-"""Refusals that may pass; so may all of 500 and above."""
 DOUBLINGS = 64
 """Of the delay between attempts at most: more would be no number any more."""
-TOO_LONG = (
-    *("context length", "context window", "context_length", "maximum context", "too long", "too many tokens"),
-    *("context size", "context_size", "inputs` tokens"),
-)
-"""How servers say that a prompt does not fit; the second line: llama.cpp and TGI."""
 CONNECTING = 10.0
 """Longest wait for a connection, and for its TLS (seconds); half the time-out where that is less.
 
 These two have limits of their own because the client leaves a socket open that is cancelled in the middle of TLS.
 """
+UNREACHED = 5.0
+"""After so long no further attempt is begun to reach a server that was never reached (seconds)."""
 REFUSAL = 2**16
 """Bytes that are read of a refusal; its message stands at the beginning."""
 _GZIP = 31
 """What zlib calls the gzip format with its largest window."""
-
-
-class RefusedError(Exception):
-    """A request that the server refuses for good."""
-
-    def __init__(self, status: int, shown: str, message: str) -> None:
-        """`shown`: what may be repeated of the server's message."""
-        super().__init__(f"HTTP {status}: {shown}")
-        self.status = status
-        self.too_long = status in (400, 413, 422) and any(words in message.lower() for words in TOO_LONG)
 
 
 class StoppedError(Exception):
@@ -169,11 +167,14 @@ class Client:
         self.retried = 0
         self.stop = threading.Event()
         """Set: waits end at once, and nothing is tried again."""
+        self._reached: bool | None = None
+        """Whether there was a connection when last tried; None before the first."""
         self._options = options
         self._key = options.key()
         self.mask = Mask(self._key)
         per_minute = options.requests_per_minute
         self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
+        self._connecting = min(CONNECTING, options.timeout / 2)
         self._next = 0.0
         """When the next attempt may begin: evenly spaced, and not before a wait that the server has asked for."""
         self._jitter = random.Random(options.jitter_seed)
@@ -193,7 +194,7 @@ class Client:
         try:
             client = httpx2.AsyncClient(
                 headers=headers,
-                timeout=httpx2.Timeout(None, connect=min(CONNECTING, self._options.timeout / 2)),
+                timeout=httpx2.Timeout(None, connect=self._connecting),
                 limits=httpx2.Limits(max_connections=self._options.concurrency),
                 verify=_trusted(),
             )
@@ -214,24 +215,37 @@ class Client:
             RunError: still failing after the last retry, an answer that is too large, or a wait that is too long.
             StoppedError: `stop` was set meanwhile.
         """
-        reason = ""
+        begin, reason = 0.0, ""
         for attempt in range(self._options.retries + 1):
             self._wait(self._turn())
+            begin = begin or time.monotonic()
             try:
-                status, headers, content = self._post(f"{self.address}/{path}", body)
-                if _fulfilled(status):
-                    return read_answer(content, kind, self.mask.answer)
-                if status in RETRIED or status >= 500:
-                    raise FailedError(f"HTTP {status}", _retry_after(headers.get("Retry-After")))
-                text = content.decode("utf-8", errors="replace")
-                raise RefusedError(status, self.mask.line(text) or "no message", text)
+                return self._attempt(path, body, kind)
             except FailedError as error:
                 reason, wanted = self.mask.line(str(error)), error.retry_after
             if wanted is not None and wanted > self._options.longest_retry_after:
                 raise RunError(f"server {self.address} asks to wait {wanted:g} s ({reason})")
+            delay = self._delay(attempt + 1, wanted)
+            if self._reached is None and time.monotonic() - begin + delay > UNREACHED:
+                break  # more likely a wrong address than one that is about to answer
             if attempt < self._options.retries:
-                self._wait(self._delay(attempt + 1, wanted))
-        raise RunError(f"server {self.address} failed {self._options.retries + 1} times: {reason}")
+                self._wait(delay)
+        raise RunError(f"server {self.address} failed {attempt + 1} times: {reason}")
+
+    def _attempt(self, path: str, body: Mapping[str, Any], kind: type[Kind]) -> Kind:
+        """One request's answer (FailedError: it may pass; RefusedError: for good)."""
+        status, headers, content = self._post(f"{self.address}/{path}", body)
+        try:
+            if _fulfilled(status):
+                return read_answer(content, kind, self.mask.answer)
+            way = headers.get("Location")
+            raise SaidError(status, words_of(content) if way is None else f"it sends requests on to {way}")
+        except SaidError as said:
+            meaning, words = meaning_of(said.status, said.words), self.mask.line(said.words)
+            shown = f"HTTP {status}{' with an error' if _fulfilled(status) else ''}{': ' if words else ''}{words}"
+            if meaning == "passes":
+                raise FailedError(shown, _retry_after(headers.get("Retry-After"))) from None
+            raise RefusedError(said.status, shown, meaning) from None
 
     def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and decoded content of an answer; of a refusal the beginning.
@@ -244,11 +258,15 @@ class Client:
 
         try:
             status, headers, raw = self._portal.call(self._exchange, url, json.dumps(body).encode())
+            self._reached = True
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            late = isinstance(error, httpx2.ConnectTimeout)
+            raise self._missed(f"no connection within {self._connecting:g} s" if late else str(error)) from None
         except (TimeoutError, httpx2.TimeoutException):
+            self._reached = True
             raise FailedError(f"no answer within {self._options.timeout:g} s") from None
-        except httpx2.ConnectError as error:
-            raise FailedError(f"cannot be reached ({error})") from None
         except Exception as error:  # whatever the client's parsers make of hostile headers and cookies
+            self._reached = True
             raise FailedError(f"no whole answer arrived ({str(error) or type(error).__name__})") from None
         try:
             content = self._decoded(raw, headers.get("Content-Encoding", ""))
@@ -262,6 +280,15 @@ class Client:
                 "max_answer_bytes=... of the server's options allows more"
             )
         return status, headers, content
+
+    def _missed(self, reason: str) -> FailedError:
+        """There is no connection; said at once of a server that was there before, since retries take a while."""
+        with self._lock:
+            lost = bool(self._reached)
+            self._reached = False if lost else self._reached
+        if lost and self._options.retries:
+            announce(f"server {self.address} cannot be reached ({self.mask.line(reason)}); it is tried again")
+        return FailedError(f"cannot be reached ({reason})")
 
     async def _exchange(self, url: str, content: bytes) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and bytes of one answer, one more than allowed at most but for the last piece."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
-from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.running import (
     Ending,
     Runner,
@@ -181,7 +181,7 @@ class LocalResponder(Responder):
             length, following = len(tokens.prompt), max(request.max_tokens if generate else 0, len(tokens.answer))
             if self.max_positions is not None and length + following > self.max_positions:
                 reason = f"{length} tokens and {following} of the answer; the model takes {self.max_positions}"
-                skipped[index] = Response("", "skipped", prompt_tokens=length, tokens=0, skipped=reason)
+                skipped[index] = Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=reason)
         return encoded, skipped
 
     def describe(self) -> dict[str, Any]:

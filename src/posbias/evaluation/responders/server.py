@@ -16,15 +16,15 @@ from typing import Any
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.base import REFUSED, SKIPPED, AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.client import (
     KINDS,
     Client,
-    RefusedError,
     ServerOptions,
     StoppedError,
     check_address,
 )
+from posbias.evaluation.responders.refusals import FILTERED, RefusedError
 from posbias.evaluation.responders.server_answers import (
     AnswerCache,
     Echo,
@@ -34,6 +34,8 @@ from posbias.evaluation.responders.server_answers import (
     score_of,
 )
 
+FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
+"""What the reason for an answer's end begins with where a filter has ended it; small letters."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
 
@@ -101,7 +103,10 @@ class ServerResponder(Responder):
         return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """As `Responder.respond`, several requests at once; scores where the server can."""
+        """As `Responder.respond`, several requests at once; scores where the server can.
+
+        A prompt that the server refuses by itself, such as by a content filter, is left out and says why.
+        """
         if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
         self._client.stop.clear()
@@ -168,10 +173,12 @@ class ServerResponder(Responder):
             if score:
                 scored = self._scored(request)
         except (RunError, RefusedError) as failure:
-            if not (isinstance(failure, RefusedError) and failure.too_long):
+            if not (isinstance(failure, RefusedError) and failure.alone):
                 self._client.stop.set()  # nothing more is requested, or paid, once the run has failed
                 raise
-            response = response or Response(text="", finish="skipped", tokens=0, skipped=str(failure))
+            # A prompt that is only generated from, or only scored, would be missing from one curve without a word.
+            finish = SKIPPED if failure.meaning == "too_long" else REFUSED
+            response = Response(text="", finish=finish, tokens=0, skipped=str(failure))
         return Reply(response, scored)
 
     def _generated(self, request: Request) -> Response:
@@ -184,6 +191,10 @@ class ServerResponder(Responder):
         if request.stop:
             body["stop"] = list(request.stop)
         found = self._answer(body, Message if self.options.kind == "chat" else Generated)
+        if found.finish.lower().startswith(FILTERED_FINISHES):
+            raise RefusedError(
+                200, f"the answer was ended by a filter ({self._client.mask.line(found.finish)})", "refused"
+            )
         return Response(found.text, found.finish, prompt_tokens=found.prompt_tokens, tokens=found.tokens)
 
     def _scored(self, request: Request) -> AnswerScore | None:
@@ -195,7 +206,8 @@ class ServerResponder(Responder):
         try:
             echo = self._answer({"model": self.model, **body}, Echo)
         except RefusedError as refusal:
-            if refusal.too_long or refusal.status not in (400, 404, 422):
+            of_the_prompt = self.scores or refusal.meaning == "too_long" or FILTERED.search(str(refusal))
+            if of_the_prompt or refusal.status not in (400, 404, 422):
                 raise
             self._note_scores(str(refusal))
             return None

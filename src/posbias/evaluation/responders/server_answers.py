@@ -10,7 +10,7 @@ no key.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,11 +22,19 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from posbias.directories import write_atomically
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import AnswerScore
+from posbias.evaluation.responders.refusals import SaidError, said_in
 
+SAID = "said_error"
+"""What kind of invalid an answer is that is an error in the server's words."""
+TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
+"""Types of the parts in which some servers give a message's content."""
+FULFILLED = 200
+"""The status of an answer."""
 MOST_LISTED = 1000
 """Far more tokens than are requested at one place."""
 ANSWER_FORMAT: Literal[2] = 2
@@ -59,6 +67,28 @@ def _few(listed: object) -> object:
     return listed
 
 
+def _no_error(value: Any) -> None:
+    """Refuses an error, with its words, and with the status that it names where it names one."""
+    if value:
+        code = value.get("code") if isinstance(value, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else FULFILLED
+        raise PydanticCustomError(SAID, "{words}", {"words": said_in(value) or "no message", "status": status})
+
+
+def _whole(content: object) -> object:
+    """The text of a message that comes in parts; parts that are marked as thinking are no part of the answer."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind not in THOUGHT_PARTS:
+            raise ValueError(f"a part of type {str(kind)[:40]!r}; allowed: {', '.join(TEXT_PARTS + THOUGHT_PARTS)}")
+    return "".join(texts)
+
+
 def _hidden(text: str, hide: Hide | None) -> str:
     return text if hide is None else hide(text)
 
@@ -79,6 +109,8 @@ Tokens = Annotated[
 TextOrNone = Annotated[Text, BeforeValidator(lambda value: "" if value is None else value)]
 """Servers say null for an empty message."""
 Finish = Annotated[Text, BeforeValidator(lambda value: "unknown" if value is None else value)]
+NoError = Annotated[None, BeforeValidator(lambda value: _no_error(value))]
+"""Some servers put an error where the answer would be, with the status of an answer."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 LogProbability = Annotated[float, Field(ge=-1e9, le=1e-2)]
 """Natural; rounding may lift it above 0 (it is taken for 0 then), nothing else does."""
@@ -95,6 +127,8 @@ class ServerAnswer(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
+    error: NoError = Field(None, exclude=True)
+    error_of_choice: NoError = Field(None, validation_alias=AliasPath(*FIRST, "error"), exclude=True)
     prompt_tokens: Count | None = Field(None, validation_alias=PROMPT_TOKENS)
 
     @property
@@ -115,7 +149,9 @@ class Generated(ServerAnswer):
 class Message(Generated):
     """An answer in a conversation."""
 
-    text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "message", "content"))
+    text: Annotated[TextOrNone, BeforeValidator(_whole)] = Field(
+        validation_alias=AliasPath(*FIRST, "message", "content")
+    )
 
 
 class Echo(ServerAnswer):
@@ -147,11 +183,15 @@ def read_answer(body: bytes, kind: type[Kind], hide: Hide) -> Kind:
 
     Raises:
         MalformedError: it is no JSON, or not of this kind; the message says where, not what stands there.
+        SaidError: it is an error in the server's own words.
     """
     try:
         return kind.model_validate_json(body, context=hide)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        errors = error.errors(include_url=False, include_input=False)
+        for said in (each["ctx"] for each in errors if each["type"] == SAID):
+            raise SaidError(said["status"], said["words"]) from None
+        first = errors[0]
         where = ".".join(map(str, first["loc"]))
         if first["type"] == "json_invalid":
             raise MalformedError(f"no JSON from {first['msg'].rpartition(' at ')[2]}") from None

@@ -1,0 +1,216 @@
+"""A server that refuses prompts: a few are named, counted and left out; many end the run in its words."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from evaluation.replies import generated
+from evaluation.serving import Reply, chat, stand_in
+from posbias.errors import RunError, UsageError
+from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, evaluation_record
+from posbias.evaluation.curve import position_curve
+from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
+from posbias.report.page import html_of, report_of, show_report
+from posbias.tasks.language import LANGUAGE_TASKS
+
+FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0)
+TASK = "key_value(pairs=4)"
+FILTER = {"error": {"message": "The prompt triggers the content management policy", "code": "content_filter"}}
+
+
+def prompts(count: int) -> dict[tuple[str, int | None], str]:
+    """Prompts of the task by sample and position of the answer."""
+    examples = LANGUAGE_TASKS.parse(TASK).examples(None, count=count, seed=0)
+    return {(example.sample, example.gold_position): str(example.prompt) for example in examples}
+
+
+def at_the_ends(refused: set[str], refusal: Reply = (400, {}, FILTER)) -> Callable[[int, str, dict[str, Any]], Reply]:
+    """Knows the value of a key that stands first or last, and refuses some prompts."""
+
+    def answer(_index: int, _path: str, body: dict[str, Any]) -> Reply:
+        prompt = body["messages"][0]["content"]
+        if prompt in refused:
+            return refusal
+        key = prompt.rpartition('Key: "')[2].partition('"')[0]
+        pairs = json.loads(prompt[prompt.index("{") : prompt.rindex("}") + 1])
+        return chat(pairs[key] if list(pairs).index(key) in (0, 3) else "unknown")
+
+    return answer
+
+
+def evaluated(refused: set[str], count: int, refusal: Reply = (400, {}, FILTER)) -> Evaluation:
+    with stand_in(at_the_ends(refused, refusal)) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        return evaluate(TASK, responder, options=EvaluateOptions(count=count, together=5))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        ((400, {}, FILTER), "HTTP 400: The prompt triggers the content management policy; content_filter"),
+        ((403, {}, {"error": {"message": "your input was flagged"}}), "HTTP 403: your input was flagged"),
+        ((422, {}, {"detail": [{"msg": "no"}]}), "HTTP 422: no"),
+        (
+            (200, {}, {"error": {"message": "refused", "code": 400}, "choices": []}),
+            "HTTP 200 with an error: refused; 400",
+        ),
+        (
+            (200, {}, {"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}),
+            "the answer was ended by a filter (content_filter)",
+        ),
+    ],
+)
+def test_refused_prompts_are_named_counted_and_left_out(refusal: Reply, reason: str) -> None:
+    texts = prompts(12)
+    names = [name for name in texts if name[1] == 1][3:6:2]
+    found = evaluated({texts[name] for name in names}, 12, refusal)
+    rows = [[*dict.fromkeys(sample for sample, _ in texts)].index(sample) for sample, _ in names]
+    expected = np.tile([1.0, 0.0, 0.0, 1.0], (12, 1))
+    expected[rows, 1] = np.nan
+    np.testing.assert_array_equal(found.tables["correct"], expected)
+    assert found.refused == [{"sample": sample, "position": 1, "reason": reason} for sample, _ in names]
+    assert not found.skipped
+    curve, complete = found.curves["accuracy"], position_curve(np.delete(expected, rows, axis=0), positions=range(4))
+    assert curve.counts == (12, 10, 12, 12)
+    assert (curve.n_complete, curve.comparison, curve.shape) == (10, complete.comparison, complete.shape)
+    assert (curve.middle_loss, curve.detectable) == (complete.middle_loss, complete.detectable)
+
+
+def test_refused_prompts_stand_first_in_record_page_and_terminal() -> None:
+    texts = prompts(12)
+    names = [name for name in texts if name[1] == 1][3:6:2]
+    record = evaluation_record(evaluated({texts[name] for name in names}, 12), {})
+    assert [(row["sample"], row["position"]) for row in record.scalars["refused"]] == names
+    notice = "2 of 48 prompts were refused by the server and are left out of every curve (position 1: 2)."
+    report = report_of(record)
+    page = html_of(report)
+    assert 0 < page.index(notice) < page.index('<ol class="verdict">')
+    assert f"sample {names[0][0]}, position 1: HTTP 400: The prompt triggers" in page
+    console = Console(file=io.StringIO(), width=400)
+    show_report(report, console)
+    assert console.file.getvalue().startswith(f"Notice: {notice}")  # type: ignore[attr-defined]
+
+
+def test_past_a_share_refused_prompts_end_the_run() -> None:
+    texts = prompts(12)
+    names = [name for name in texts if name[1] == 2]
+    with pytest.raises(RunError, match=r"refuses 5 of 48 prompts so far; at most 10% .*position 2: HTTP 400"):
+        evaluated({texts[name] for name in names[:5]}, 12)
+    assert len(evaluated({texts[name] for name in names[:4]}, 12).refused) == 4  # 8 %
+    assert len(evaluated({texts[name] for name in names[:2]}, 2).refused) == 2  # 25 %, but two
+    with pytest.raises(RunError, match="refuses 3 of 12"):
+        evaluated({texts[name] for name in names[:3]}, 3)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        ((429, {}, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}), "quota"),
+        ((401, {}, {"error": {"message": "Incorrect API key provided"}}), "Incorrect API key"),
+        ((402, {}, {"error": {"message": "Insufficient Balance"}}), "Insufficient Balance"),
+        ((404, {}, {"detail": "The model `m` does not exist."}), "The model `m` does not exist."),
+        ((200, {}, {"error": {"message": "no credits", "code": 402}}), "HTTP 200 with an error: no credits"),
+        ((307, {"Location": "/v1/chat/completions/"}, {}), "it sends requests on to /v1/chat/completions/"),
+    ],
+)
+def test_what_no_prompt_will_change_ends_the_run_at_once(refusal: Reply, words: str) -> None:
+    with stand_in(lambda *_: refusal) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, concurrency=1))
+        with pytest.raises(RunError, match="refuses: HTTP") as caught:
+            generated(responder, [Request(f"q{index}") for index in range(5)])
+    assert words in str(caught.value)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ((500, {}, {"error": {"message": "System role not supported"}}), "HTTP 500: System role not supported"),
+        ((503, {}, {"error": {"message": "Loading model"}}), "HTTP 503: Loading model"),
+        ((502, {}, b"<html>Bad gateway</html>"), "HTTP 502: <html>Bad gateway</html>"),
+        ((429, {}, {"error": {"message": "Rate limit reached"}}), "HTTP 429: Rate limit reached"),
+        ((500, {}, b""), "failed 2 times: HTTP 500;"),
+        ((200, {}, {"error": {"message": "Provider returned error"}}), "with an error: Provider returned error"),
+        ((200, {}, {"choices": [{"error": {"message": "upstream"}}]}), "with an error: upstream"),
+        ((200, {}, {"error": "overloaded"}), "with an error: overloaded"),
+        ((429, {"Retry-After": "9999"}, {"error": {"message": "later"}}), r"asks to wait 9999 s (HTTP 429: later)"),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_ends_in_the_servers_words(failure: Reply, words: str) -> None:
+    with stand_in(lambda *_: failure) as server, pytest.raises(RunError) as caught:
+        generated(ServerResponder(server.address, "m", FAST), [Request("q")])
+    assert words in str(caught.value)
+    assert len(server.asked) == (1 if failure[1] else 2)
+
+
+@pytest.mark.parametrize("status", [400, 413, 500, 200])
+def test_a_prompt_that_does_not_fit_is_skipped_whatever_the_status(status: int) -> None:
+    with stand_in(
+        lambda *_: (status, {}, {"error": "Input length (5000) exceeds model's maximum length 4096"})
+    ) as server:
+        (response,) = generated(ServerResponder(server.address, "m", FAST), [Request("q")])
+    assert (response.finish, len(server.asked)) == ("skipped", 1)
+
+
+def test_one_refused_prompt_does_not_end_scoring() -> None:
+    choice = {"text": "q x!", "finish_reason": "length"}
+    logprobs = {"tokens": ["q", " x", "!"], "token_logprobs": [None, -0.5, -0.1], "top_logprobs": [None, {}, {}]}
+    scores = {"choices": [{**choice, "logprobs": logprobs}], "usage": {"completion_tokens": 1}}
+
+    def answer(_index: int, _path: str, body: dict[str, Any]) -> Reply:
+        return (400, {}, FILTER) if body["prompt"].startswith("bad") else (200, {}, scores)
+
+    with stand_in(answer) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, kind="text", concurrency=1))
+        asked = [Request(prompt, answer=" x") for prompt in ("bad", "q", "bad too", "q")]
+        replies = responder.respond(asked, generate=False, score=True)
+    assert [None if reply.score is None else reply.score.logprob for reply in replies] == [None, -0.5, None, -0.5]
+    assert [reply.response and reply.response.finish for reply in replies] == ["refused", None, "refused", None]
+    assert responder.scores is True
+
+
+def test_a_server_that_was_never_reached_is_given_up_within_seconds() -> None:
+    with stand_in(lambda *_: chat("x")) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        generated(responder, [Request("q")])
+    patient = ServerOptions(first_delay=20.0, timeout=5.0)  # the first wait alone would be longer than is waited in all
+    with pytest.raises(RunError, match="failed 1 times: cannot be reached"):
+        generated(ServerResponder(server.address, "m", patient), [Request("q")])
+    with pytest.raises(RunError, match="failed 2 times: cannot be reached"):  # it was there: all retries are made
+        generated(responder, [Request("another")])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"requests_per_minute": 1e-300}, r"requests_per_minute must be at least 0\.1"),
+        ({"requests_per_minute": 0.09}, r"requests_per_minute must be at least 0\.1"),
+        ({"timeout": 1e300}, "timeout must be at most 86,400 seconds"),
+        ({"first_delay": 1e9}, "first_delay must be at most"),
+        ({"longest_delay": 1e9}, "longest_delay must be at most"),
+        ({"longest_retry_after": 1e9}, "longest_retry_after must be at most"),
+    ],
+)
+def test_waits_have_stated_limits(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ServerOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_refused_prompts_stay_refused_when_a_run_goes_on(tmp_path: Path) -> None:
+    texts = prompts(8)
+    refused = {text for (_, position), text in texts.items() if position == 0}
+    options = EvaluateOptions(count=8, together=2, directory=tmp_path, resume=True)
+    with stand_in(at_the_ends(refused)) as server:
+        with pytest.raises(RunError, match="refuses 4 of 32"):
+            evaluate(TASK, ServerResponder(server.address, "m", FAST), options=options)
+        server.answer = at_the_ends(set())
+        found = evaluate(TASK, ServerResponder(server.address, "m", FAST), options=options)
+    assert found.reused == 2  # of the chunk before the one that ended the run
+    assert len(found.refused) == 2
