@@ -33,7 +33,8 @@ def test_normalisation_by_hand(text: str, bare: str) -> None:
         ("beat-les", ["Beatles"], 1.0),
         ("in 19014", ["1901"], 1.0),  # a span of characters, not of words
         ("I do not know\nParis", ["Paris"], 0.0),  # only the first line counts
-        ("\nParis", ["Paris"], 0.0),
+        ("\nParis", ["Paris"], 1.0),  # that is not blank
+        ("\n \r\n Rome\nParis", ["Paris"], 0.0),
         ("", ["Paris"], 0.0),
         ("Tower of London", ["Tower of the London"], 1.0),
     ],

@@ -1,6 +1,7 @@
 """Judges that prefer the better response, a slot, or nothing are told apart by their verdicts in both orders."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from posbias.evaluation.verdicts import judge_verdicts
 from posbias.report.behaviour import statements_of
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
-from posbias.tasks.language.answers import verdict_of
+from posbias.tasks.language.verdicts import TIE, verdict_of
 
 LINE = {"question": "q", "response_A": "good", "response_B": "bad", "label": "A>B", "pair_id": "1"}
 
@@ -71,23 +72,65 @@ def test_rates_of_known_judges(pairs: str, say: Any, accuracy: float, flips: flo
     assert "first response picked (1/2 without position bias)" in html_of(report_of(record))
 
 
-def test_answers_that_name_neither_response_are_wrong_and_counted(pairs: str) -> None:
+def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_nothing(pairs: str) -> None:
     found = evaluate(Pairwise(file=pairs), Judge(lambda _: "Both."), options=EvaluateOptions(count=6, score=False))
     verdicts = found.verdicts
     assert verdicts is not None
-    assert (verdicts.accuracy.value, verdicts.undecided, verdicts.n_both) == (0.0, 12, 0)
+    assert (verdicts.accuracy.value, verdicts.unread, verdicts.ties, verdicts.n_both) == (0.0, 12, 0, 0)
     assert not verdicts.first_pick.known
-    assert "12 of 12 answers name neither response" in html_of(report_of(evaluation_record(found, {})))
+    record = evaluation_record(found, {})
+    assert record.scalars["reading"] == {"answers": 12, "unread": 12, "withheld": True, "most_unread": 0.1}
+    assert record.scalars["measures"] == []
+    page = report_of(record)
+    assert page.verdict[0].startswith("No conclusion from the generated answers: 12 of 12 hold no verdict")
+    assert "right in" not in html_of(page)
+    assert "12 of 12 answers hold no verdict that can be read; they count as wrong" in html_of(page)
+
+
+@pytest.mark.parametrize(("unread", "withheld"), [(3, False), (4, True)])
+def test_a_tenth_of_the_answers_may_be_unreadable(pairs: str, unread: int, withheld: bool) -> None:
+    said = iter(["?"] * unread + ["Response B"] * 32)
+    found = evaluate(Pairwise(file=pairs), Judge(lambda _: next(said)), options=EvaluateOptions(count=16, score=False))
+    record = evaluation_record(found, {})
+    assert (record.scalars["reading"]["unread"], record.scalars["reading"]["withheld"]) == (unread, withheld)
+    assert ("accuracy" in record.scalars["curves"]) is not withheld
+    assert any("the second slot is preferred" in text for text in statements_of(record)) is not withheld
+
+
+def test_ties_are_an_outcome_of_their_own(pairs: str) -> None:
+    say = {"good": "[[C]]", "bad": "Response B is better."}
+    found = evaluate(Pairwise(file=pairs), Judge(say.get), options=EvaluateOptions(count=16, score=False))
+    verdicts = found.verdicts
+    assert verdicts is not None
+    assert (verdicts.accuracy.value, verdicts.tie_rate.value, verdicts.ties, verdicts.unread) == (0.5, 0.5, 16, 0)
+    assert verdicts.n_both == 0, "no pair has a response named in both orders"
+    assert not found.reading.withheld
+    table = report_of(evaluation_record(found, {})).summary[0]
+    assert [row[0] for row in table.cells][-1] == "tie called"
+
+
+def test_a_right_judge_that_writes_prose_is_right(pairs: str) -> None:
+    """Half of its sentences begin with the article A."""
+
+    def say(first: str) -> str:
+        best = "A" if first == "good" else "B"
+        return f"A careful comparison with the text shows that Response {best} is better."
+
+    verdicts = evaluate(Pairwise(file=pairs), Judge(say), options=EvaluateOptions(count=16, score=False)).verdicts
+    assert verdicts is not None
+    assert (verdicts.accuracy.value, verdicts.flip_rate.value, verdicts.first_pick.value) == (1.0, 0.0, 0.5)
 
 
 def test_rates_of_a_table() -> None:
-    correct = np.array([[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [np.nan, 1]], dtype=np.float64)
-    first = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [1, np.nan], [np.nan, 0]], dtype=np.float64)
-    found = judge_verdicts(correct, first)
-    assert found.accuracy.value == pytest.approx(0.5)
+    correct = np.array([[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [np.nan, 1], [0, 1]], dtype=np.float64)
+    first = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [1, np.nan], [np.nan, 0], [np.nan, 0]], dtype=np.float64)
+    tie = np.array([[0, 0], [0, 0], [0, 0], [0, 0], [0, np.nan], [np.nan, 0], [1, 0]], dtype=np.float64)
+    found = judge_verdicts(correct, first, tie)
+    assert found.accuracy.value == 0.5
     assert found.flip_rate.value == 0.5
     assert found.first_pick.value == 0.5
-    assert (found.n_pairs, found.n_both, found.undecided) == (6, 4, 1)
+    assert found.tie_rate.value == pytest.approx(0.1)
+    assert (found.n_pairs, found.n_both, found.ties, found.unread) == (7, 4, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -96,16 +139,93 @@ def test_rates_of_a_table() -> None:
         (" A", "A"),
         ("B\n\nbecause A is wrong", "B"),
         ("Response (B)", "B"),
+        ("Assistant B", "B"),
         ("**The better response is A**", "A"),
+        ("**B** since", "B"),
         ("A is weak, so my verdict is [[B]]", "B"),
+        ("[[B]] is wrong; [[A]]", "A"),
+        ("[[ b ]]", "B"),
+        ("[[C]]", TIE),
+        ("[[A>>B]]", "A"),
+        ("[[B>A]]", "B"),
+        ("[[A=B]]", TIE),
+        ("\\boxed{\\text{B}}", "B"),
+        ("Both are fine.\n<answer>B</answer>", "B"),
+        ('{"winner": "B", "reason": "A is vague"}', "B"),
+        ("It's a tie.", TIE),
+        ("Verdict: tie", TIE),
+        ("Verdict: A > B", "A"),
+        ("A careful comparison shows that Response B is better.", "B"),
+        ("A or B? I choose B.", "B"),
+        ("Is Response A better? No, Response B is better.", "B"),
+        ("A's answer is wrong. B.", "B"),
+        ("A. It says Paris.\nB. It says Rome.\nTherefore B.", "B"),
+        ("The correct answer is B. Response A says B, so Response A is better.", "A"),
+        ("Response A is better written than Response B.", "A"),
+        # An article, a first letter, a mention, a negation, a condition and a contradiction are no verdicts.
+        ("A response that cites its source is better, so it should win.", None),
+        ("A and B are equally good", None),
+        ("A/B: the same", None),
+        ("Answer: A or B", None),
+        ("Answer with one letter, A or B.", None),
+        ("A. It says that Paris is", None),
+        ("Response A is not better than Response B.", None),
+        ("If Response A is better, that is due to its length.", None),
+        ("Response A is right in style, but Response B is correct", None),
+        ('I write "[[A]]" if Response A is better, "[[B]]" if Response B is, "[[C]]" for a tie', None),
+        ("I prefer A response that cites", None),
+        ("Option A is correct", None),
+        ("A\n\nB", None),
+        ("Both.", None),
         ("I cannot say", None),
         ("Banana", None),
         ("a matter of taste", None),
+        ("?", None),
         ("", None),
     ],
 )
-def test_verdicts_are_read_by_one_rule(text: str, verdict: str | None) -> None:
+def test_verdicts_are_read_from_anchored_forms(text: str, verdict: str | None) -> None:
     assert verdict_of(text) == verdict
+
+
+def test_a_continued_prompt_is_read_with_the_sentence_that_it_ends_in(pairs: str) -> None:
+    class Continuing(Judge):
+        def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
+            replies = super().respond(requests, generate=generate, score=score)
+            return [Reply(replace(reply.response, continues=True), None) for reply in replies if reply.response]
+
+    said = iter([" A. The second", "\n B because", " A careful comparison", " A or B"])
+    found = evaluate(Pairwise(file=pairs), Continuing(lambda _: next(said)), options=EvaluateOptions(count=2))
+    assert found.tables["first_pick"].tolist() == [[1.0, 0.0], pytest.approx([np.nan, np.nan], nan_ok=True)]
+
+
+def test_a_pattern_of_ones_own_is_the_only_form(pairs: str) -> None:
+    task = LANGUAGE_TASKS.parse(f"pairwise(file={pairs!r}, pattern='Winner: (A|B|tie)')")
+    assert isinstance(task, Pairwise)
+    said = {"Winner: B, not [[A]]": 0.0, "Winner: A. Winner: tie": None, "[[A]]": None}
+    assert {text: task.noted(text)["first_pick"] for text in said} == said
+    assert task.noted("Winner: A. Winner: tie")["tie"] == 1.0
+    assert "pattern='Winner: (A|B|tie)'" in str(task)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "complaint"),
+    [
+        ("(A", "is not a regular expression: missing \\)"),
+        ("A|B", "has 0 groups in brackets; allowed: 1"),
+        ("(A)(B)", "has 2 groups in brackets; allowed: 1"),
+        ("", "must be a regular expression of 1 to 500 characters, got ''"),
+    ],
+)
+def test_wrong_patterns_are_refused_before_anything_is_asked(pattern: Any, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        Pairwise(pattern=pattern)
+
+
+def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posbias.tasks.language.verdicts.PATTERN_SECONDS", 0.05)
+    with pytest.raises(UsageError, match=r"takes longer than 0\.05 s on \d+ characters"):
+        verdict_of("1," * 30, "(?:.*?,){11}(P)")
 
 
 def test_generated_pairs_hold_their_answer_and_change_places() -> None:

@@ -6,8 +6,8 @@ paired statistics; finished samples are kept, so that a killed run or one whose 
 The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
 `skipped` {position: examples that were too long}, `refused` [{sample, position, reason}], `measures` [name], `curves`
-{measure: `PositionCurve.as_record`}, `cut_off`, `empty`,
-`examples`, `reused`, `cost`, `seconds`. The texts go beside it, one JSON object per line.
+{measure: `PositionCurve.as_record`}, `cut_off`, `empty`, `examples`, `reading` (`Reading.as_record`), `reused`, `cost`,
+`seconds`. The texts go beside it, one JSON object per line.
 """
 
 import json
@@ -38,7 +38,7 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
-from posbias.evaluation.verdicts import Verdicts, judge_verdicts
+from posbias.evaluation.verdicts import Reading, Verdicts, judge_verdicts
 from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.progress import track
 from posbias.records import Record, load_record
@@ -52,6 +52,8 @@ MEASURES = {
     "reciprocal_rank": "1 / rank of the answer's first token",
 }
 """What each measure is called."""
+GENERATED = ("accuracy", "values_found")
+"""Measures that rest on what was generated."""
 DECIDING = ("kind", "model", "address", "body", "tokenizer", "method")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
 REFUSED_SHARE = 0.1
@@ -117,8 +119,19 @@ class Evaluation(Showing):
 
     @cached_property
     def measures(self) -> dict[str, Scores]:
-        """What curves are drawn of: tables that hold anything, in units in which more is better."""
-        return measures_of(self.tables)
+        """What curves are drawn of: tables that hold anything, in units in which more is better; those of generated
+        answers only where enough of them could be read (`reading`).
+        """
+        withheld = GENERATED if self.reading.withheld else ()
+        return {name: table for name, table in measures_of(self.tables).items() if name not in withheld}
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How many of the generated answers could be read."""
+        unread = 0
+        if "tie" in self.tables:
+            unread = int((np.isnan(self.tables["tie"]) & ~np.isnan(self.tables["correct"])).sum())
+        return Reading(answers=int((~np.isnan(self.tables["correct"])).sum()), unread=unread)
 
     @cached_property
     def curves(self) -> dict[str, PositionCurve]:
@@ -141,7 +154,7 @@ class Evaluation(Showing):
         """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
         if "first_pick" not in self.tables or len(self.positions) < 2 or not self.options.generate:
             return None
-        return judge_verdicts(self.tables["correct"], self.tables["first_pick"])
+        return judge_verdicts(self.tables["correct"], self.tables["first_pick"], self.tables["tie"])
 
 
 def measures_of(tables: Mapping[str, Scores]) -> dict[str, Scores]:
@@ -333,6 +346,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
         "empty": sum(row["text"] is not None and not row["text"].strip() for row in evaluation.outputs),
         "examples": len(evaluation.outputs),
+        "reading": evaluation.reading.as_record(),
         "reused": evaluation.reused,
         "cost": dict(evaluation.cost),
         "seconds": evaluation.seconds,
@@ -398,7 +412,8 @@ def measured_use(run: Record | str | Path, *, measure: str | None = None) -> Mea
         "probability": np.exp(record.arrays["scores/logprob"]),
         "reciprocal_rank": reciprocal_rank(record.arrays["scores/first_rank"], record.arrays["scores/logprob"]),
     }
-    there = [name for name in PLACEABLE if not np.isnan(tables[name]).all()]
+    withheld = GENERATED if record.scalars.get("reading", {}).get("withheld") else ()
+    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(tables[name]).all()]
     if measure is None and there:
         measure = there[0]
     if measure not in there:

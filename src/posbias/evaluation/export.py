@@ -31,7 +31,7 @@ def _normalised(text):
 def _right(prediction, answers):
     if "{rule}" == "substring":
         return float(any(answer.lower() in prediction.lower() for answer in answers))
-    first_line = _normalised(prediction.split("\\n")[0])
+    first_line = _normalised(prediction.lstrip().split("\\n")[0])
     return float(any(_normalised(answer) in first_line for answer in answers))
 
 

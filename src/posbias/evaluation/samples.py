@@ -17,10 +17,11 @@ import numpy as np
 from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
-from posbias.tasks.language import SCORERS, Example, LanguageTask, share_found
+from posbias.tasks.language import Example, LanguageTask, share_found
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
+LINE_END = "\n"
 SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""
 
@@ -162,9 +163,12 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     response, score = reply.response, reply.score
     skipped = None if response is None else response.skipped
     text = None if response is None or skipped is not None else response.text
+    said = text
+    if text is not None and task.lead_in and response is not None and response.continues:
+        said = f"{task.lead_in} {text.lstrip().partition(LINE_END)[0]}"
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
     numbers = {
-        "correct": None if text is None else SCORERS[task.scoring](text, example.answers),
+        "correct": None if said is None else task.right(said, example.answers),
         # Only where a prompt asks for several.
         "found": None if text is None or not example.companions else share_found(text, values),
         "logprob": None if score is None else score.logprob,
@@ -174,7 +178,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "gold_token": example.gold_token,
         "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
         "too_long": response is not None and skipped is not None and response.finish != REFUSED,
-        **task.noted(text),
+        **task.noted(said),
     }
     return numbers, {
         "sample": example.sample,

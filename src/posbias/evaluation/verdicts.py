@@ -1,6 +1,8 @@
-"""A judge's verdicts on pairs of responses that were asked in both orders: is it right, and does it follow the slot?"""
+"""A judge's verdicts on pairs of responses that were asked in both orders: is it right, and does it follow the slot?
+And how many answers, of a judge or any model, could be read at all.
+"""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,30 +13,56 @@ from posbias.statistics import Interval, mean_of, wilson
 UNBIASED = 0.5
 """First-pick rate of a judge that does not look at the slot."""
 
+MOST_UNREAD = 0.1
+"""Share of the answers that may be unreadable; beyond it nothing is concluded from the others."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How many of the generated answers could be read."""
+
+    answers: int
+    unread: int
+    """Answers in which nothing can be judged: a judge's that hold no verdict, any that never came out of thoughts."""
+
+    @property
+    def withheld(self) -> bool:
+        """Whether so many could not be read that the others, which need not be like them, decide nothing."""
+        return self.unread > MOST_UNREAD * self.answers
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {**asdict(self), "withheld": self.withheld, "most_unread": MOST_UNREAD}
+
 
 @dataclass(frozen=True)
 class Verdicts:
     """What a judge made of some pairs; each interval is over pairs."""
 
     accuracy: Interval
-    """Share of right verdicts, over both orders; a verdict that names neither response is wrong."""
+    """Share of right verdicts, over both orders; a tie is wrong, as is what cannot be read."""
     flip_rate: Interval
     """Share of pairs whose verdict names the same slot in both orders, so that the preferred response changes; of pairs
-    with a verdict in both."""
+    with a response named in both."""
     first_pick: Interval
-    """Share of verdicts that name the first response; 1/2 without position bias, as each one stands first once."""
+    """Share of verdicts that name the first response, in the same pairs; 1/2 without position bias, as each one stands
+    first once."""
+    tie_rate: Interval
+    """Share of ties among the verdicts of pairs with one in both orders."""
     n_pairs: int
     n_both: int
-    """Pairs with a verdict in both orders."""
-    undecided: int
-    """Answers that name neither response."""
+    """Pairs with a response named in both orders."""
+    ties: int
+    """Answers that call a tie."""
+    unread: int
+    """Answers that hold no verdict."""
 
     @property
     def findings(self) -> list[str]:
         """What the intervals support."""
         first = self.first_pick
         if not first.known:
-            return ["there are no verdicts in both orders, so nothing can be said of the slot"]
+            return ["in no pair both orders have a response named, so nothing can be said of the slot"]
         leaning = "no preference for a slot is established"
         if first.excludes(UNBIASED):
             leaning = f"the {'first' if first.value > UNBIASED else 'second'} slot is preferred"
@@ -42,22 +70,24 @@ class Verdicts:
             f"right in {self.accuracy} of the verdicts",
             f"the verdict follows the slot in {self.flip_rate} of {self.n_both} pairs",
             f"the first response is picked in {first}: {leaning}",
+            *([f"a tie is called in {self.tie_rate} of the verdicts"] if self.ties else []),
         ]
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
-        rates = {name: getattr(self, name).as_record() for name in ("accuracy", "flip_rate", "first_pick")}
-        counts = {name: getattr(self, name) for name in ("n_pairs", "n_both", "undecided")}
+        rates = {name: getattr(self, name).as_record() for name in ("accuracy", "flip_rate", "first_pick", "tie_rate")}
+        counts = {name: getattr(self, name) for name in ("n_pairs", "n_both", "ties", "unread")}
         return {**rates, **counts, "findings": self.findings}
 
 
-def judge_verdicts(correct: Scores, first_pick: Scores) -> Verdicts:
+def judge_verdicts(correct: Scores, first_pick: Scores, tie: Scores) -> Verdicts:
     """Rates of verdicts in both orders.
 
     Args:
         correct: 1 where the verdict on a pair is right with the better response in slot 0 (column 0), 1 (column 1);
             NaN where the prompt was skipped.
-        first_pick: 1 where it names the first response, 0 the second, NaN where neither.
+        first_pick: 1 where it names the first response, 0 the second, NaN else.
+        tie: 1 where it is a tie, 0 where it names a response, NaN else.
     """
     asked = ~np.isnan(correct).any(axis=1)
     both = ~np.isnan(first_pick).any(axis=1)
@@ -66,9 +96,11 @@ def judge_verdicts(correct: Scores, first_pick: Scores) -> Verdicts:
         accuracy=_mean(correct[asked].mean(axis=1)),
         flip_rate=wilson((picked[:, 0] == picked[:, 1]).astype(np.float64)),
         first_pick=_mean(picked.mean(axis=1)),
+        tie_rate=_mean(tie[~np.isnan(tie).any(axis=1)].mean(axis=1)),
         n_pairs=len(correct),
         n_both=int(both.sum()),
-        undecided=int((np.isnan(first_pick) & ~np.isnan(correct)).sum()),
+        ties=int(np.nansum(tie)),
+        unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),
     )
 
 

@@ -46,6 +46,7 @@ VERDICTS = {
     "accuracy": "right verdicts",
     "flip_rate": "verdict follows the slot (preference flips with the order)",
     "first_pick": "first response picked (1/2 without position bias)",
+    "tie_rate": "tie called",
 }
 WHAT = {
     "gold": "answer's item",
@@ -122,6 +123,8 @@ def verdict_of(record: Record) -> list[str]:
     curves = record.scalars["curves"]
     if not curves or "verdicts" in record.scalars:
         return statements_of(record)[:2]
+    if withheld := _withheld(record):
+        return [*withheld, *(_shape_sentence(label(MEASURES, name), curve) for name, curve in curves.items())][:3]
     found = [_shape_sentence(label(MEASURES, name), curve) for name, curve in list(curves.items())[:2]]
     (lead, *_), *others = (sentence.partition(": ") for sentence in found)
     found[1:] = [f"{'The same' if lead == other else other}: {rest}" for other, _, rest in others]
@@ -181,9 +184,10 @@ def statements_of(record: Record) -> list[str]:
         for name, curve in record.scalars["curves"].items()
         for finding in curve["findings"]
     ]
-    judged = record.scalars.get("verdicts")
-    if judged:
+    judged, withheld = record.scalars.get("verdicts"), _withheld(record)
+    if judged and not withheld:
         found = [f"Verdicts: {finding}." for finding in judged["findings"]] + found
+    found = withheld + found
     if not found:
         found = ["No example was answered or scored, so there is no curve."]
     for measure in tied_measures(_series(record)):
@@ -203,13 +207,25 @@ def _reasons(record: Record) -> list[str]:
         reasons.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves")
     if empty := record.scalars.get("empty", 0):
         reasons.append(f"{empty} of {total} generated answers are empty; they count as wrong")
-    undecided = record.scalars.get("verdicts", {}).get("undecided")
-    if undecided:
-        reasons.append(f"{undecided} of {total} answers name neither response; they count as wrong")
+    judged = record.scalars.get("verdicts", {})
+    if unread := judged.get("unread", judged.get("undecided", 0)):
+        reasons.append(f"{unread} of {total} answers hold no verdict that can be read; they count as wrong")
     unscored = record.resolved["responder"].get("no_scores_because")
     if unscored and record.arguments.get("score", True):
         reasons.append(f"the right answers were not scored: {unscored}")
     return [*reasons, *record.scalars.get("influence", {}).get("left_out", [])]
+
+
+def _withheld(record: Record) -> list[str]:
+    """Why nothing is concluded from the generated answers, in a sentence; none where enough of them could be read."""
+    reading = record.scalars.get("reading", {})
+    if not reading.get("withheld"):
+        return []
+    return [
+        f"No conclusion from the generated answers: {reading['unread']} of {reading['answers']} hold no verdict that "
+        f"can be read, more than {reading['most_unread']:.0%}. outputs.jsonl has them; pairwise(pattern='...') reads a "
+        "form of its own, --max-tokens allows longer answers."
+    ]
 
 
 def _series(record: Record) -> list[Stored]:
@@ -234,10 +250,10 @@ def _score_table(record: Record) -> Table:
 def _verdict_tables(record: Record) -> list[Table]:
     """Rates of a judge that was asked in both orders."""
     judged = record.scalars.get("verdicts")
-    if not judged:
+    if not judged or _withheld(record):
         return []
-    cells = [[name, interval_text(judged[rate])] for rate, name in VERDICTS.items()]
-    title = f"{judged['n_pairs']} pairs in both orders, {judged['n_both']} with two verdicts"
+    cells = [[name, interval_text(judged[rate])] for rate, name in VERDICTS.items() if rate in judged]
+    title = f"{judged['n_pairs']} pairs in both orders, {judged['n_both']} with a response named in both"
     return [Table(title, ["rate", "value"], cells)]
 
 

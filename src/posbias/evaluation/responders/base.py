@@ -91,7 +91,7 @@ class Response:
     """What a model generated, greedily, or why the request was not put to it."""
 
     text: str
-    """Without the prompt and without special tokens; cut where a stop text begins."""
+    """The answer, without the prompt and without special tokens; cut where a stop text begins."""
     finish: str
     """"stop" (an end token or a stop text), "length" (`max_tokens` reached), SKIPPED, REFUSED, or a server's own."""
     prompt_tokens: int | None = None
@@ -102,6 +102,8 @@ class Response:
     """Why there is nothing: the request does not fit into the context (nothing is ever truncated), or is refused."""
     token_ids: tuple[int, ...] | None = None
     """The generated tokens, local models only."""
+    continues: bool = False
+    """Whether the text goes on where the prompt ends, rather than being a message that answers it."""
 
 
 @dataclass(frozen=True)

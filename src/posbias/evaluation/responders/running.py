@@ -210,6 +210,7 @@ class Ending:
             prompt_tokens=prompt_tokens,
             tokens=len(generated),
             token_ids=tuple(generated),
+            continues=isinstance(request.prompt, str),
         )
 
 

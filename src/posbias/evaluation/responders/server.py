@@ -195,7 +195,13 @@ class ServerResponder(Responder):
             raise RefusedError(
                 200, f"the answer was ended by a filter ({self._client.mask.line(found.finish)})", "refused"
             )
-        return Response(found.text, found.finish, prompt_tokens=found.prompt_tokens, tokens=found.tokens)
+        return Response(
+            found.text,
+            found.finish,
+            prompt_tokens=found.prompt_tokens,
+            tokens=found.tokens,
+            continues=self.options.kind == "text",
+        )
 
     def _scored(self, request: Request) -> AnswerScore | None:
         if self.scores is False or request.answer is None or not isinstance(request.prompt, str):

@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 
 from posbias.errors import UsageError
 from posbias.registry import Registry
+from posbias.tasks.language.verdicts import verdict_of
 
 SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
-LETTERS = ("A", "B")
-"""What a judge calls two responses."""
-_BRACKETED = re.compile(r"\[\[([AB])\]\]")
-_LEADING = re.compile(r"\W*(?:(?i:the|better|best|response|answer|output|verdict|is)\b\W*)*([AB])\b")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -27,17 +24,18 @@ def normalise_answer(text: str) -> str:
 
 @SCORERS.register("best_subspan_em")
 def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
-    """1 where an accepted answer occurs in the first line of the prediction, both normalised; else 0.
+    """1 where an accepted answer occurs in the first line of the prediction that is not blank, both normalised; else 0.
 
-    Only the text before the first line break counts: the answer stands in the context, so that a model which copies
+    Only the text before that line's end counts: the answer stands in the context, so that a model which copies
     the context on and on would otherwise be right.
 
     Raises:
         UsageError: no answer, or one that normalises to nothing and so would occur everywhere.
 
-    Source: Liu et al. 2024, section 2.2. As published but for empty answers, which there are always right.
+    Source: Liu et al. 2024, section 2.2. As published but for empty answers, which there are always right, and for
+    blank lines before an answer, with which it is always wrong there.
     """
-    first_line = normalise_answer(prediction.split("\n")[0])
+    first_line = normalise_answer(prediction.lstrip().split("\n")[0])
     wanted = [normalise_answer(answer) for answer in _checked(answers)]
     empty = [answer for answer, bare in zip(answers, wanted, strict=True) if not bare]
     if empty:
@@ -54,22 +52,9 @@ def substring_match(prediction: str, answers: Sequence[str]) -> float:
     return float(any(answer.lower() in prediction.lower() for answer in _checked(answers)))
 
 
-def verdict_of(text: str) -> str | None:
-    """The response that a judge names, "A" or "B"; None where it names neither.
-
-    The last letter in double brackets, `[[A]]`, as judges that reason are told to close; else the letter that the text
-    begins with, after nothing but signs and words such as "response" ("**Response B** is ...").
-    """
-    bracketed = _BRACKETED.findall(text)
-    if bracketed:
-        return str(bracketed[-1])
-    leading = _LEADING.match(text)
-    return None if leading is None else leading[1]
-
-
 @SCORERS.register("verdict")
 def verdict_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 where the verdict (`verdict_of`) is the accepted letter; else 0, also where there is none."""
+    """1 where the verdict (`verdict_of`) is the accepted letter; else 0, also for a tie and where there is none."""
     return float(verdict_of(prediction) in _checked(answers))
 
 

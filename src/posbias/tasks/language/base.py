@@ -24,6 +24,7 @@ from posbias.limits import EXAMPLES, ITEMS
 from posbias.prompts.chat import check_template, render_conversation
 from posbias.prompts.prompts import opening
 from posbias.registry import Registry
+from posbias.tasks.language.answers import SCORERS
 
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
 
@@ -128,6 +129,9 @@ class LanguageTask(ABC):
     """Name of the published scoring rule, a key of `SCORERS`."""
     max_tokens: ClassVar[int]
     """Tokens a model may generate for its answer."""
+    lead_in: ClassVar[str] = ""
+    """The beginning of a sentence with which a text prompt ends: a text that continues the prompt is read with it, a
+    message that answers the prompt without."""
     counted: ClassVar[str]
     """The parameter that counts the items among which one is moved."""
     fixed_order: ClassVar[bool] = False
@@ -164,6 +168,10 @@ class LanguageTask(ABC):
     @abstractmethod
     def draft(self, drawn: Any, position: int) -> Draft:
         """The prompt of a drawn sample with the moved item at a position."""
+
+    def right(self, text: str, answers: Sequence[str]) -> float:
+        """The score of a generated text (0 ... 1) by the task's rule."""
+        return float(SCORERS[self.scoring](text, answers))
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """What is kept of a generated text (None: there is none) beside its score, each a table of its own by name."""

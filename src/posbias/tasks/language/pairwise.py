@@ -7,18 +7,17 @@ Files are JudgeBench's (Tan et al. 2025, arXiv 2410.12784), one JSON object per 
 `response_B`, and `label`, "A>B" or "B>A"; other fields are passed over. Generated pairs are about people who do not
 exist: the question holds what is to be known, and one response gives a wrong town.
 
-The verdict is generated, as judges are used, and read by one rule (`verdict_of`), so that local models and servers are
-judged alike; what names neither response counts as wrong and is counted. The score by teacher forcing is that of the
-right letter.
+The verdict is generated, as judges are used, and read by one rule (`verdict_of`) or a pattern of one's own, so that
+local models and servers are judged alike. One response of each pair is better, so a tie counts as wrong, as does what
+cannot be read; both are counted. The score by teacher forcing is that of the right letter.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posbias.errors import UsageError
-from posbias.tasks.language.answers import LETTERS, verdict_of
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     Draft,
@@ -29,11 +28,12 @@ from posbias.tasks.language.base import (
     text_field,
 )
 from posbias.tasks.language.lost_in_the_middle import drawn_documents
+from posbias.tasks.language.verdicts import LETTERS, TIE, check_own, verdict_of
 from posbias.tasks.language.words import CITIES
 
 INSTRUCTION = "Two responses to a question are given. Decide which one is better.\n\n"
 CLOSING = "\n\nAnswer with one letter, A or B."
-CUE = "\n\nThe better response is Response"
+LEAD_IN = "The better response is Response"
 """What a text ends with; a conversation ends before it."""
 BETTER_SLOT = {"A>B": 0, "B>A": 1}
 """By label, which response of a line is the better one."""
@@ -56,15 +56,20 @@ class Pairwise(LanguageTask):
 
     file: str | None = None
     """A .jsonl or .jsonl.gz file in JudgeBench's schema; None: generated pairs."""
+    pattern: str | None = None
+    """A regular expression with one group that holds A, B or tie, such as `Winner: (A|B|tie)`: the only form that
+    counts as a verdict, at its last match; None: the forms of `verdict_of`."""
 
     scoring: ClassVar[str] = "verdict"
     max_tokens: ClassVar[int] = 8
     counted: ClassVar[str] = "file"
     fixed_order: ClassVar[bool] = True
+    lead_in: ClassVar[str] = LEAD_IN
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(self.name, "file", self.file)
+        check_own(f"{self.name}: pattern", self.pattern, groups=1)
 
     @property
     def n_items(self) -> int:
@@ -84,15 +89,24 @@ class Pairwise(LanguageTask):
             responses,
             head=f"{INSTRUCTION}Question:\n{drawn.question}\n\n",
             between="\n\n",
-            tail=CLOSING + ("" if self.chat else CUE),
+            tail=CLOSING + ("" if self.chat else f"\n\n{LEAD_IN}"),
             numbered=lambda slot: f"Response {LETTERS[slot - 1]}:\n",
         )
         return Draft(found.text, (LETTERS[position],), found.items[position], passages=found.passages)
 
+    def right(self, text: str, answers: Sequence[str]) -> float:
+        """1 where the verdict names the better response; a tie, and what cannot be read, is wrong."""
+        return float(verdict_of(text, self.pattern) in answers)
+
     def noted(self, text: str | None) -> dict[str, float | None]:
-        """`first_pick`: 1 where the verdict names Response A, 0 where B; None where it names neither."""
-        verdict = None if text is None else verdict_of(text)
-        return {"first_pick": None if verdict is None else float(verdict == LETTERS[0])}
+        """`first_pick`: 1 where the verdict names Response A, 0 where B; `tie`: 1 where it is a tie, 0 where it names a
+        response. None else: of `tie`, where there is no verdict that can be read.
+        """
+        verdict = None if text is None else verdict_of(text, self.pattern)
+        return {
+            "first_pick": float(verdict == LETTERS[0]) if verdict in LETTERS else None,
+            "tie": None if verdict is None else float(verdict == TIE),
+        }
 
 
 def _pair_of(record: dict[str, Any], where: str) -> ResponsePair:
