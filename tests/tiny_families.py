@@ -193,11 +193,11 @@ def shaken_model(
     """A random model whose every weight, norms and biases included, has been moved away from its initial value.
 
     Args:
-        name: Of `CONFIGS` or `MIXTURES`.
+        name: Of `CONFIGS`, `MIXTURES`, `READS_TOKENS` or `LONGROPE`.
         implementation: Attention implementation; by default what the library itself asks for.
         dtype: Of the weights.
     """
-    config = (CONFIGS | MIXTURES)[name]()
+    config = (CONFIGS | MIXTURES | READS_TOKENS | LONGROPE)[name]()
     config._experts_implementation = "eager"  # the others have no float64
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -209,3 +209,43 @@ def shaken_model(
         for parameter in network.parameters():
             parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return HuggingFaceModel(network)
+
+
+_PER_LAYER = {
+    **_LLAMA,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 5,
+}
+READS_TOKENS: dict[str, Callable[[], Any]] = {
+    "gemma3n_text": lambda: transformers.Gemma3nTextConfig(
+        **_PER_LAYER, altup_num_inputs=2, laurel_rank=4, activation_sparsity_pattern=[0.0] * 2
+    ),
+    "gemma4_text": lambda: transformers.Gemma4TextConfig(**_PER_LAYER, global_head_dim=8),
+}
+"""Families that are not described and read token ids in their layers, too."""
+
+
+_SWITCHES = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0, 4.0, 16.0, 64.0],
+    "original_max_position_embeddings": 24,
+}
+LONGROPE: dict[str, Callable[[], Any]] = {
+    "phi3-longrope": lambda: transformers.Phi3Config(
+        **_LLAMA, rope_parameters=dict(_SWITCHES), original_max_position_embeddings=24
+    ),
+    "phimoe-longrope": lambda: transformers.PhimoeConfig(
+        **_LLAMA,
+        num_local_experts=4,
+        rope_parameters={**_SWITCHES, "short_mscale": 1.0, "long_mscale": 1.4},
+        original_max_position_embeddings=24,
+    ),
+}
+"""Rotary angles, or a factor on them, that change for all positions where a pass is longer than 24."""

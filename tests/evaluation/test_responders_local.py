@@ -20,7 +20,7 @@ from posbias.evaluation.responders.running import (
     trusted_runner,
     visiting_order,
 )
-from tiny_families import CONFIGS, VOCABULARY, shaken_model
+from tiny_families import LONGROPE, READS_TOKENS, VOCABULARY, shaken_model
 
 ITEMS = [f"t{3 + index} t{20 + index} t{33 + index}" for index in range(6)]
 CACHED = ["llama", "gemma3_text", "gemma2", "mistral", "gpt2", "bloom", "gpt_neox", "qwen2-window", "opt", "mpt"]
@@ -47,14 +47,18 @@ def moved(gold: str = "t45 t46 t47", *, max_tokens: int = 5) -> list[Request]:
     return [Request(prompt, answer=" t46 t47 t9", max_tokens=max_tokens, group="g") for prompt in prompts]
 
 
-@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize("name", [*CACHED, *LONGROPE, *READS_TOKENS])
 def test_reuse_gives_what_the_plain_way_gives(name: str) -> None:
-    assert name in CONFIGS
     model = tiny(name)
+    if name in READS_TOKENS:
+        model.compare_inputs()
     ours = LocalResponder(model, LocalOptions(batch=3))
-    requests = moved()
+    requests = moved()  # 22 tokens each; with LongRoPE, angles are others beyond 24
+    if name in LONGROPE:  # and others that share a beginning, on both sides of that
+        requests += [Request(f"{requests[0].prompt} t5{end}", answer=" t46 t9", max_tokens=4)
+                     for end in ("", " t6 t7", " t6 t7 t8 t9 t10")]  # fmt: skip
     replies = ours.respond(requests, generate=True, score=True)
-    assert ours.reuses
+    assert ours.reuses is (name != "gemma4_text")  # which finds no token again by its embedding in float64
     for request, reply in zip(requests, replies, strict=True):
         prompt = model.tokenizer(request.prompt)["input_ids"]
         answer = model.tokenizer(request.answer)["input_ids"]
@@ -64,7 +68,7 @@ def test_reuse_gives_what_the_plain_way_gives(name: str) -> None:
                 logits = model.network(torch.tensor([generated]), use_cache=False).logits[0, -1]
             generated.append(int(logits.argmax()))
         with torch.no_grad():
-            forced = model.network(torch.tensor([prompt + answer]), use_cache=False).logits[0].log_softmax(-1)
+            forced = model.network(torch.tensor([(prompt + answer)[:-1]]), use_cache=False).logits[0].log_softmax(-1)
         expected = [float(forced[len(prompt) - 1 + step, token]) for step, token in enumerate(answer)]
         assert reply.response is not None
         assert reply.score is not None

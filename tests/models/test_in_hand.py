@@ -16,6 +16,8 @@ from transformers import (
 
 import posbias as pb
 from posbias.models.demo import fetch_demo
+from posbias.models.networks import reinitialise
+from tiny_families import CONFIGS, MIXTURES, READS_TOKENS, shaken_model
 
 
 def test_it_measures_as_the_same_model_by_name(tiny_llama):
@@ -86,3 +88,27 @@ def test_options_of_loading_and_tokenizers_go_where_they_belong(tiny_llama):
         pb.load_model(network, "gpt2")
     with pytest.raises(pb.UsageError, match="a tokenizer goes with a model of transformers"):
         pb.load_model(tiny_llama, AutoTokenizer.from_pretrained(tiny_llama))
+
+
+@pytest.mark.parametrize("name", READS_TOKENS)
+def test_one_that_reads_more_of_a_token_than_its_embedding_is_run_by_tokens_or_refused(name):
+    """Embeddings for every layer by token id (Gemma 3n, Gemma 4 E) stay out of what `inputs_embeds` says."""
+    network = shaken_model(name, dtype=torch.float32).network
+    model = pb.load_model(network)
+    tokens = torch.arange(3, 19)[None]
+    with torch.no_grad():
+        expected = network(input_ids=tokens, use_cache=False).logits
+    torch.testing.assert_close(model.logits(tokens, list(range(16))), expected)
+    for refused in (model, reinitialise(model, 1)):
+        with pytest.raises(pb.UsageError, match=r"reads more of its tokens than their embeddings \((without|it fails)"):
+            refused.outputs(model.embed(tokens), [15])
+        with pytest.raises(pb.UsageError, match="allowed: evaluating it"):
+            pb.measure(refused, pb.load_prompts("synthetic", model, n_positions=8, count=1), kinds="perturbation")
+
+
+@pytest.mark.parametrize("name", [*(name for name in CONFIGS if "-" not in name), *MIXTURES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_described_families_read_embeddings_alone(name, dtype):
+    model = shaken_model(name, dtype=torch.float32)
+    model = pb.load_model(model.network.to(dtype))
+    assert model.reads_tokens is None

@@ -4,7 +4,7 @@ Rotary angles are changed inside the rotary module alone. Changing the network's
 equal ids are taken for packed sequences, and attention becomes diagonal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -17,11 +17,10 @@ from posbias.checks import check_number
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.rotary import changing_kinds
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
 """Under which name a family's attention modules are given their ALiBi logits."""
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""RoPE variants whose frequencies depend on the largest position they are asked for."""
 
 
 @contextmanager
@@ -35,9 +34,8 @@ def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: fl
 
     modules = _rotary_modules(model, intervention)
     for module in modules:
-        kinds = getattr(module, "rope_type", "default")
-        kinds = set(kinds.values()) if isinstance(kinds, Mapping) else {kinds}
-        if kinds & set(LENGTH_DEPENDENT):
+        kinds = changing_kinds(module)
+        if kinds:
             raise UsageError(
                 f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
                 "length; default, linear, yarn and llama3 are allowed"

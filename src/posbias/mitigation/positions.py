@@ -26,10 +26,10 @@ from posbias.interventions.attention import (
     turned_by,
 )
 from posbias.interventions.base import around_calls
-from posbias.interventions.encodings import LENGTH_DEPENDENT
 from posbias.mitigation.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.passages import in_one_place
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.rotary import changing_kinds
 
 VARIANTS = ("as_described", "as_released")
 AWARE = 3.0
@@ -293,9 +293,8 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
     if not family.rotary:
         raise UsageError(f"{method.name}: {family.name} models have no rotary positions")
     for module in model.network.modules():
-        kinds = getattr(module, "rope_type", "default")
-        kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-        if kinds & set(LENGTH_DEPENDENT):
+        kinds = changing_kinds(module)
+        if kinds:
             raise UsageError(
                 f"{method.name}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
                 "length; default, linear and llama3 are allowed"

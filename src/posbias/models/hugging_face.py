@@ -19,10 +19,19 @@ from torch import Tensor, nn
 from posbias.errors import UsageError
 from posbias.models.families.base import FAMILIES, Block, Family
 from posbias.models.model import BranchNorms, Model, Outputs
-from posbias.models.weights import buffers_sha256, config_sha256, dispatched, weights_sha256
+from posbias.models.rotary import AngleLengths, stretched_positions
+from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
 
 CAUSAL_PROBE = 64
 """Positions on which it is tried whether a model looks ahead."""
+COMPARED = 4
+"""Tokens on which it is tried whether a model computes the same from embeddings as from token ids."""
+COMPARED_TOLERANCE, PACKED_TOLERANCE = 1e-3, 0.05
+"""Largest difference between the two as a share of the largest logit, or 4 roundings of the dtype: shapes are equal, so
+that even the rounding is, save for kernels that add in any order. How packed weights are multiplied may depend on the
+other rows."""
+OFF_TABLE = 0.9
+"""Factor that takes an embedding to where no token has one, as every gradient does."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """What the longest input is called in configurations of families that are not described."""
 INTERVENTION_MARK = "posbias_intervention"
@@ -75,6 +84,13 @@ class HuggingFaceModel(Model):
         lengths = (getattr(self.config, name, None) for name in LENGTHS)
         known = next((length for length in lengths if isinstance(length, int)), None)
         self.max_positions = known if self._family is None else self._family.max_positions(self.config)
+        self._stretched_from: int | None = None
+        stretched = stretched_positions(self.config)
+        if stretched is not None and self.max_positions is not None and stretched > self.max_positions:
+            self._stretched_from, self.max_positions = self.max_positions, stretched
+        self.reads_tokens: str | None = None
+        """Why embeddings do not say all that the network reads of its tokens, as `compare_inputs` found; None: they do,
+        or it was not asked."""
         self._keeps_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
@@ -126,7 +142,31 @@ class HuggingFaceModel(Model):
     def outputs(
         self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int], *, cache: Any = None
     ) -> Outputs:
-        """As `Model.outputs`, or of what follows the positions in a cache of keys and values, which it extends."""
+        """As `Model.outputs`, or of what follows the positions in a cache of keys and values, which it extends.
+
+        Raises:
+            UsageError: the network also reads the tokens themselves, which embeddings leave out.
+        """
+        if self.reads_tokens is not None:
+            raise UsageError(
+                f"model {self.origin.source!r} ({self.model_type}) reads more of its tokens than their embeddings "
+                f"({self.reads_tokens}), which influence through embeddings would leave out; allowed: evaluating it, "
+                "and models that read embeddings alone"
+            )
+        return self._outputs(embeddings, positions, cache=cache)
+
+    def _caveats(self) -> list[str]:
+        caveats = [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
+        if self._stretched_from is not None:
+            caveats.append(
+                f"the configuration names {self._stretched_from:,} positions; YaRN stretches them to "
+                f"{self.max_positions:,} (factor times original length), which are allowed"
+            )
+        return caveats
+
+    def _outputs(
+        self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int], *, cache: Any = None
+    ) -> Outputs:
         caught: list[Tensor] = []
 
         def catch(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -134,16 +174,46 @@ class HuggingFaceModel(Model):
 
         handle = self.network.get_output_embeddings().register_forward_pre_hook(catch)  # type: ignore[operator]
         try:
-            logits = self._forward(embeddings, positions, cache=cache)
+            logits = self._forward(positions, cache=cache, inputs_embeds=embeddings)
         finally:
             handle.remove()
-        return Outputs(hidden=_rows(caught[-1], positions), logits=_rows(logits, positions))
+        return Outputs(hidden=_rows(caught[-1], positions), logits=logits)
+
+    @torch.no_grad()
+    def logits(
+        self, token_ids: Int[Tensor, "batch position"], positions: Sequence[int], *, cache: Any = None
+    ) -> Float[Tensor, "batch output vocabulary"]:
+        """Logits of some positions as `outputs` has them, by token ids: what a network's users get from it."""
+        return self._forward(positions, cache=cache, input_ids=token_ids)
+
+    @torch.no_grad()
+    def compare_inputs(self) -> None:
+        """Find out, by two passes of a few tokens, whether the network reads more of its tokens than their embeddings.
+
+        Per-layer embeddings (Gemma 3n, Gemma 4 E) and routers by token (DeepSeek-V4) do. One row holds the tokens'
+        embeddings, which have to give what the tokens give; a second one embeddings that no token has.
+        """
+        spread = [step * self.vocabulary_size // (COMPARED + 1) for step in range(1, COMPARED + 1)]
+        token_ids = self.token_tensor([spread, spread])
+        positions = list(range(COMPARED))
+        by_token = self.logits(token_ids, positions)[0].float()
+        factors = torch.tensor([1.0, OFF_TABLE], dtype=self.dtype, device=self.device)
+        try:
+            by_embedding = self._outputs(self.embed(token_ids) * factors[:, None, None], positions).logits[0].float()
+        except Exception as error:  # whatever a network raises that cannot do without the tokens
+            self.reads_tokens = f"it fails on embeddings that no token has, with {type(error).__name__}"
+            return
+        share = PACKED_TOLERANCE if quantised(self.network) else COMPARED_TOLERANCE
+        largest = max(share, 4 * torch.finfo(self.dtype).eps) * float(by_token.abs().max())
+        difference = float((by_embedding - by_token).abs().max())
+        if not difference <= largest:
+            self.reads_tokens = f"without them its logits differ by up to {difference:.2g}"
 
     @torch.no_grad()
     def branch_norms(self, token_ids: Int[Tensor, "batch position"]) -> BranchNorms:
         """|block input| and |attention branch as added|, every layer and position, in one forward pass."""
         with watch_branches(self.family.blocks(self.network)) as watch:
-            self._forward(self.embed(token_ids), [token_ids.shape[1] - 1])
+            self.logits(token_ids, [token_ids.shape[1] - 1])
         return watch.norms()
 
     def architecture_traits(self) -> dict[str, Any]:
@@ -182,7 +252,7 @@ class HuggingFaceModel(Model):
             "config_sha256": config_sha256(self.network),
             "intervention": self.intervention,
             "transformers": transformers.__version__,
-            "caveats": [] if self._family is None else list(self._family.caveats(self.config, self.dtype)),
+            "caveats": self._caveats(),
         }
         if self._family is not None:
             description["depth"] = self._family.depth(self.config)
@@ -190,15 +260,16 @@ class HuggingFaceModel(Model):
         return description
 
     def _forward(
-        self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int], *, cache: Any = None
-    ) -> Float[Tensor, "batch kept vocabulary"]:
-        """Logits of the positions, or of all where the class cannot restrict them."""
+        self, positions: Sequence[int], *, cache: Any, **inputs: Tensor
+    ) -> Float[Tensor, "batch output vocabulary"]:
+        """Logits of the positions, of token ids or embeddings by the network's own names."""
         arguments: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
         if self._keeps_logits:
-            last = embeddings.shape[1] - 1
-            arguments["logits_to_keep"] = 1 if list(positions) == [last] else torch.as_tensor(list(positions))
-        logits: Tensor = self.network(inputs_embeds=embeddings, use_cache=cache is not None, **arguments).logits
-        return logits
+            (entering,) = inputs.values()
+            last = [entering.shape[1] - 1]
+            arguments["logits_to_keep"] = 1 if list(positions) == last else torch.as_tensor(list(positions))
+        logits: Tensor = self.network(**inputs, use_cache=cache is not None, **arguments).logits
+        return _rows(logits, positions)
 
 
 @dataclass(frozen=True)
@@ -270,7 +341,8 @@ class Prefix:
     def __init__(self, model: HuggingFaceModel, embeddings: Float[Tensor, "one position feature"]) -> None:
         from transformers import DynamicCache
 
-        self._model = model
+        self._model, self._embeddings = model, embeddings
+        self._lengths = AngleLengths.of(model.network)
         # Without the configuration: sliding layers would keep only a window, and could not be cut back.
         self._cache = DynamicCache()
         with torch.no_grad():
@@ -285,13 +357,17 @@ class Prefix:
     def outputs(self, start: int, embeddings: Float[Tensor, "batch rest feature"], positions: Sequence[int]) -> Outputs:
         """Outputs of prompts that begin with the prompt's first `start` positions and go on with `embeddings`.
 
-        Positions are strictly ascending and counted from the first of `embeddings`.
+        Positions are strictly ascending and counted from the first of `embeddings`. A prompt so long that rotary
+        angles are others is run whole.
         """
         from transformers import DynamicCache
 
         if start == 0:
             return self._model.outputs(embeddings, positions)
-        batch = len(embeddings)
+        batch, length = len(embeddings), start + embeddings.shape[1]
+        if self._lengths.angles(length) != self._lengths.angles(self._embeddings.shape[1]):
+            whole = torch.cat([self._embeddings[:, :start].expand(batch, -1, -1), embeddings], 1)
+            return self._model.outputs(whole, [start + position for position in positions])
         kept = [
             (layer.keys[:, :, :start].expand(batch, -1, -1, -1), layer.values[:, :, :start].expand(batch, -1, -1, -1))
             for layer in self._cache.layers
@@ -336,6 +412,8 @@ def looks_ahead(model: Model, embeddings: Float[Tensor, "one position feature"])
     inputs = embeddings[:, :CAUSAL_PROBE].detach().requires_grad_()
     middle = (inputs.shape[1] - 1) // 2
     with torch.enable_grad():
-        hidden = model.outputs(inputs, [middle]).hidden
+        # Whatever else a network reads of its tokens: it is attention that looks ahead, and goes through these.
+        run = model._outputs if isinstance(model, HuggingFaceModel) else model.outputs
+        hidden = run(inputs, [middle]).hidden
         (gradient,) = torch.autograd.grad(hidden.float().square().sum(), inputs)
     return bool((gradient[:, middle + 1 :] != 0).any())

@@ -153,12 +153,11 @@ def _check_usable(model: HuggingFaceModel, name: str) -> None:
         raise RunError(f"model {name!r}: weight {bad[:80]!r} holds NaN or infinite values; allowed: finite")
     if quantised(model.network):
         _check_gradients(model, name)
-    else:
-        # Numbers of a configuration that do not fit each other can build a network that cannot be run.
-        with refused_configuration(name), torch.no_grad():
-            model.last(model.embed(model.token_tensor([[0]])))
-            if model.described:
-                model.architecture_traits()
+    # Numbers of a configuration that do not fit each other can build a network that cannot be run.
+    with refused_configuration(name):
+        model.compare_inputs()
+        if model.described:
+            model.architecture_traits()
 
 
 def load_tokenizer(source: str | Path) -> Any:

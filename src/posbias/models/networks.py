@@ -154,7 +154,9 @@ def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
     with quiet(local=True):
         network = cast_weights(random_network(model.network.config, seed=seed), model.dtype).to(model.device)
     origin = Origin(model.origin.source, int(seed), model.origin.revision)
-    return HuggingFaceModel(network, model.tokenizer, origin=origin)
+    drawn = HuggingFaceModel(network, model.tokenizer, origin=origin)
+    drawn.reads_tokens = model.reads_tokens
+    return drawn
 
 
 def attention_of(config: Any) -> str:

@@ -15,6 +15,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from posbias.models.model import Model
+from posbias.models.rotary import changing_kinds
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 REDUCED = (torch.float16, torch.bfloat16)
@@ -26,8 +27,6 @@ PLACES = 65521
 """Period of the position factors of a weight's second sum, a prime."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element: the integers its bits are read as."""
-CHANGING_ROPE = ("dynamic", "longrope")
-"""Kinds of RoPE whose frequencies depend on the length of the prompt."""
 UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 """Entries of a configuration that change no number, or are described beside it."""
 
@@ -102,7 +101,7 @@ def buffers_sha256(network: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for prefix, module in network.named_modules():
-        own_frequencies = any(word in str(getattr(module, "rope_type", "")) for word in CHANGING_ROPE)
+        own_frequencies = bool(changing_kinds(module))
         for name, buffer in module.named_buffers(recurse=False):
             if not buffer.is_meta and not (own_frequencies and "inv_freq" in name):
                 path = f"{prefix}.{name}".removeprefix(".")

@@ -26,7 +26,7 @@ from posbias.drawing.figures import (
 )
 from posbias.evaluation.evaluation import MEASURES
 from posbias.records import Record
-from posbias.report.layout import title_of
+from posbias.report.layout import caveats_of, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
 from posbias.report.wording import KINDS, THEORIES, label
@@ -90,7 +90,7 @@ def behaviour_report(record: Record) -> Report:
         picture=figures[:1],
         summary=tables[:1],
         statements=statements_of(record),
-        caveats=[CORRELATION_CAVEAT] if "influence" in record.scalars else [],
+        caveats=[*caveats_of(record), *([CORRELATION_CAVEAT] if "influence" in record.scalars else [])],
         figures=figures[1:],
         note=NOTE,
         tables=tables[1:],

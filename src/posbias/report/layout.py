@@ -154,7 +154,9 @@ def command_of(record: Record) -> str:
 
 def caveats_of(record: Record) -> tuple[str, ...]:
     """What a reader must know of the model, such as an encoding that is not the published one, and of the theories."""
-    model = record.resolved.get("model")
+    responder = record.resolved.get("responder")
+    asked = responder.get("model") if isinstance(responder, Mapping) else None
+    model = record.resolved.get("model", asked)
     of_model = model.get("caveats", ()) if isinstance(model, Mapping) else ()
     return (*of_model, *record.scalars.get("caveats", ()))
 

@@ -17,7 +17,7 @@ from posbias.mitigation.endpoints import JUDGED, change_text
 from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET
 from posbias.records import Record
-from posbias.report.layout import title_of
+from posbias.report.layout import caveats_of, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.report.wording import label
@@ -55,7 +55,7 @@ def mitigation_report(record: Record) -> Report:
         title_of(record),
         kicker="posbias · methods against position bias, judged",
         verdict=[found["recommendation"], *_required(record), *_influence_sentences(record)],
-        caveats=[*found["warnings"], *([FORM] if found["measure"] == "logprob" else [])],
+        caveats=[*caveats_of(record), *found["warnings"], *([FORM] if found["measure"] == "logprob" else [])],
         summary=[_verdict_table(record)],
         picture=_figures(record),
         note=NOTE,

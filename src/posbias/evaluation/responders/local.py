@@ -159,6 +159,8 @@ class LocalResponder(Responder):
             if len(answer):
                 scores[index] = score_answer(logits, answer)
             if generate:
+                if runner.lengths.angles(len(prompt)) != runner.lengths.angles(len(prompt) + max(0, len(answer) - 1)):
+                    logits = runner.run(prompt, rows=1)  # with the answer behind it, it was turned by other angles
                 waiting.append(Started(index, requests[index], prompt, logits[0], runner.keep(len(prompt))))
                 if len(waiting) >= self._room(waiting[0]):
                     responses.update(self._continue(runner, waiting))

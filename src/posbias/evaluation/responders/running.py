@@ -22,6 +22,7 @@ from posbias.errors import RunError
 from posbias.evaluation.responders.base import Request, Response
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
+from posbias.models.rotary import AngleLengths
 
 TokenIds = Int64[np.ndarray, "_"]
 Layers = list[tuple[Tensor, Tensor]]
@@ -67,6 +68,7 @@ class Runner:
     def __init__(self, model: Model, *, cached: bool) -> None:
         self.model = model
         self.cached = cached
+        self.lengths = AngleLengths.of(model.network)
         self.processed = 0
         """Tokens run through the network so far."""
         self.forget()
@@ -83,6 +85,8 @@ class Runner:
             RunError: the network fails, or its logits are not finite.
         """
         start = min(shared_length(self._held, token_ids), len(token_ids) - rows)
+        if self.lengths.angles(len(self._held)) != self.lengths.angles(len(token_ids)):
+            start = 0  # what is held was turned by other angles
         cache = _cache_of(self.keep(start) if start else []) if self.cached else None
         self.forget()  # should the network fail, nothing is held
         logits = self._outputs(token_ids[None, start:], rows, cache)[0]
@@ -97,20 +101,19 @@ class Runner:
         """
         return [(keys[:, :, :n_positions], values[:, :, :n_positions]) for keys, values in self._layers]
 
-    def step(self, token_ids: Int64[np.ndarray, "batch one"], cache: Any) -> Float[Tensor, "batch vocabulary"]:
-        """Logits after one more token of several sequences, whose cache goes on by one position."""
+    def step(self, token_ids: Int64[np.ndarray, "batch new"], cache: Any) -> Float[Tensor, "batch vocabulary"]:
+        """Logits after more tokens of several sequences, whose cache goes on by as many positions."""
         return self._outputs(token_ids, 1, cache)[:, 0]
 
     def _outputs(self, token_ids: Int64[np.ndarray, "batch new"], rows: int, cache: Any) -> Tensor:
         batch, new = token_ids.shape
         self.processed += batch * new
+        tokens, positions = self.model.token_tensor(token_ids.tolist()), list(range(new - rows, new))
         with torch.no_grad():
-            embeddings = self.model.embed(self.model.token_tensor(token_ids.tolist()))
-            positions = list(range(new - rows, new))
             if isinstance(self.model, HuggingFaceModel):
-                logits = self.model.outputs(embeddings, positions, cache=cache).logits
+                logits = self.model.logits(tokens, positions, cache=cache)
             else:
-                logits = self.model.outputs(embeddings, positions).logits
+                logits = self.model.outputs(self.model.embed(tokens), positions).logits
         if not bool(logits.isfinite().any(dim=-1).all()) or bool(logits.isnan().any()):
             raise RunError(f"the model's logits are not finite numbers after {new} tokens; try dtype float32")
         return logits
@@ -125,7 +128,8 @@ def counting_tokens(model: Model, count: Callable[[int], None]) -> Iterator[None
     """
 
     def entering(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        stream = given[0] if given else named.get("hidden_states", named.get("inputs_embeds"))
+        names = ("hidden_states", "inputs_embeds", "input_ids")
+        stream = given[0] if given else next((named[name] for name in names if named.get(name) is not None), None)
         if isinstance(stream, Tensor):
             count(stream.shape[0] * stream.shape[1])
 
@@ -169,9 +173,9 @@ def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
         return whole
     half = len(probe) // 2
     turned = np.concatenate([probe[:half], probe[half:][::-1]])
-    if looks_ahead(model, model.embed(model.token_tensor([probe.tolist()]))):
-        return whole
     try:
+        if looks_ahead(model, model.embed(model.token_tensor([probe.tolist()]))):
+            return whole
         pairs = [
             (live.run(tokens, rows=rows), whole.run(tokens, rows=rows))
             for tokens, rows in ((probe, 1), (turned[:-1], half // 2), (turned, 1))
@@ -241,12 +245,15 @@ def decode(runner: Runner, batch: Sequence[Started], ending: Ending) -> list[lis
             [(torch.cat([own[0] for own in layer]), torch.cat([own[1] for own in layer])) for layer in columns]
         )
     while active:
+        whole = np.array([[*batch[index].prompt, *generated[index]] for index in active], dtype=np.int64)
+        n_positions = whole.shape[1]
         if cache is None:
-            whole = [np.array([*batch[index].prompt, *generated[index]], dtype=np.int64) for index in active]
             choices = [int(runner.run(sequence, rows=1)[0].argmax()) for sequence in whole]
+        elif runner.lengths.angles(n_positions) != runner.lengths.angles(n_positions - 1):
+            cache = _cache_of([])  # from here on, all positions are turned by other angles
+            choices = runner.step(whole, cache).argmax(dim=-1).tolist()
         else:
-            last = np.array([[generated[index][-1]] for index in active], dtype=np.int64)
-            choices = runner.step(last, cache).argmax(dim=-1).tolist()
+            choices = runner.step(whole[:, -1:], cache).argmax(dim=-1).tolist()
         for index, choice in zip(active, choices, strict=True):
             generated[index].append(choice)
         left = unfinished(active)

@@ -27,6 +27,7 @@ from posbias.models.families.parts import (
     read_norm,
     weight_of,
 )
+from posbias.models.rotary import changing_kinds
 from posbias.registry import Registry
 
 FAMILIES: Registry["Family"] = Registry("model family")
@@ -233,7 +234,7 @@ class Family:
 
         Read off the network's own buffer. Where sorts of layers differ (Gemma 3, OLMo 3) each has one named after it;
         without any (a rotary module replaced by one that leaves everything where it is) nothing turns. Refused are
-        models that also scale what they turn (YaRN, LongRoPE).
+        models that also scale what they turn (YaRN, LongRoPE), or whose buffer holds what the last pass needed.
         """
         if not self.rotates(block.attention, config):
             return None
@@ -241,6 +242,8 @@ class Family:
             for name, factor in vars(module).items():
                 if name.endswith("attention_scaling") and factor != 1:
                     raise UsageError(f"rotary positions scale what they turn by {factor:g}; only 1 is allowed")
+            if "longrope" in changing_kinds(module):
+                raise UsageError("rotary frequencies of longrope depend on the prompt's length; others are allowed")
         types = getattr(config, "layer_types", None)
         wanted = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
         buffers = {path.rpartition(".")[2]: buffer for path, buffer in network.named_buffers()}
