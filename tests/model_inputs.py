@@ -12,12 +12,15 @@ import shutil
 import struct
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ALLOWED_CHARACTERS, ALLOWED_SECONDS, ALLOWED_BYTES = 500, 5.0, 2 * 10**9
 """Seconds are those of the processor: a busy machine is no finding, and the caller ends what waits."""
+REFUSED_SECONDS, REFUSED_BYTES = 20, 100 << 20
+"""What a refusal may take at most."""
 MODEL_BYTES = 200 * 10**6
 """What a model may take beside the process; more is refused by `load_model` itself."""
 ADDRESS_SPACE = 12 * 10**9
@@ -67,6 +70,7 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
     import transformers
 
     from conftest import save_byte_tokenizer
+    from gguf_inputs import save_gguf
     from posbias.architecture import Architecture
     from posbias.models.reference.network import save_reference
     from posbias.models.reference.parameters import draw_parameters
@@ -82,44 +86,10 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
         save_byte_tokenizer(directory / name)
     network = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]())
     network.save_pretrained(directory / "shards", max_shard_size="20KB")
-    save_gguf(directory / "gguf", network)
+    (directory / "gguf").mkdir()
+    save_gguf(directory / "gguf" / "w.gguf", network)
     reference = copy_network(Architecture(2, 2, mask=["causal", "prefix(length=2)"]), residual=True, mlp=True)
     save_reference(directory / "reference", reference, parameters=draw_parameters(reference, torch.Generator()))
-
-
-def save_gguf(directory: Path, network: Any) -> None:
-    """A Llama as llama.cpp writes it, with a small vocabulary."""
-    from gguf import GGUFWriter
-
-    directory.mkdir()
-    config = network.config
-    writer = GGUFWriter(directory / "w.gguf", "llama")
-    writer.add_name("tiny")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e4)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
-    writer.add_token_types([1] * config.vocab_size)
-    writer.add_token_merges(["t 1", "t 2"])
-    names = {"embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "layers": "blk"}
-    names |= {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
-    names |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
-    names |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-    for name, weight in network.state_dict().items():
-        for old, new in names.items():
-            name = name.replace(old, new)
-        writer.add_tensor(name.removeprefix("model."), weight.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def damaged(base: Path, target: Path, draw: random.Random) -> tuple[Path, str]:
@@ -133,6 +103,28 @@ def damaged(base: Path, target: Path, draw: random.Random) -> tuple[Path, str]:
     done = [draw.choice(DAMAGE[path.suffix])(path, draw) for _ in range(draw.choice((1, 1, 2)))]
     whole = target / "w.gguf"
     return (whole if whole.exists() else target), f"{base.name}/{path.name}: {', '.join(done)}"
+
+
+def refused(source: Any, **arguments: Any) -> str:
+    """The one line that a source is refused with, soon and without memory."""
+    import pytest
+
+    from posbias.errors import RunError, UsageError
+    from posbias.models.loading import load_model
+
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        with pytest.raises((UsageError, RunError)) as refusal:
+            load_model(source, **arguments)
+        assert tracemalloc.get_traced_memory()[1] < REFUSED_BYTES
+        # Of the processor: far above what it takes, far below what building would.
+        assert time.process_time() - began < REFUSED_SECONDS
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) <= ALLOWED_CHARACTERS
+    return str(refusal.value)
 
 
 def outcome(source: str | Path) -> str:

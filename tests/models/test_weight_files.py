@@ -7,10 +7,11 @@ import pytest
 import torch
 import transformers
 
+from gguf_inputs import save_gguf
 from posbias.errors import RunError, UsageError
-from posbias.models import loading, networks
+from posbias.models import networks
 from posbias.models.loading import load_model
-from posbias.models.networks import network_size
+from posbias.models.networks import network_size, random_network
 from posbias.models.sources import Source
 from posbias.models.weight_files import loaded_files, stored_tensors, weight_bytes
 
@@ -73,12 +74,11 @@ def test_random_weights_and_those_of_gguf_files_are_refused_before_they_are_made
     assert load_model(llama, init_seed=0, max_memory=needed).width == 16
     with pytest.raises(UsageError, match=r"are allowed; try a smaller model$"):
         load_model(llama, init_seed=0, max_memory=needed - 1)
-    (llama / "tiny.gguf").write_bytes(b"-" * 1000)
-    monkeypatch.setattr(loading, "read_config", lambda _: config)
-    with pytest.raises(UsageError, match=r"26\.4 KB are allowed; try --dtype bfloat16$"):
-        load_model(llama / "tiny.gguf", max_memory=needed + 999)
-    with pytest.raises(RunError, match="cannot be loaded"):
-        load_model(llama / "tiny.gguf", max_memory=needed + 1000)
+    path = save_gguf(llama / "tiny.gguf", random_network(config, seed=0))
+    needed += path.stat().st_size
+    with pytest.raises(UsageError, match=r"KB are allowed; try --dtype bfloat16$"):
+        load_model(path, max_memory=needed - 1)
+    assert load_model(path, max_memory=needed).width == 16
 
 
 def test_auto_spreads_what_one_device_would_not_hold(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

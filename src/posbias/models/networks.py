@@ -23,6 +23,8 @@ from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
 from posbias.memory import available_bytes, beside_weights, resident_bytes, show_bytes
 from posbias.models.config_limits import check_text_growth
+from posbias.models.gguf_files import read_gguf
+from posbias.models.gguf_networks import check_places
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, quiet
 from posbias.models.weight_files import Tensors, fetch_weights, loaded_files, stored_tensors, weight_bytes
@@ -81,6 +83,9 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
         raise RunError(f"model {source.name!r}: the hub did not provide its weights: {one_line(error)}") from None
     tensors = None if source.gguf is not None else stored_tensors(loaded_files(local), source.name)
     _check_size(config, wanted, tensors, packed=packed)
+    if source.gguf is not None:
+        weights, file = dict(_outline(config).named_parameters()), read_gguf(Path(source.location) / source.gguf)
+        check_places(file, weights, n_layers=config.num_hidden_layers, name=source.name)
     wanted = replace(wanted, source=local)
     if wanted.device is not None:
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
@@ -129,11 +134,16 @@ class NetworkSize(NamedTuple):
 
 def network_size(config: Any) -> NetworkSize:
     """The size of a network of this configuration; none of it is allocated."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        network = _unquantised_network(config)
+    network = _outline(config)
     tables = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     counts = [parameter.numel() for parameter in network.parameters()]
     return NetworkSize(sum(counts), max(counts, default=0), tables)
+
+
+def _outline(config: Any) -> nn.Module:
+    """The network without its numbers, which takes no memory."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return _unquantised_network(config)
 
 
 def _unquantised_network(config: Any) -> nn.Module:

@@ -19,7 +19,9 @@ from urllib.request import getproxies
 
 from posbias.errors import UsageError, one_line
 from posbias.files import read_json
-from posbias.models.config_limits import TENSORS, check_numbers, gguf_metadata
+from posbias.models.config_limits import check_numbers
+from posbias.models.gguf_files import read_gguf
+from posbias.models.gguf_networks import gguf_configuration
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
 CONFIG = "config.json"
@@ -153,11 +155,11 @@ def read_config(source: Source) -> Any:
             _check_file(path, source.name, CONFIG_MAPPING)
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         else:
-            metadata = gguf_metadata(Path(source.location) / source.gguf)
-            check_numbers(metadata, source.name)
-            config = AutoConfig.from_pretrained(source.location, **source.arguments)
-            layers, most = config.get_text_config().num_hidden_layers, min(metadata[TENSORS], GGUF_LAYERS)
-            if layers > most:  # also where the file does not say how many, and transformers supplies its own number
+            file = read_gguf(Path(source.location) / source.gguf)
+            check_numbers(file.entries, source.name)
+            config = gguf_configuration(file, source.name)
+            layers, most = config.num_hidden_layers, min(len(file.tensors), GGUF_LAYERS)
+            if layers > most:
                 raise UsageError(
                     f"model {source.name!r} has {layers} layers; at most {most} are allowed for its tensors"
                 )
