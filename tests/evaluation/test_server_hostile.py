@@ -152,10 +152,10 @@ def test_an_interruption_cuts_off_what_is_under_way(monkeypatch: pytest.MonkeyPa
         b"\xff",
         b"null",
         b'{"format": 2}',
-        b'{"format": 2, "key": "KEY", "answer": {"text": 1}}',
-        b'{"format": 2, "key": "KEY", "answer": {"text": "\\ud800", "finish": "stop"}}',
-        b'{"format": 2, "key": "KEY", "answer": {"text": "x", "prompt_tokens": -1}}',
-        b'{"format": 2, "key": "KEY", "answer": {"choices": [{"message": {"content": "x"}}]}}',
+        b'{"format": 3, "key": "KEY", "answer": {"text": 1}}',
+        b'{"format": 3, "key": "KEY", "answer": {"text": "\\ud800", "finish": "stop"}}',
+        b'{"format": 3, "key": "KEY", "answer": {"text": "x", "prompt_tokens": -1}}',
+        b'{"format": 3, "key": "KEY", "answer": {"choices": [{"message": {"content": "x"}}]}}',
     ],
 )
 def test_a_damaged_cached_answer_is_asked_again(damage: bytes, tmp_path: Path) -> None:

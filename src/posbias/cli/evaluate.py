@@ -1,9 +1,9 @@
 """`posbias evaluate`: how well a model answers, by where the answer stands in its context."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +23,9 @@ EXAMPLE = (
 )
 ANSWERS = "answers"
 """Where a server's answers are kept, below the run directory."""
-OWN_OPTIONS = {"cache", "reuse"}
+OWN_OPTIONS = {"cache", "reuse", "template_options"}
 """Options of a server that other flags set."""
-OF_A_RUN = ("generate", "score", "resume", "out", "json")
+OF_A_RUN = ("template_options", "thinking_tokens", "answer_pattern", "generate", "score", "resume", "out", "json")
 """Flags of a run, whoever answers."""
 
 
@@ -41,8 +41,34 @@ class TaskFlags:
     max_tokens: Annotated[int | None, typer.Option(help="Generated at most.", min=1, show_default="the task's own")] = (
         None
     )
+    thinking_tokens: Annotated[
+        int, typer.Option(help="Generated at most beside them, for thoughts before the answer.", min=0)
+    ] = 0
+    answer_pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="Regular expression whose group holds the answer; the rest is thoughts.",
+            show_default="marks such as <think>",
+        ),
+    ] = None
+    template_options: Annotated[
+        str,
+        typer.Option(help="What the chat template is told, such as enable_thinking=False.", show_default="nothing"),
+    ] = ""
     generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the task's rule.")] = True
     score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
+
+    def told(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
+        """What the chat template is told; refused where no conversation is rendered (a chat server makes its own)."""
+        from posbias.registry import parse_literal_call
+
+        spelled = self.template_options
+        _, positional, named = parse_literal_call(f"template({spelled})", "template options")
+        if positional:
+            raise UsageError(f"--template-options {spelled!r}: allowed: NAME=VALUE, such as enable_thinking=False")
+        if named and not (task.chat or served):
+            raise UsageError("--template-options are for conversations; ask for them by chat=True in the task")
+        return named
 
 
 @dataclass(frozen=True)
@@ -54,13 +80,15 @@ class LocalFlags:
     device: options.Device = "cpu"
     max_memory: options.MaxMemory = None
 
-    def responder(self, model: str) -> "Responder":
+    def responder(self, model: str, *, template_options: "Mapping[str, Any]") -> "Responder":
         """A loaded model that answers."""
         from posbias.evaluation.responders import LocalOptions, LocalResponder
         from posbias.models.loading import load_model
 
         allowed = options.bytes_of(self.max_memory)
-        loaded = load_model(model, dtype=self.dtype, device=self.device, max_memory=allowed)
+        loaded = load_model(
+            model, dtype=self.dtype, device=self.device, max_memory=allowed, template_options=template_options
+        )
         return LocalResponder(loaded, LocalOptions(batch=self.batch))
 
 
@@ -73,7 +101,15 @@ class ServerFlags:
         str, typer.Option(help="Such as: kind='text', concurrency=8, requests_per_minute=60.")
     ] = ""
 
-    def responder(self, url: str, *, tokenizer: str | None, directory: Path | None, reuse: bool) -> "Responder":
+    def responder(
+        self,
+        url: str,
+        *,
+        tokenizer: str | None,
+        directory: Path | None,
+        reuse: bool,
+        template_options: "Mapping[str, Any]",
+    ) -> "Responder":
         """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
@@ -87,7 +123,8 @@ class ServerFlags:
         if positional or set(named) - known:
             allowed = ", ".join(f"{name}=..." for name in sorted(known))
             raise UsageError(f"--server-options {spelled!r}: allowed: {allowed}")
-        settings = ServerOptions(**named, cache=None if directory is None else directory / ANSWERS, reuse=reuse)
+        kept = None if directory is None else directory / ANSWERS
+        settings = ServerOptions(**named, cache=kept, reuse=reuse, template_options=template_options)
         counting = None if tokenizer is None else load_tokenizer(tokenizer)
         return ServerResponder(url, self.served_model, settings, tokenizer=counting)
 
@@ -138,17 +175,22 @@ def evaluate(
         generate=evaluated.generate,
         score=evaluated.score,
         max_tokens=evaluated.max_tokens,
+        thinking_tokens=evaluated.thinking_tokens,
+        answer_pattern=evaluated.answer_pattern,
         resume=resume,
         max_memory=options.bytes_of(local.max_memory),
     )
+    told = evaluated.told(task, served=server is not None)
     if lm_eval or inspect_ai:
         _export(task, settings, model=model or tokenizer, lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
 
     def responder(directory: Path | None) -> "Responder":
         if server is not None:
-            return served.responder(server, tokenizer=tokenizer, directory=directory, reuse=resume)
-        return local.responder(str(model))
+            return served.responder(
+                server, tokenizer=tokenizer, directory=directory, reuse=resume, template_options=told
+            )
+        return local.responder(str(model), template_options=told)
 
     _evaluate(context, task, settings, responder, flags)
 

@@ -89,16 +89,20 @@ def mitigate(
     from posbias.mitigation.named_files import check_files
     from posbias.mitigation.run import mitigate as run_mitigation
     from posbias.records import finished_record
+    from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
     options.check_resume(resume, flags.out)
     settings = replace(_settings(tried, evaluated, local, flags, resume=resume), engine=engine.made())
+    told = evaluated.told(LANGUAGE_TASKS.parse(evaluated.task), served=server is not None)
     check_files(given_methods(settings), settings.fitting.begin)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
         if server is not None:
-            responder = served.responder(server, tokenizer=tokenizer, directory=run.directory, reuse=resume)
+            responder = served.responder(
+                server, tokenizer=tokenizer, directory=run.directory, reuse=resume, template_options=told
+            )
         else:
-            responder = local.responder(str(model))
+            responder = local.responder(str(model), template_options=told)
         kept = None if run.directory is None else finished_record(run.directory)
         with pinned(settings.engine.pinned_threads):
             record = run_mitigation(
@@ -136,6 +140,8 @@ def _settings(
         generate=evaluated.generate,
         score=evaluated.score,
         max_tokens=evaluated.max_tokens,
+        thinking_tokens=evaluated.thinking_tokens,
+        answer_pattern=evaluated.answer_pattern,
         resume=resume,
         max_memory=options.bytes_of(local.max_memory),
     )

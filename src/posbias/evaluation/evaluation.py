@@ -28,6 +28,7 @@ from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import PositionCurve, Scores, position_curve
 from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import REFUSED, Responder
+from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
 from posbias.evaluation.samples import (
     TEXTS,
     EvaluateOptions,
@@ -54,7 +55,7 @@ MEASURES = {
 """What each measure is called."""
 GENERATED = ("accuracy", "values_found")
 """Measures that rest on what was generated."""
-DECIDING = ("kind", "model", "address", "body", "tokenizer", "method")
+DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
 REFUSED_SHARE = 0.1
 """Of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
@@ -128,10 +129,12 @@ class Evaluation(Showing):
     @cached_property
     def reading(self) -> Reading:
         """How many of the generated answers could be read."""
-        unread = 0
+        unfinished = unread = sum(row["thinking"] == UNFINISHED for row in self.outputs)
+        answered = ~np.isnan(self.tables["correct"])
         if "tie" in self.tables:
-            unread = int((np.isnan(self.tables["tie"]) & ~np.isnan(self.tables["correct"])).sum())
-        return Reading(answers=int((~np.isnan(self.tables["correct"])).sum()), unread=unread)
+            unread = int((np.isnan(self.tables["tie"]) & answered).sum())
+        thought = sum(bool((row["thoughts"] or "").strip()) for row in self.outputs)
+        return Reading(int(answered.sum()), unread, unfinished, thought)
 
     @cached_property
     def curves(self) -> dict[str, PositionCurve]:
@@ -218,7 +221,7 @@ def evaluate(
         refused += [row for piece in found for row in refused_in(read_json(piece, TEXTS))]
         _check_refused(refused, sum(len(sample.examples) for sample in samples))
         finished |= {sample.piece: store.keep(sample.piece, piece) for sample, piece in zip(chunk, found, strict=True)}
-    pieces = [finished[sample.piece] for sample in samples]
+    pieces = _with_unmarked_thoughts([finished[sample.piece] for sample in samples])
     efforts = [read_json(piece, EFFORT) for piece in pieces]
     described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
     _check_scored(pieces, options, described)
@@ -236,6 +239,32 @@ def evaluate(
         fingerprint=_fingerprint(settings, samples, options),
         seconds=sum(effort["seconds"] for effort in efforts),
     )
+
+
+def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
+    """Pieces in which answers that are thoughts throughout are none, so far as other answers give them away.
+
+    If some hold only the mark that closes thoughts, the prompt opens them: then one that was cut off without any mark
+    is still within them, though nothing in itself tells.
+    """
+    outputs = [read_json(piece, TEXTS) for piece in pieces]
+    if not any(row["thinking"] == CLOSED for rows in outputs for row in rows):
+        return list(pieces)
+    found = []
+    for piece, rows in zip(pieces, outputs, strict=True):
+        hidden = np.array([row["thinking"] is None and row["finish"] == "length" for row in rows])
+        within = {"text": "", "thinking": UNFINISHED}
+        rows = [
+            {**row, "thoughts": row["text"], **within} if each else row for row, each in zip(rows, hidden, strict=True)
+        ]
+        blank = {"correct": 0.0, "found": 0.0, "first_pick": np.nan, "tie": np.nan}
+        tables = {
+            name: np.where(hidden & ~np.isnan(piece[name]), value, piece[name])
+            for name, value in blank.items()
+            if name in piece
+        }
+        found.append({**piece, **tables, TEXTS: as_bytes(rows)})
+    return found
 
 
 def answer_samples(
@@ -308,6 +337,8 @@ def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[s
         "task": str(task),
         "positions": list(options.positions_of(task)),
         "max_tokens": options.max_tokens or task.max_tokens,
+        "thinking_tokens": options.thinking_tokens,
+        "answer_pattern": options.answer_pattern,
         "generate": options.generate,
         "score": options.score,
         "responder": {name: value for name, value in responder.items() if name in DECIDING},
@@ -332,6 +363,8 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
             **({"skip": options.skip} if options.skip else {}),
             "positions": list(evaluation.positions),
             "max_tokens": options.max_tokens,
+            "thinking_tokens": options.thinking_tokens,
+            "answer_pattern": options.answer_pattern,
             "responder": dict(evaluation.responder),
             "fingerprint": fingerprint({"evaluation": evaluation.fingerprint}),
         },

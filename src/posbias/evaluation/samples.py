@@ -18,6 +18,7 @@ from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
 from posbias.tasks.language import Example, LanguageTask, share_found
+from posbias.tasks.language.verdicts import check_own
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
@@ -47,6 +48,11 @@ class EvaluateOptions:
     """Whether the right answer is scored by teacher forcing, which also ranks models too weak to generate it."""
     max_tokens: int | None = None
     """Generated at most, >= 1; None: the task's own."""
+    thinking_tokens: int = 0
+    """Beside them for thoughts before the answer, >= 0: of a model that thinks, or its answer is never reached."""
+    answer_pattern: str | None = None
+    """A regular expression with one group that holds the answer in what is generated, all else being thoughts; None:
+    thoughts are told by the marks that models put around them."""
     together: int = 8
     """Samples requested at a time, >= 1: what an interruption costs at most."""
     directory: Path | None = None
@@ -61,6 +67,8 @@ class EvaluateOptions:
         check_whole("evaluate: skip", self.skip, least=0)
         check_whole("evaluate: together", self.together, least=1)
         check_seed(self.seed)
+        check_whole("evaluate: thinking_tokens", self.thinking_tokens, least=0)
+        check_own("evaluate: answer_pattern", self.answer_pattern, groups=1)
         for name in ("max_tokens", "max_memory"):
             if getattr(self, name) is not None:
                 check_whole(f"evaluate: {name}", getattr(self, name), least=1)
@@ -72,8 +80,8 @@ class EvaluateOptions:
         return spread_positions(task) if self.positions is None else task.positions(list(self.positions))
 
     def tokens_of(self, task: LanguageTask) -> int:
-        """Tokens that are generated at most; 0 where none are."""
-        return (self.max_tokens or task.max_tokens) if self.generate else 0
+        """Tokens that are generated at most, thoughts included; 0 where none are."""
+        return (self.max_tokens or task.max_tokens) + self.thinking_tokens if self.generate else 0
 
 
 def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[int, ...]:
@@ -115,7 +123,8 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
         Request(
             prompt=example.prompt,
             answer=example.target if options.score else None,
-            max_tokens=options.max_tokens or task.max_tokens,
+            max_tokens=max(1, options.tokens_of(task)),
+            answer_pattern=options.answer_pattern,
             group=example.sample,
             stop=task.stop,
             passages=example.passages,
@@ -186,6 +195,8 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "condition": example.condition,
         "answers": list(example.answers),
         "text": text,
+        "thoughts": None if response is None else response.thoughts,
+        "thinking": None if response is None else response.thinking,
         "finish": None if response is None else response.finish,
         "skipped": skipped,
     }

@@ -24,6 +24,10 @@ class Reading:
     answers: int
     unread: int
     """Answers in which nothing can be judged: a judge's that hold no verdict, any that never came out of thoughts."""
+    unfinished: int = 0
+    """Answers among them that never came out of the model's thoughts."""
+    thought: int = 0
+    """Answers that came with thoughts, finished or not."""
 
     @property
     def withheld(self) -> bool:

@@ -25,7 +25,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, finished_evaluation, write_outputs
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
-from posbias.evaluation.evaluation import DECIDING, measures_of
+from posbias.evaluation.evaluation import DECIDING, GENERATED, measures_of
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Pieces, Sample, requests_of
 from posbias.mitigation.arms import (
@@ -174,7 +174,8 @@ def _settings(
         for name, value in vars(options).items()
         if name not in ("evaluation", "require", "methods", "fitting", "engine")
     }
-    evaluation = {name: getattr(options.evaluation, name) for name in ("seed", "generate", "score", "max_tokens")}
+    evaluated = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
+    evaluation = {name: getattr(options.evaluation, name) for name in evaluated}
     described = {name: value for name, value in responder.describe().items() if name in DECIDING}
     return {
         "verb": "mitigate",
@@ -274,7 +275,10 @@ def _short_forms(
 
 
 def _measures(record: Record) -> dict[str, Scores]:
-    return measures_of(below(record.arrays, "scores/"))
+    """Of one arm; those of generated answers only where enough of them could be read."""
+    withheld = GENERATED if record.scalars["reading"]["withheld"] else ()
+    found = measures_of(below(record.arrays, "scores/"))
+    return {name: table for name, table in found.items() if name not in withheld}
 
 
 def _side_effects(

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posbias.chat_templates import template_options_of
 from posbias.errors import UsageError
 from posbias.models.families.base import FAMILIES, Block, Family
 from posbias.models.model import BranchNorms, Model, Outputs
@@ -254,6 +255,8 @@ class HuggingFaceModel(Model):
             "transformers": transformers.__version__,
             "caveats": self._caveats(),
         }
+        if options := template_options_of(self.tokenizer):
+            description["template_options"] = options
         if self._family is not None:
             description["depth"] = self._family.depth(self.config)
             description["heads"] = self._family.heads(self.config)

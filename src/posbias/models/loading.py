@@ -6,6 +6,7 @@ Only weights that cannot carry code are read (safetensors, GGUF), no repository'
 looked up on the network. Files are held to stated limits before they are used. Every refusal is one line.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posbias.chat_templates import with_template_options
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import peak_bytes
@@ -55,6 +57,7 @@ def load_model(
     dtype: str = "float32",
     device: str = "cpu",
     max_memory: int | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> HuggingFaceModel | ReferenceTransformer:
     """Load a causal language model, frozen and in evaluation mode.
 
@@ -70,6 +73,8 @@ def load_model(
             are full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
         max_memory: Bytes that the process may hold while it loads the model; with `auto`, half of what they leave for
             weights, as on each accelerator half of them; None: what is free.
+        template_options: What the tokenizer's chat template is told beside the messages, wherever a conversation is
+            rendered: `{"enable_thinking": False}` turns thoughts off in templates that know it.
 
     Returns:
         The model; its tokenizer is None where none was found. What `save_reference` wrote is a `ReferenceTransformer`.
@@ -83,12 +88,15 @@ def load_model(
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
     if isinstance(source, nn.Module):
+        tokenizer = with_template_options(tokenizer, template_options)
         return _usable_in_hand(source, tokenizer, (init_seed, dtype, device, max_memory))
     if tokenizer is not None:
         raise UsageError(f"a tokenizer goes with a model of transformers; {str(source)[:120]!r} has its own")
     chosen_device, peak_before = check_device(device), peak_bytes()
     trained = _trained_here(source, init_seed=init_seed, dtype=dtype, device=device)
     if trained is not None:
+        if template_options:
+            raise UsageError("template options go with a tokenizer's chat template; this model has no tokenizer")
         return trained
     resolved = _resolved(source)
     if resolved.config_only and init_seed is None:
@@ -97,12 +105,12 @@ def load_model(
         config = read_config(resolved)
         wanted = Wanted(resolved, DTYPES[dtype], chosen_device, max_memory)
         network = pretrained_network(config, wanted) if init_seed is None else drawn_network(config, wanted, init_seed)
-        tokenizer = read_tokenizer(resolved)
+        tokenizer = with_template_options(read_tokenizer(resolved), template_options)
     drawn_from = None if init_seed is None else int(init_seed)
     with refused_configuration(resolved.name):
         model = HuggingFaceModel(network, tokenizer, origin=Origin(resolved.name, drawn_from, resolved.revision))
     _check_usable(model, resolved.name)
-    model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory)
+    model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory, template_options)
     peak = peak_bytes()
     if peak is not None and peak_before is not None and peak > peak_before:
         model.loading_bytes = peak
@@ -160,14 +168,14 @@ def _check_usable(model: HuggingFaceModel, name: str) -> None:
             model.architecture_traits()
 
 
-def load_tokenizer(source: str | Path) -> Any:
+def load_tokenizer(source: str | Path, *, template_options: Mapping[str, Any] | None = None) -> Any:
     """The tokenizer of a source as for `load_model`, or one that lies in a directory by itself; no weight is read."""
     resolved = _resolved(source)
     with quiet(resolved.local):
         tokenizer = read_tokenizer(resolved)
     if tokenizer is None:
         raise UsageError(f"{resolved.name!r} has no readable tokenizer; allowed: a model, or a directory, with one")
-    return tokenizer
+    return with_template_options(tokenizer, template_options)
 
 
 def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Model:

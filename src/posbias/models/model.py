@@ -5,7 +5,7 @@ positions, `last` to that of the last. Everything differentiable goes through th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ class ModelRequest:
     device: str = "cpu"
     max_memory: int | None = None
     """Bytes; None: whatever is there."""
+    template_options: Mapping[str, Any] | None = None
+    """What the tokenizer's chat template is told beside the messages."""
 
 
 @dataclass(frozen=True)

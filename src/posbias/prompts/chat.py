@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from posbias.chat_templates import check_template, template_options_of
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import check_text, parsed_json, read_lines
@@ -140,17 +141,6 @@ def chat_file_prompts(request: PromptSource, model: TokenModel, *, n_positions: 
     )
 
 
-def check_template(tokenizer: Any) -> None:
-    """Refuse a tokenizer that cannot render conversations, and a model without any."""
-    if tokenizer is None:
-        raise UsageError("the model has no tokenizer, so it cannot render a conversation; give token ids")
-    if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(
-            "the model's tokenizer has no chat template (a base model?); write the prompts as text, or set "
-            "tokenizer.chat_template"
-        )
-
-
 def check_messages(messages: Sequence[object], place: str) -> None:
     """Refuse what a template would write out as words that nobody said, such as None; `place` says where it stands.
 
@@ -185,7 +175,10 @@ def render_conversation(
             _bounded_memory(TEMPLATE_BYTES.most),
         ):
             text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **template_options_of(tokenizer),
             )
     except UsageError:
         raise

@@ -100,6 +100,30 @@ def behaviour_report(record: Record) -> Report:
 
 
 def notices_of(record: Record) -> list[str]:
+    """What must be known of the answers before any number is read."""
+    return [*_refused(record), *_thoughts(record)]
+
+
+def _thoughts(record: Record) -> list[str]:
+    """How many answers never came out of the model's thoughts, and what is scored without thoughts."""
+    reading, notices = record.scalars.get("reading", {}), []
+    if reading.get("unfinished"):
+        most = f"--max-tokens {record.resolved['max_tokens']}, --thinking-tokens {record.resolved['thinking_tokens']}"
+        notices.append(
+            f"{reading['unfinished']} of {reading['answers']} answers never came out of the model's thoughts ({most}) "
+            "and count as wrong. More --thinking-tokens let thoughts end; --template-options 'enable_thinking=False' "
+            "turns them off in chat templates that know it."
+        )
+    if reading.get("thought"):
+        scored = "logprob" in record.scalars["curves"]
+        notices.append(
+            f"{reading['thought']} of {reading['answers']} answers came with thoughts, which were taken out."
+            + scored * " The right answer was scored without any before it, so not as the model would give it."
+        )
+    return notices
+
+
+def _refused(record: Record) -> list[str]:
     """What is missing from every curve because a server refused it: how much, where, and the first in its words."""
     refused = record.scalars.get("refused")
     if not refused:
@@ -221,10 +245,16 @@ def _withheld(record: Record) -> list[str]:
     reading = record.scalars.get("reading", {})
     if not reading.get("withheld"):
         return []
+    judged = "verdicts" in record.scalars
+    if judged and reading["unread"] > reading["unfinished"]:
+        why = "hold no verdict that can be read"
+        remedy = "pairwise(pattern='...') reads a form of its own, --max-tokens allows longer answers"
+    else:
+        why = "never came out of the model's thoughts"
+        remedy = "--thinking-tokens allows more thoughts"
     return [
-        f"No conclusion from the generated answers: {reading['unread']} of {reading['answers']} hold no verdict that "
-        f"can be read, more than {reading['most_unread']:.0%}. outputs.jsonl has them; pairwise(pattern='...') reads a "
-        "form of its own, --max-tokens allows longer answers."
+        f"No conclusion from the generated answers: {reading['unread']} of {reading['answers']} {why}, more than "
+        f"{reading['most_unread']:.0%}. outputs.jsonl has them; {remedy}."
     ]
 
 

@@ -33,7 +33,11 @@ class Request:
     group: str = ""
     """Requests of one group say the same in another order: they share beginnings, and are best sent together."""
     stop: tuple[str, ...] = ()
-    """Generation ends where one of these texts begins; the text before it is the answer."""
+    """Generation ends where one of these texts begins behind the answer's first word; the text before it is the answer.
+    Within thoughts, and in blank lines before the answer, they mean nothing."""
+    answer_pattern: str | None = None
+    """A regular expression with one group that holds the answer, all else being thoughts; None: thoughts are told by
+    the marks that models put around them (`thoughts.py`)."""
     passages: tuple[Span, ...] = ()
     """Begin and end, in characters of `text`, of every passage in it, in order; see `Example.passages`."""
     fixed_order: bool = False
@@ -91,7 +95,7 @@ class Response:
     """What a model generated, greedily, or why the request was not put to it."""
 
     text: str
-    """The answer, without the prompt and without special tokens; cut where a stop text begins."""
+    """The answer, without prompt, special tokens and thoughts; cut where a stop text begins."""
     finish: str
     """"stop" (an end token or a stop text), "length" (`max_tokens` reached), SKIPPED, REFUSED, or a server's own."""
     prompt_tokens: int | None = None
@@ -104,6 +108,10 @@ class Response:
     """The generated tokens, local models only."""
     continues: bool = False
     """Whether the text goes on where the prompt ends, rather than being a message that answers it."""
+    thoughts: str | None = None
+    """What was marked as thoughts, without the marks; None where nothing was."""
+    thinking: str | None = None
+    """How thoughts were told, as `thoughts.Told`; UNFINISHED: they did not end, so that there is no answer."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from posbias.chat_templates import check_template_options
 from posbias.checks import check_choice, check_whole
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import Mask
@@ -33,6 +34,8 @@ from posbias.progress import announce
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""
+TEMPLATE_FIELD = "chat_template_kwargs"
+"""Field of a request's body that holds what a chat template is told."""
 OPTIONAL = ("requests_per_minute", "price_in", "price_out")
 """Numbers that may be None."""
 SLOWEST = 0.1
@@ -76,6 +79,9 @@ class ServerOptions:
     """Per million generated tokens."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """What a chat server's template is told, such as `{"enable_thinking": False}`, in the field `chat_template_kwargs`
+    of vLLM, SGLang, llama.cpp and `transformers serve`; others refuse the field or pass it over."""
     jitter_seed: int = 0
     """Of the random part of the delays (>= 0)."""
 
@@ -90,6 +96,9 @@ class ServerOptions:
             json.dumps(dict(self.body), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"server: body must be what JSON can say: {error}") from None
+        check_template_options(self.template_options)
+        if self.template_options and (self.kind != "chat" or TEMPLATE_FIELD in self.body):
+            raise UsageError(f"server: template_options need kind 'chat', and no {TEMPLATE_FIELD} in the body")
         if not isinstance(self.reuse, bool):
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
         for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):

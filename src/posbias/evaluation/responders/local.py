@@ -30,11 +30,18 @@ from posbias.evaluation.responders.running import (
     trusted_runner,
     visiting_order,
 )
+from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import tokenise
 from posbias.tasks.language import rendered
 
+MARK_TOKENS = 64
+"""Of a prompt's end, in which a mark that opens thoughts stands."""
+WITHIN_THOUGHTS = (
+    "the prompts end where the model's thoughts begin, and an answer would be scored within them; "
+    "--template-options 'enable_thinking=False' closes them in templates that know it"
+)
 NO_TOKENIZER = "the model has no tokenizer, so it cannot read a prompt; allowed: models with one"
 
 
@@ -106,6 +113,8 @@ class LocalResponder(Responder):
         self._runner: Runner | None = None
         self._plain = self._processed = 0
         self._counting = False
+        self._unscored = False
+        """Whether an answer was to be scored where the prompt ends within thoughts."""
         self._ending = Ending(model.tokenizer, _end_tokens(model))
 
     @property
@@ -150,7 +159,9 @@ class LocalResponder(Responder):
         runner = self.tried(encoded[order[0]].prompt)
         for index in track(order, "answers"):
             prompt, answer = encoded[index].prompt, encoded[index].answer
-            if not score:
+            thinks = self._ends_within_thoughts(prompt)
+            self._unscored |= score and thinks and len(answer) > 0
+            if not score or thinks:
                 answer = answer[:0]
             if not self.options.reuse:
                 runner.forget()
@@ -161,12 +172,16 @@ class LocalResponder(Responder):
             if generate:
                 if runner.lengths.angles(len(prompt)) != runner.lengths.angles(len(prompt) + max(0, len(answer) - 1)):
                     logits = runner.run(prompt, rows=1)  # with the answer behind it, it was turned by other angles
-                waiting.append(Started(index, requests[index], prompt, logits[0], runner.keep(len(prompt))))
+                waiting.append(Started(index, requests[index], prompt, logits[0], runner.keep(len(prompt)), thinks))
                 if len(waiting) >= self._room(waiting[0]):
                     responses.update(self._continue(runner, waiting))
                     waiting.clear()
         responses.update(self._continue(runner, waiting))
         return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
+
+    def _ends_within_thoughts(self, prompt: TokenIds) -> bool:
+        """Whether a prompt ends where its model is to think."""
+        return opens_thoughts(self.tokenizer.decode(prompt[-MARK_TOKENS:].tolist(), skip_special_tokens=False))
 
     def forget(self) -> None:
         """Run the next prompt from its first token."""
@@ -192,8 +207,8 @@ class LocalResponder(Responder):
         return {**described, **self.learnt(), **self.counts()}
 
     def learnt(self) -> dict[str, Any]:
-        """Whether beginnings are reused."""
-        return {"reuse": self.reuses}
+        """Whether beginnings are reused, and why answers were not scored, if they were not."""
+        return {"reuse": self.reuses, **({"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {})}
 
     def counts(self) -> dict[str, float]:
         """Tokens run through the network, and how many a plain run would have taken without any method."""
@@ -218,8 +233,8 @@ class LocalResponder(Responder):
         for started in waiting:
             by_length.setdefault(len(started.prompt), []).append(started)
         return {
-            started.index: self._ending.response(generated, started.request, length)
-            for length, batch in by_length.items()
+            started.index: self._ending.response(generated, started)
+            for batch in by_length.values()
             for started, generated in zip(batch, decode(runner, batch, self._ending), strict=True)
         }
 

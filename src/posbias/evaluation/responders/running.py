@@ -10,7 +10,7 @@ without padding, and a sequence that has ended leaves the batch.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import Request, Response
+from posbias.evaluation.responders.thoughts import Told, told_apart
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
 from posbias.models.rotary import AngleLengths
@@ -188,37 +189,6 @@ def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """When a sequence ends."""
-
-    tokenizer: Any
-    end_tokens: Collection[int]
-
-    def reached(self, generated: Sequence[int], request: Request) -> bool:
-        """After an end token, `max_tokens`, or a stop text."""
-        if generated[-1] in self.end_tokens or len(generated) >= request.max_tokens:
-            return True
-        return bool(request.stop) and any(text in self._text(generated) for text in request.stop)
-
-    def _text(self, generated: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(generated), skip_special_tokens=True))
-
-    def response(self, generated: Sequence[int], request: Request, prompt_tokens: int) -> Response:
-        """What was generated, cut where a stop text begins."""
-        text = self._text(generated)
-        cuts = [text.index(stop) for stop in request.stop if stop in text]
-        stopped = bool(cuts) or generated[-1] in self.end_tokens
-        return Response(
-            text=text[: min(cuts)] if cuts else text,
-            finish="stop" if stopped else "length",
-            prompt_tokens=prompt_tokens,
-            tokens=len(generated),
-            token_ids=tuple(generated),
-            continues=isinstance(request.prompt, str),
-        )
-
-
-@dataclass(frozen=True)
 class Started:
     """A prompt that has been run and is to be continued."""
 
@@ -229,6 +199,55 @@ class Started:
     """After the prompt's last token."""
     kept: Layers
     """Its keys and values; none where it is continued without a cache."""
+    thinks: bool = False
+    """Whether the prompt ends within thoughts, as chat templates of some models do."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """When a sequence ends, and what it says."""
+
+    tokenizer: Any
+    end_tokens: Collection[int]
+
+    def reached(self, generated: Sequence[int], started: Started) -> bool:
+        """After an end token, `max_tokens`, or a stop text behind thoughts and blank lines."""
+        request = started.request
+        if generated[-1] in self.end_tokens or len(generated) >= request.max_tokens:
+            return True
+        if not any(text in self._text(generated) for text in request.stop):
+            return False
+        return self.told(generated, started).stopped
+
+    def _text(self, generated: Sequence[int], *, special: bool = False) -> str:
+        return str(self.tokenizer.decode(list(generated), skip_special_tokens=not special))
+
+    def told(self, generated: Sequence[int], started: Started) -> Told:
+        """The text with its thoughts told from its answer, which is without special tokens; some marks are such."""
+        request = started.request
+        found = told_apart(self._text(generated, special=True), opened=started.thinks, pattern=request.answer_pattern)
+        answer = found.answer
+        if found.thinking is None:
+            answer = self._text(generated)
+        else:
+            for token in self.tokenizer.all_special_tokens:
+                answer = answer.replace(token, "")
+        return replace(found, answer=answer).cut(request.stop)
+
+    def response(self, generated: Sequence[int], started: Started) -> Response:
+        """What was generated."""
+        told = self.told(generated, started)
+        stopped = told.stopped or generated[-1] in self.end_tokens
+        return Response(
+            text=told.answer,
+            finish="stop" if stopped else "length",
+            prompt_tokens=len(started.prompt),
+            tokens=len(generated),
+            token_ids=tuple(generated),
+            continues=isinstance(started.request.prompt, str),
+            thoughts=told.thoughts,
+            thinking=told.thinking,
+        )
 
 
 def decode(runner: Runner, batch: Sequence[Started], ending: Ending) -> list[list[int]]:
@@ -236,7 +255,7 @@ def decode(runner: Runner, batch: Sequence[Started], ending: Ending) -> list[lis
     generated = [[int(started.logits.argmax())] for started in batch]
 
     def unfinished(indices: Sequence[int]) -> list[int]:
-        return [index for index in indices if not ending.reached(generated[index], batch[index].request)]
+        return [index for index in indices if not ending.reached(generated[index], batch[index])]
 
     active, cache = unfinished(range(len(batch))), None
     if runner.cached:

@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posbias.chat_templates import with_template_options
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import REFUSED, SKIPPED, AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.client import (
     KINDS,
+    TEMPLATE_FIELD,
     Client,
     ServerOptions,
     StoppedError,
@@ -33,6 +35,8 @@ from posbias.evaluation.responders.server_answers import (
     Message,
     score_of,
 )
+from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, opens_thoughts, told_apart
+from posbias.tasks.language import rendered
 
 FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
 """What the reason for an answer's end begins with where a filter has ended it; small letters."""
@@ -78,10 +82,12 @@ class ServerResponder(Responder):
             raise UsageError(f"a server's model is named by a text that is not empty, got {model!r}")
         self.options = options or ServerOptions()
         self.model = model
-        self.tokenizer = tokenizer
+        self.tokenizer = with_template_options(tokenizer, None if tokenizer is None else self.options.template_options)
         self.usage = Usage()
         self._client = Client(check_address(base_url), self.options)
-        recorded = json.dumps([self._client.address, model, dict(self.options.body)])
+        recorded = json.dumps(
+            [self._client.address, model, dict(self.options.body), dict(self.options.template_options)]
+        )
         if self._client.mask.answer(recorded) != recorded:
             raise UsageError(
                 f"the key in {self.options.key_variable} stands in the address, model or body, too; these are recorded"
@@ -182,26 +188,53 @@ class ServerResponder(Responder):
         return Reply(response, scored)
 
     def _generated(self, request: Request) -> Response:
-        prompt: Any = request.prompt
-        if self.options.kind == "chat":
-            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            prompt = [dict(message) for message in turns]
         name = "prompt" if self.options.kind == "text" else "messages"
-        body = {"model": self.model, name: prompt, "max_tokens": request.max_tokens, "temperature": 0}
-        if request.stop:
+        body = {"model": self.model, name: self._messages(request), "max_tokens": request.max_tokens, "temperature": 0}
+        # A conversation may open with thoughts, and end within them where a line does: its answers are cut here.
+        if request.stop and self.options.kind == "text":
             body["stop"] = list(request.stop)
+        found, told = self._told(body, request)
+        if "stop" in body and found.finish == "stop" and not told.answer.strip():
+            del body["stop"]  # it ended in blank lines or thoughts, before the answer
+            found, told = self._told(body, request)
+        return Response(
+            told.answer,
+            "stop" if told.stopped else found.finish,
+            prompt_tokens=found.prompt_tokens,
+            tokens=found.tokens,
+            continues=self.options.kind == "text",
+            thoughts=told.thoughts,
+            thinking=told.thinking,
+        )
+
+    def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
+        """An answer, and its text with the thoughts told from it, by the server or by marks."""
         found = self._answer(body, Message if self.options.kind == "chat" else Generated)
         if found.finish.lower().startswith(FILTERED_FINISHES):
             raise RefusedError(
                 200, f"the answer was ended by a filter ({self._client.mask.line(found.finish)})", "refused"
             )
-        return Response(
-            found.text,
-            found.finish,
-            prompt_tokens=found.prompt_tokens,
-            tokens=found.tokens,
-            continues=self.options.kind == "text",
-        )
+        named = found.thoughts if isinstance(found, Message) else None
+        if named is not None and request.answer_pattern is None:
+            told = told_apart(found.text)
+            thinking = MARKED if told.answer.strip() else UNFINISHED
+            return found, replace(told, thoughts=named + (told.thoughts or ""), thinking=thinking).cut(request.stop)
+        # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
+        opened = found.finish == "length" and self._opens_thoughts(request)
+        return found, told_apart(found.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
+
+    def _opens_thoughts(self, request: Request) -> bool:
+        """Whether the prompt ends within thoughts, so far as its tokenizer is known."""
+        if self.tokenizer is None or (self.options.kind == "chat" and not self.tokenizer.chat_template):
+            return False
+        return opens_thoughts(rendered(self._messages(request), self.tokenizer)[0])
+
+    def _messages(self, request: Request) -> Any:
+        """The prompt as it is sent: a text to a chat server is a message of the user."""
+        if self.options.kind == "text":
+            return request.prompt
+        turns = [{"role": "user", "content": request.prompt}] if isinstance(request.prompt, str) else request.prompt
+        return [dict(message) for message in turns]
 
     def _scored(self, request: Request) -> AnswerScore | None:
         if self.scores is False or request.answer is None or not isinstance(request.prompt, str):
@@ -231,6 +264,8 @@ class ServerResponder(Responder):
 
     def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
+        if self.options.template_options:
+            whole[TEMPLATE_FIELD] = dict(self.options.template_options)
         path = KINDS[self.options.kind]
         named = json.dumps({"address": f"{self._client.address}/{path}", "body": whole}, sort_keys=True)
         key = hashlib.sha256(named.encode()).hexdigest()

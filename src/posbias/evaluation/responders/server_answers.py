@@ -37,7 +37,7 @@ FULFILLED = 200
 """The status of an answer."""
 MOST_LISTED = 1000
 """Far more tokens than are requested at one place."""
-ANSWER_FORMAT: Literal[2] = 2
+ANSWER_FORMAT: Literal[3] = 3
 """Goes up when what a file of the cache holds changes its meaning."""
 
 Hide = Callable[[str], str]
@@ -89,6 +89,31 @@ def _whole(content: object) -> object:
     return "".join(texts)
 
 
+def _thoughts(content: object) -> list[str] | None:
+    """The thoughts in a message that comes in parts, or as the cache holds them; None of a message in one piece."""
+    if not isinstance(content, list):
+        return None
+    found = []
+    for part in content:
+        if isinstance(part, dict):
+            said = part.get("thinking", part.get("text"))
+            part = _as_text(said) if part.get("type") in THOUGHT_PARTS else None
+        if isinstance(part, str):
+            found.append(part)
+    return found
+
+
+def _as_text(said: object) -> str | None:
+    """Thoughts as a text, whatever a server makes of them."""
+    if not said:
+        return None
+    if isinstance(said, str):
+        return said
+    texts = [part.get("text") for part in said if isinstance(part, dict)] if isinstance(said, list) else []
+    told = "".join(text for text in texts if isinstance(text, str))
+    return told or json.dumps(said, ensure_ascii=False)
+
+
 def _hidden(text: str, hide: Hide | None) -> str:
     return text if hide is None else hide(text)
 
@@ -109,6 +134,7 @@ Tokens = Annotated[
 TextOrNone = Annotated[Text, BeforeValidator(lambda value: "" if value is None else value)]
 """Servers say null for an empty message."""
 Finish = Annotated[Text, BeforeValidator(lambda value: "unknown" if value is None else value)]
+Thought = Annotated[Text | None, BeforeValidator(_as_text)]
 NoError = Annotated[None, BeforeValidator(lambda value: _no_error(value))]
 """Some servers put an error where the answer would be, with the status of an answer."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -147,11 +173,22 @@ class Generated(ServerAnswer):
 
 
 class Message(Generated):
-    """An answer in a conversation."""
+    """An answer in a conversation; its thoughts, where the server tells them from it, under either name."""
 
+    reasoning_content: Thought = Field(None, validation_alias=AliasPath(*FIRST, "message", "reasoning_content"))
+    reasoning: Thought = Field(None, validation_alias=AliasPath(*FIRST, "message", "reasoning"))
+    thought_parts: Annotated[list[Text] | None, BeforeValidator(_thoughts)] = Field(
+        None, validation_alias=AliasPath(*FIRST, "message", "content")
+    )
     text: Annotated[TextOrNone, BeforeValidator(_whole)] = Field(
         validation_alias=AliasPath(*FIRST, "message", "content")
     )
+
+    @property
+    def thoughts(self) -> str | None:
+        """What the server told from the answer; None where it told nothing."""
+        named = self.reasoning_content or self.reasoning
+        return "".join([named or "", *(self.thought_parts or [])]) or None
 
 
 class Echo(ServerAnswer):
@@ -230,7 +267,7 @@ def _rank(value: float, others: dict[str, float | None] | None, n_listed: int) -
 class _Kept(BaseModel, Generic[Kind]):
     """What a file says."""
 
-    format: Literal[2]
+    format: Literal[3]
     key: str
     answer: Kind
 

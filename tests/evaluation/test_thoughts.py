@@ -1,0 +1,300 @@
+"""Thoughts are told from answers: by marks, by servers, by templates that open them; an answer in thoughts is none."""
+
+import json
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken
+
+import posbias as pb
+from evaluation.replies import generated
+from evaluation.serving import Reply, chat, stand_in
+from posbias.chat_templates import with_template_options
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, evaluation_record, measured_use
+from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
+from posbias.evaluation.responders.running import Ending, Started
+from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
+from posbias.report.page import html_of, report_of
+from posbias.tasks.language import Documents
+
+FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0, concurrency=1)
+THINKING = (
+    "{% for m in messages %}<u>{{ m.content }}{% endfor %}<a>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% else %}<think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "thinking"),
+    [
+        ("<think>\nParis? No.\n</think>\n\nRome", "\n\nRome", MARKED),
+        ("<think>\n\n</think>\n\nRome", "\n\nRome", MARKED),
+        ("Paris? No.\n</think>\nRome", "\nRome", CLOSED),
+        ("<thinking>Paris?</thinking>Rome", "Rome", MARKED),
+        ("<THINK>Paris?</THINK>Rome", "Rome", MARKED),
+        ("<reasoning>Paris?</reasoning><answer>Rome</answer>", "Rome", MARKED),
+        ("<seed:think>Paris?</seed:think>Rome", "Rome", MARKED),
+        ("[THINK]Paris?[/THINK]Rome", "Rome", MARKED),
+        ("◁think▷Paris?◁/think▷Rome", "Rome", MARKED),
+        ("<|START_THINKING|>Paris?<|END_THINKING|><|START_RESPONSE|>Rome<|END_RESPONSE|>", "Rome", MARKED),
+        ("<|begin_of_thought|>Paris?<|end_of_thought|><|begin_of_solution|>Rome<|end_of_solution|>", "Rome", MARKED),
+        ("<|channel|>analysis<|message|>Paris?<|end|><|start|>assistant<|channel|>final<|message|>Rome<|return|>",
+         "Rome", MARKED),
+        ("analysisWe look. Paris?assistantfinalRome", "Rome", MARKED),
+        ("Sure. <think>Paris?</think>Rome", "Sure. Rome", MARKED),
+        ("<think>a</think>b<think>Paris?</think>Rome", "bRome", MARKED),
+        # A mark that is only spoken of neither opens nor ends what it stands in.
+        ("<think>I write <think> first.</think>Rome", "Rome", MARKED),
+        ("<think>I end with </think> then.</think>Rome", "Rome", MARKED),
+        ("<think>In [THINK] Paris?[/THINK]</think>Rome", "Rome", MARKED),
+        ("<think>Paris", "", UNFINISHED),
+        ("Rome <think>or Paris", "", UNFINISHED),
+        ("<|channel|>analysis<|message|>Paris", "", UNFINISHED),
+        ("analysisWe need Paris", "", UNFINISHED),
+        ("Rome", "Rome", None),
+        ("analysis of Rome", "analysis of Rome", None),
+        ("I think> Rome", "I think> Rome", None),
+        ("", "", None),
+    ],
+)  # fmt: skip
+def test_the_answer_stands_outside_of_the_marks(text: str, answer: str, thinking: str | None) -> None:
+    told = told_apart(text)
+    assert (told.answer, told.thinking) == (answer, thinking)
+    assert (told.thoughts is None) is (thinking is None)
+    assert "Paris" not in told.answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "thinking"),
+    [("Paris?</think>Rome", "Rome", MARKED), ("Paris", "", UNFINISHED), ("<think>Paris?</think>Rome", "Rome", MARKED)],
+)
+def test_behind_a_prompt_that_opens_thoughts_only_a_closing_mark_ends_them(
+    text: str, answer: str, thinking: str
+) -> None:
+    told = told_apart(text, opened=True)
+    assert (told.answer, told.thinking) == (answer, thinking)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opens"),
+    [
+        ("<a><think>\n", True),
+        ("[INST]q[/INST][THINK]", True),
+        ("<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("<|start|>assistant<|channel|>final<|message|>", False),
+        ("<a><think>\n\n</think>\n\n", False),
+        ("What does <think> mean?<a>", False),
+        ("", False),
+    ],
+)
+def test_a_prompt_opens_thoughts_if_it_ends_with_an_opening_mark(prompt: str, opens: bool) -> None:
+    assert opens_thoughts(prompt) is opens
+
+
+def test_a_pattern_of_ones_own_holds_the_answer_and_all_else_is_thoughts() -> None:
+    pattern = r"(?s)Here is my response:\s*(.*)"
+    assert told_apart("Here is my thought: Paris. Here is my response: Rome", pattern=pattern).answer == "Rome"
+    assert told_apart("Here is my thought: Paris", pattern=pattern).thinking == UNFINISHED
+    for wrong in ("(", "no group", ""):
+        with pytest.raises(UsageError, match="evaluate: answer_pattern"):
+            EvaluateOptions(answer_pattern=wrong)
+
+
+def test_stop_texts_count_behind_thoughts_and_blank_lines_only() -> None:
+    assert told_apart("<think>\na\n</think>\n\nRome\nParis").cut(("\n",)).answer == "\n\nRome"
+    assert told_apart("\n \nRome\nParis").cut(("\n",)).answer == "\n \nRome"
+    assert not told_apart("\n\n").cut(("\n",)).stopped
+
+
+def special_marks(model: Any) -> Any:
+    """Its tokenizer with marks that are special tokens, as those of Magistral are."""
+    tokenizer = with_template_options(model.tokenizer, None)
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(mark) for mark in ("[THINK]", "[/THINK]")]})
+    return tokenizer
+
+
+@pytest.fixture
+def ending(long_llama: Path) -> Ending:
+    tokenizer = special_marks(pb.load_model(long_llama))
+    return Ending(tokenizer, {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
+
+
+def started(prompt: str = "q", *, stop: tuple[str, ...] = ("\n",), thinks: bool = False) -> Started:
+    request = Request(prompt, max_tokens=500, stop=stop)
+    return Started(0, request, np.array([5]), torch.zeros(1), [], thinks)
+
+
+def test_a_local_model_goes_on_until_the_answer_behind_its_thoughts_ends(ending: Ending) -> None:
+    text = "[THINK]It may be\nParis.[/THINK]\nRome\nmore"
+    tokens = ending.tokenizer(text, add_special_tokens=False)["input_ids"]
+    reached = [n for n in range(1, len(tokens) + 1) if ending.reached(tokens[:n], started())]
+    end = next(n for n in range(1, len(tokens) + 1) if ending.tokenizer.decode(tokens[:n]).endswith("Rome\n"))
+    assert reached[0] == end
+    response = ending.response(tokens[:end], started())
+    assert (response.text, response.thoughts, response.thinking) == ("\nRome", "It may be\nParis.", MARKED)
+    assert response.finish == "stop"
+    plain = ending.tokenizer("Rome", add_special_tokens=False)["input_ids"]
+    assert ending.response(plain, started(thinks=True)).thinking == UNFINISHED
+
+
+def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_it_is_told_not_to(
+    long_llama: Path,
+) -> None:
+    def tokenizer() -> Any:
+        found = pb.load_model(long_llama).tokenizer
+        found.chat_template = THINKING
+        return found
+
+    network = pb.load_model(long_llama).network
+    request = Request(({"role": "user", "content": "q"},), answer="x", max_tokens=2)
+    thinking = LocalResponder(pb.load_model(network, tokenizer()))
+    (reply,) = thinking.respond([request], generate=True, score=True)
+    assert reply.score is None
+    assert reply.response is not None
+    assert reply.response.thinking == UNFINISHED
+    assert "end where the model's thoughts begin" in thinking.describe()["no_scores_because"]
+    told = pb.load_model(network, tokenizer(), template_options={"enable_thinking": False})
+    assert told.describe()["template_options"] == {"enable_thinking": False}
+    (reply,) = LocalResponder(told).respond([request], generate=True, score=True)
+    assert reply.score is not None
+    assert reply.response is not None
+    assert reply.response.thinking is None
+    with pytest.raises(UsageError, match="'enable_thinkin' does nothing: the model's chat template does not name it"):
+        pb.load_model(network, tokenizer(), template_options={"enable_thinkin": False})
+    for wrong in ({"messages": []}, {"no name": 1}, {"enable_thinking": float("nan")}):
+        with pytest.raises(UsageError, match="template option"):
+            pb.load_model(network, tokenizer(), template_options=wrong)
+
+
+def said(content: Any, finish: str = "stop", **message: Any) -> Reply:
+    status, headers, body = chat("")
+    body["choices"][0] |= {"message": {"content": content, **message}, "finish_reason": finish}
+    return status, headers, body
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "thoughts", "thinking"),
+    [
+        (said("<think>\nParis?\n</think>\n\nRome\nand more"), "\n\nRome", "\nParis?\n", MARKED),
+        (said("Rome", reasoning_content="Paris?"), "Rome", "Paris?", MARKED),
+        (said("Rome", reasoning="Paris?", reasoning_content=None), "Rome", "Paris?", MARKED),
+        (said(None, "length", reasoning_content="Paris"), "", "Paris", UNFINISHED),
+        (said("", "stop", reasoning="Paris"), "", "Paris", UNFINISHED),
+        (said([{"type": "thinking", "thinking": [{"text": "Paris?"}]}, {"type": "text", "text": "Rome"}]),
+         "Rome", "Paris?", MARKED),
+        (said([{"type": "thinking", "thinking": "Paris"}], "length"), "", "Paris", UNFINISHED),
+        (said("\n\nRome"), "\n\nRome", None, None),
+        (said(None), "", None, None),
+    ],
+)  # fmt: skip
+def test_what_a_chat_server_says_is_told_from_its_thoughts(
+    reply: Reply, text: str, thoughts: str | None, thinking: str | None, tmp_path: Path
+) -> None:
+    options = replace(FAST, cache=tmp_path, template_options={"enable_thinking": False})
+    with stand_in(lambda *_: reply) as server:
+        found = [generated(ServerResponder(server.address, "m", options), [Request("q", stop=("\n",))]) for _ in "12"]
+    assert found[0] == found[1], "the cache gives what the server gave"
+    (response,) = found[0]
+    assert (response.text, response.thoughts, response.thinking) == (text, thoughts, thinking)
+    (body,) = server.asked
+    assert "stop" not in body, "a line may end within thoughts"
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_a_text_server_that_stops_before_the_answer_is_asked_without_the_stop_text() -> None:
+    def answer(_index: int, _path: str, body: dict[str, Any]) -> Reply:
+        text = "" if "stop" in body else "\n\nRome\nParis"
+        return 200, {}, {"choices": [{"text": text, "finish_reason": "stop"}]}
+
+    with stand_in(answer) as server:
+        responder = ServerResponder(server.address, "m", replace(FAST, kind="text"))
+        (response,) = generated(responder, [Request("q", stop=("\n",))])
+    assert (response.text, response.finish) == ("\n\nRome", "stop")
+    assert [("stop" in body) for body in server.asked] == [True, False]
+
+
+def test_template_options_of_a_server_are_refused_where_they_would_do_nothing() -> None:
+    for wrong in ({"kind": "text"}, {"body": {"chat_template_kwargs": {}}}):
+        with pytest.raises(UsageError, match="template_options need kind 'chat', and no chat_template_kwargs"):
+            ServerOptions(template_options={"enable_thinking": False}, **wrong)  # type: ignore[arg-type]
+
+
+def of_documents(say: Any, **options: Any) -> Evaluation:
+    """What a chat server says of two documents, of which one holds the town that is asked for."""
+
+    def answer(index: int, _path: str, body: dict[str, Any]) -> Reply:
+        prompt = body["messages"][-1]["content"]
+        person = prompt.split("was ")[-1].split(" born")[0]
+        right = prompt.split(f"{person} was born in ")[1].split(" and")[0]
+        return say(index, right)
+
+    with stand_in(answer) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        return evaluate(Documents(documents=2), responder, options=EvaluateOptions(count=8, **options))
+
+
+def test_a_right_answer_behind_thoughts_is_right_and_one_within_them_is_not() -> None:
+    right = of_documents(lambda _, town: said(f"<think>\nThe user asks.\n</think>\n\n{town}"))
+    assert right.tables["correct"].mean() == 1.0
+    within = of_documents(lambda _, town: said(f"<think>\nIs it {town}?\n</think>\n\nI do not know."))
+    assert within.tables["correct"].mean() == 0.0
+    record = evaluation_record(within, {})
+    assert (record.scalars["reading"]["thought"], record.scalars["reading"]["unfinished"]) == (16, 0)
+    assert report_of(record).notices[-1] == "16 of 16 answers came with thoughts, which were taken out."
+
+
+@pytest.mark.parametrize(("many", "withheld"), [(False, False), (True, True)])
+def test_answers_that_never_came_out_of_thoughts_are_wrong_shown_and_past_a_share_decide_nothing(
+    many: bool, withheld: bool, tmp_path: Path
+) -> None:
+    found = of_documents(lambda index, town: said(f"<think>{town}" if index in (0, many) else town, "length"))
+    record = evaluation_record(found, {})
+    assert record.scalars["reading"]["unfinished"] == 1 + many
+    assert found.tables["correct"].sum() == 15 - many
+    assert ("accuracy" in record.scalars["curves"]) is not withheld
+    page = report_of(record)
+    assert page.notices[0].startswith(
+        f"{1 + many} of 16 answers never came out of the model's thoughts (--max-tokens 100, --thinking-tokens 0)"
+    )
+    assert page.verdict[0].startswith("No conclusion from the generated answers: 2 of 16") is withheld
+    assert page.notices[0].split(" (")[0] in unescape(html_of(page))
+    if withheld:
+        with pytest.raises(UsageError, match="the run has no 'accuracy'"):
+            measured_use(record, measure="accuracy")
+
+
+def test_a_closing_mark_alone_gives_away_thoughts_that_were_cut_off_without_any() -> None:
+    """A server that shows no rendered prompt, whose template opens thoughts."""
+
+    def say(index: int, town: str) -> Reply:
+        return said(f"Is it {town}?", "length") if index < 3 else said(f"It is.\n</think>\n\n{town}")
+
+    found = of_documents(say)
+    assert found.tables["correct"].sum() == 13
+    assert found.reading.unfinished == 3
+    cut = of_documents(lambda index, town: said(f"It is {town}", "length" if index < 3 else "stop"))
+    assert (cut.tables["correct"].sum(), cut.reading.unfinished) == (16, 0), "nothing gives thoughts away"
+
+
+def test_tokens_for_thoughts_are_asked_for_beside_those_of_the_answer() -> None:
+    asked: list[int] = []
+
+    def answer(_index: int, _path: str, body: dict[str, Any]) -> Reply:
+        asked.append(body["max_tokens"])
+        return said("x")
+
+    with stand_in(answer) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        options = EvaluateOptions(count=1, max_tokens=20, thinking_tokens=1000, answer_pattern="^(.*)$")
+        found = evaluate(Documents(documents=2), responder, options=options)
+    assert set(asked) == {1020}
+    resolved = evaluation_record(found, {}).resolved
+    assert (resolved["max_tokens"], resolved["thinking_tokens"], resolved["answer_pattern"]) == (20, 1000, "^(.*)$")
+    json.dumps(resolved)
