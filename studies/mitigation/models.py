@@ -5,7 +5,8 @@ A `context_bias` is fitted to the calibration samples (100 steps), then it and t
 [MEASURE]` judges the methods that a run had finished when it was ended, without side effects, which come last.
 `... models.py table RECORD...` prints the tables of README.md from the records, verdicts alone first;
 `... models.py answers RECORD...` its tables of generated answers, `... models.py beside RECORD...` those of the same
-methods on several tasks, or at several strengths.
+methods on several tasks, or at several strengths. `... models.py rejudge RECORD...` settles the verdicts of finished
+records by today's rule.
 """
 
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,24 @@ from posbias.evaluation.evaluation import measures_of
 from posbias.mitigation.effort import effort_of
 from posbias.mitigation.endpoints import ALPHA
 from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.judging import APPLY, HARM, NOTHING, SMALL, SMALLEST, Tried, corrected, judge
+from posbias.mitigation.judging import SMALLEST, Tried, judge
 from posbias.mitigation.recipe import write_recipe
+from posbias.mitigation.verdicts import (
+    EVENS,
+    GAINS,
+    GREW,
+    HARM,
+    NOTHING,
+    OPEN,
+    RAISES,
+    SMALL,
+    STEADY,
+    Verdict,
+    settle,
+    tested_together,
+)
 from posbias.parts import below
-from posbias.records import Record, load_record
+from posbias.records import Record, load_record, plain
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")
@@ -50,6 +66,8 @@ ELSEWHERE = (
 """Records by log-probability that the tables leave to other sections."""
 CUE_KEPT_UNTIL = "2026-11-25T15:45"
 """Until then `repeat_prompt` and `question_first` repeated the cue of the answer as well, now with `cue=True`."""
+POSITION = {GREW: "more", STEADY: "as before", OPEN: "open"}
+"""What a rise does to the dependence on position, in a word."""
 LONGER = {"demo_order": "`context_bias`, 300 steps"}
 """Records whose `context_bias` was fitted for more than 100 steps."""
 
@@ -125,30 +143,48 @@ def table(*directories: str) -> None:
             _check_empty(row, record, name)
             row[model] = _cell(entry)
             if name not in LONGER.values():
-                verdicts.setdefault(name, {})[task, model] = EVEN if _is_even(entry) else verdict_of(entry)
+                verdicts.setdefault(name, {})[task, model] = EVEN if _is_even(entry) else entry["verdict"]
     _print(f"verdict for {', '.join(models)}", list(cells), _words(verdicts, list(cells), models))
     for task, found in cells.items():
         _print(task, models, {name: [row.get(model, "") for model in models] for name, row in found.items()})
 
 
 def correct_together(records: Iterable[Record]) -> None:
-    """Correct the p-values of all methods of a model on a task by Holm, also where they come from several runs."""
-    together: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """Judge all methods of a model on a task as one family, also where they come from several runs, by today's rule."""
+    together: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        together.setdefault(_cell_of(record), []).extend(record.scalars["judgement"]["verdicts"])
-    for entries in together.values():
-        for family, sign in (("gains", 1), ("harms", -1)):
-            tests = [{name: _uncorrected(entry, name, sign) for name in entry[family]} for entry in entries]
-            for entry, adjusted in zip(entries, corrected(tests), strict=True):
-                entry[family] = adjusted
+        together.setdefault(_cell_of(record), []).append(record)
+    for group in together.values():
+        found = [(record, _read(record)) for record in group]
+        measure = group[0].scalars["judgement"]["measure"]
+        decided, _, _ = settle(tested_together([each for _, own in found for each in own]), measure, SMALLEST)
+        left = iter(decided)
+        for record, own in found:
+            record.scalars["judgement"]["verdicts"] = [plain(asdict(next(left))) for _ in own]
 
 
-def _uncorrected(entry: dict[str, Any], name: str, sign: int) -> float:
-    """The p-value of a side effect, or of a change in one direction."""
-    if name in entry["effects"]:
-        return float(entry["effects"][name]["p"])
-    change = entry["changes"][name]
-    return float(change["p"]) if sign * change["value"]["value"] > 0 else 1.0
+def _read(record: Record) -> list[Verdict]:
+    """The verdicts of a record, with what those from before 2026-11-26 lack."""
+    judgement = record.scalars["judgement"]
+    before = np.array([each["value"] for each in judgement["before"]])
+    found = []
+    for stored in judgement["verdicts"]:
+        verdict = Verdict.of_record(stored)
+        rises = np.array([each.value for each in verdict.means]) - before
+        best = judgement["positions"][int(np.argmax(before))]
+        found.append(replace(verdict, formerly_best=best, lowered=int((rises <= -SMALLEST).sum())))
+    return found
+
+
+def rejudge(*directories: str) -> None:
+    """Settle the verdicts of records by today's rule, from the changes they hold, each record a family of its own."""
+    for each in directories:
+        record = load_record(each)
+        judgement = record.scalars["judgement"]
+        verdicts, recommended, text = settle(tested_together(_read(record)), judgement["measure"], SMALLEST)
+        judgement |= {"verdicts": plain([asdict(verdict) for verdict in verdicts]), "smallest": SMALLEST}
+        judgement |= {"recommended": recommended, "recommendation": text}
+        record.save(each)
 
 
 def answers(*directories: str) -> None:
@@ -194,11 +230,12 @@ def _words(
     verdicts: dict[str, dict[tuple[str, str], str]], tasks: list[str], models: list[str]
 ) -> dict[str, list[str]]:
     """Each method's verdicts in a word per model, by task; the methods that gain in most places first."""
-    word = {APPLY: "**gain**", HARM: "harm", SMALL: "–", NOTHING: "–", EVEN: EVEN, "": "not tried"}
+    word = {name: f"**{name.split()[0]}**" for name in GAINS} | {HARM: "harm", SMALL: "–", NOTHING: "–", EVEN: EVEN}
+    word[""] = "not tried"
 
     def place(name: str) -> tuple[int, int]:
         count = Counter(verdicts[name].values())
-        return count[HARM] - count[APPLY], count[HARM]
+        return count[HARM] - sum(count[gain] for gain in GAINS), count[HARM]
 
     return {
         name: [", ".join(word[verdicts[name].get((task, model), "")] for model in models) for task in tasks]
@@ -250,8 +287,17 @@ def _cell(entry: dict[str, Any]) -> str:
         for name, effect in entry["effects"].items()
         if name in entry["harms"] and effect["p"] < ALPHA and _matters(entry, name)
     ]
-    verdict = {NOTHING: "", SMALL: " negligible"}.get(found := verdict_of(entry), f" **{found}**")
-    return "; ".join(map(_change, changes)) + verdict + (f" ({', '.join(effects)})" if effects else "")
+    return "; ".join(map(_change, changes)) + _verdict(entry) + (f" ({', '.join(effects)})" if effects else "")
+
+
+def _verdict(entry: dict[str, Any]) -> str:
+    """In the words of a cell: nothing where nothing is established."""
+    found = entry["verdict"]
+    if found == EVENS:
+        return f" **evens out**, best {_short(entry['changes']['formerly best position']['value']['value'])}"
+    if found == RAISES:
+        return f" **raises {'some' if entry['lowered'] else 'all'}**, position {POSITION[entry['dependence']]}"
+    return {NOTHING: "", SMALL: " negligible"}.get(found, f" **{found}**")
 
 
 def _is_even(entry: dict[str, Any]) -> bool:
@@ -261,16 +307,6 @@ def _is_even(entry: dict[str, Any]) -> bool:
 def _effect(name: str) -> str:
     """Ordinary text, or a short form of the task, in a word or two."""
     return re.sub(r".*setting='(\w+)'\)", r"\1", name.removeprefix("ordinary ")).replace("closed_book", "closed book")
-
-
-def verdict_of(entry: dict[str, Any]) -> str:
-    """By the rule of today: some records are older than the least change that matters."""
-    harms, gains = ([name for name, p in entry[family].items() if p < ALPHA] for family in ("harms", "gains"))
-    if any(_matters(entry, name) for name in harms):
-        return HARM
-    if any(_matters(entry, name) for name in gains):
-        return APPLY
-    return SMALL if harms or gains else NOTHING
 
 
 def _matters(entry: dict[str, Any], name: str) -> bool:
@@ -293,4 +329,5 @@ def _short(value: float, plus: str = "") -> str:
 
 
 if __name__ == "__main__":
-    {"run": run, "finish": finish, "table": table, "answers": answers, "beside": beside}[sys.argv[1]](*sys.argv[2:])
+    verbs = {each.__name__: each for each in (run, finish, table, answers, beside, rejudge)}
+    verbs[sys.argv[1]](*sys.argv[2:])

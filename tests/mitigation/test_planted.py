@@ -5,16 +5,22 @@ import pytest
 
 from posbias.errors import UsageError
 from posbias.mitigation.endpoints import MEAN, WORST
-from posbias.mitigation.judging import APPLY, HARM, NOTHING, JudgeOptions
+from posbias.mitigation.judging import JudgeOptions
 from posbias.mitigation.planted import Planted, judged, planted_scores, verdict_rates
+from posbias.mitigation.verdicts import GAINS, HARM, NOTHING
 
 U = (0.8, 0.4, 0.6)
 RUNS = 500
 
 
+def gained(rates):
+    """At most so often any method gets a verdict of gain."""
+    return sum(rates.get(verdict, 0) for verdict in GAINS)
+
+
 def test_without_effect_neither_verdict_comes_in_more_than_5_percent_of_runs():
     rates = verdict_rates(Planted(U, (U,)), count=24, runs=RUNS)
-    assert rates.get(APPLY, 0) <= 0.05
+    assert gained(rates) <= 0.05
     assert rates.get(HARM, 0) <= 0.05
     assert rates[NOTHING] > 0.95
 
@@ -26,14 +32,15 @@ def test_without_effect_neither_verdict_comes_in_more_than_5_percent_of_runs():
 def test_without_effect_neither_verdict_comes_often_whatever_curve_and_scores(curve, count, noise):
     rates = verdict_rates(Planted(curve, (curve,) * 4), count=count, runs=RUNS, noise=noise)
     print(f"{curve} {count} samples, noise {noise}: {rates}")
-    assert max(rates.get(APPLY, 0), rates.get(HARM, 0)) <= 0.05
+    assert max(gained(rates), rates.get(HARM, 0)) <= 0.05
 
 
 def test_a_method_that_only_moves_the_trouble_is_not_applied():
     rates = verdict_rates(Planted(U, ((0.4, 0.8, 0.6),)), count=24, runs=60)
-    assert rates.get(APPLY, 0) <= 0.1
+    assert gained(rates) <= 0.1
+    assert rates[HARM] > 0.3, "the position that was best loses"
     flat_to_peaked = Planted((0.5, 0.5, 0.5), ((0.75, 0.25, 0.5),))
-    assert verdict_rates(flat_to_peaked, count=40, runs=60).get(APPLY, 0) <= 0.05, "the mean is as it was"
+    assert gained(verdict_rates(flat_to_peaked, count=40, runs=60)) <= 0.05, "the mean is as it was"
 
 
 def raised(curve, endpoint, rise, noise):

@@ -17,13 +17,13 @@ from posbias.mitigation import run as running
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
 from posbias.mitigation.base import MITIGATIONS
 from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.judging import APPLY, HARM, NOTHING, Levels
 from posbias.mitigation.key_bias import ContextBias
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
 from posbias.mitigation.preflight import announce_arms
 from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.run import mitigate
+from posbias.mitigation.verdicts import HARM, NOTHING, RAISES, Levels
 from posbias.models.loading import load_model
 from posbias.parts import clear_parts
 from posbias.prompts.loading import load_prompts
@@ -36,6 +36,8 @@ from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=5)"
 CURVE = (0.8, 0.3, 0.7)
+UNDECIDED = "raises all, whether position matters less is not decided"
+"""Of samples that are too few for the spread."""
 HELPFUL, HARMFUL, IDLE = (PlantedMethod(curve=curve) for curve in ((0.8, 0.8, 0.8), (0.2, 0.1, 0.2), CURVE))
 
 
@@ -59,7 +61,7 @@ def planted(tmp_path_factory):
 def test_planted_effects_are_judged_as_planted(planted):
     record, _ = planted
     judgement = record.scalars["judgement"]
-    assert [each["verdict"] for each in judgement["verdicts"]] == [APPLY, HARM, NOTHING]
+    assert [each["verdict"] for each in judgement["verdicts"]] == [RAISES, HARM, NOTHING]
     assert judgement["recommended"] == str(HELPFUL)
     assert record.scalars["requirement"]["met"]
     assert record.scalars["requirement"]["arm"] == str(HELPFUL)
@@ -82,12 +84,12 @@ def test_the_test_begins_after_the_calibration_samples(planted):
 def test_the_page_opens_with_the_recommendation_and_folds_the_rest(planted, tmp_path):
     record, directory = planted
     page = write_report([load_record(directory)], tmp_path).read_text()
-    places = [page.index(text) for text in ("Apply", "<figure ", "what each method does", "Why each verdict")]
+    places = [page.index(text) for text in (UNDECIDED, "<figure ", "what each method does", "Why each verdict")]
     assert places == sorted(places)
     assert "Do not apply planted(curve=[0.2, 0.1, 0.2])" in page
     assert "Required worst&gt;=0.6 is met" in page
     rows = report_of(record).summary[0].cells
-    assert [row[2] for row in rows[1:]] == [APPLY, HARM, NOTHING]
+    assert [row[2] for row in rows[1:]] == [UNDECIDED, HARM, NOTHING]
     assert html_of(report_of(record))
 
 

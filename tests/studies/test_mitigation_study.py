@@ -1,6 +1,7 @@
 """The shipped study of mitigation: its tables are those of its records, and its headline that of its answers."""
 
 import json
+from collections import Counter
 from functools import cache
 from importlib import util
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from posbias.mitigation.endpoints import ALPHA
+from posbias.mitigation.verdicts import APPLY, EVENS, HARM, RAISES, Verdict, settle, tested_together
 from posbias.records import load_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
@@ -96,11 +99,11 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
         (
             "demo_key_value_8",
             ["unchanged (level)", "`from_question_8.json`", "`context_bias_8.json`", "`key_value_8.json`"],
-            ["apply", "apply", "apply"],
+            ["raises", "raises", "raises"],
         ),
-        ("demo_question_twice", ["unchanged", "with the bias"], ["apply"]),
+        ("demo_question_twice", ["unchanged", "with the bias"], ["raises"]),
         ("gemma_key_value_8", ["unchanged", "fitted at 8 pairs alone"], ["do not apply"]),
-        ("gemma_key_value_8_2", ["unchanged", "then at 2, 4 and 8 pairs"], ["apply"]),
+        ("gemma_key_value_8_2", ["unchanged", "then at 2, 4 and 8 pairs"], ["raises"]),
     ],
 )
 def test_the_answers_under_a_fitted_bias_are_those_of_the_records(
@@ -124,6 +127,23 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
     shown = [_cells(line) for line in (STUDY / "README.md").read_text().splitlines()]
     for row in rows:
         assert row in shown
+
+
+def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(models: ModuleType) -> None:
+    found = []
+    for directory in sorted((STUDY / "records").iterdir()):
+        judgement = load_record(directory).scalars["judgement"]
+        read = [Verdict.of_record(each) for each in judgement["verdicts"]]
+        decided, recommended, _ = settle(tested_together(read), judgement["measure"], judgement["smallest"])
+        assert [each.words for each in decided] == [each["words"] for each in judgement["verdicts"]], directory.name
+        assert recommended == judgement["recommended"]
+        found += decided
+    count = Counter(each.verdict for each in found)
+    paid = sum(each.verdict == HARM and min(each.gains.values()) < ALPHA for each in found)
+    page = " ".join((STUDY / "README.md").read_text().split())
+    assert f"Of all {len(found)} verdicts of the records, each judged by itself, {count[APPLY]} are *apply*" in page
+    assert f"*apply*, {count[EVENS]} *evens out* and {count[RAISES]} *raises*; {count[HARM]} are *do not apply*" in page
+    assert f"{paid} of them for methods whose mean or worst position rises" in page
 
 
 @pytest.mark.parametrize(("name", "count"), [("controls", 14), ("controls_2", 5)])

@@ -22,7 +22,7 @@ from posbias.statistics import CONFIDENCE, Interval, estimate
 
 MEAN, WORST, SPREAD, FORMERLY_BEST = "mean", "worst position", "spread", "formerly best position"
 JUDGED = (MEAN, WORST)
-"""Endpoints that decide; the others are reported."""
+"""Endpoints whose rise is a gain; a fall of the formerly best position is harm, too."""
 ALPHA = 1 - CONFIDENCE
 SCIENTIFIC = 12
 """Decimals from which a number is written as a power of ten."""
@@ -43,6 +43,8 @@ class Change:
     detectable: float | None = None
     """Smallest true rise that is found with at least 80 % power after all corrections, were this the only one
     (`power.py`); infinite where none is; None where no sample changed, or it is not tested."""
+    needed: tuple[float, int] | None = None
+    """A rise, and about how many samples find it with that power; None as for `detectable`."""
 
     def towards(self, sign: int) -> float:
         """The p-value where the change goes in this direction, else 1."""

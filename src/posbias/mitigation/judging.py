@@ -4,11 +4,9 @@ costs elsewhere.
 Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best
 (`endpoints.py`).
 
-Verdicts: `do not apply` where harm is established anywhere; else `apply` where the mean or the worst position is
-established to rise; else `established but negligible` where only smaller changes of scores are established;
-else `no effect established`, with the smallest detectable rise (`power.py`). Gains of all methods are one family of
-tests, harms, side effects among them, another, each corrected by Holm: under no effect at all either verdict is given
-to any method in at most 5 % of runs.
+What follows from that for each method is the matter of `verdicts.py`, with the smallest detectable rise (`power.py`).
+Gains of all methods are one family of tests, harms, side effects among them, another, each corrected by Holm: under no
+effect at all a verdict of gain, or of harm, is given to any method in at most 5 % of runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +19,7 @@ from jaxtyping import Float64
 from posbias.checks import check_number, check_whole
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
+    AGREEMENT,
     SAMPLES_FOR_CLAIM,
     Contrast,
     Scores,
@@ -29,30 +28,22 @@ from posbias.evaluation.curve import (
     paired_difference,
     position_means,
 )
-from posbias.mitigation.endpoints import (
-    ALPHA,
-    JUDGED,
-    MEAN,
-    UNCHANGED,
-    WORST,
-    Change,
-    change_text,
-    changes_of,
-    gaps_of,
-    tested,
-)
-from posbias.mitigation.power import Sought, detectable_rises
+from posbias.mitigation.endpoints import ALPHA, MEAN, UNCHANGED, Change, changes_of, gaps_of, tested
+from posbias.mitigation.power import Sought, detectable_rises, samples_for
+from posbias.mitigation.verdicts import NOTHING, Effect, Levels, Verdict, settle, tested_together
 from posbias.records import plain
-from posbias.statistics import CONFIDENCE, POWER, Interval, holm, mean_of, wilson
+from posbias.statistics import CONFIDENCE, Interval, mean_of, wilson
 
-APPLY, NOTHING, HARM = "apply", "no effect established", "do not apply"
-SMALL = "established but negligible"
 FLOOR, CEILING = 0.1, 0.9
 """Mean accuracy below or above which differences between methods cannot be told: log-probabilities still differ."""
 SMALLEST = 0.01
 """Change of scores that matters: one answer in a hundred, or .01 nats, by which a right answer becomes 1 % more
 probable per token. That is half of what ordinary text may cost. Where samples differ little, much smaller changes are
 established of nearly any method, which nobody would notice."""
+
+DECIDING_RISE = 0.05
+"""Rise of the mean, in units of the scores, for which the samples that would find it are counted where the one that
+was seen is smaller."""
 
 PerUnit = Float64[np.ndarray, "_"]
 Kept = Float64[np.ndarray, "n_complete n_positions"]
@@ -99,57 +90,8 @@ class Tried:
     after: Scores
     """score[sample, position] with the method, of the samples and positions of the unchanged model's scores."""
     effects: tuple[SideEffect, ...] = ()
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A side effect, tested."""
-
-    value: Interval
-    """After minus before."""
-    p: float
-    """Two-sided, of no more harm than the tolerance; 1 where the change is below it."""
-    n_units: int
-    tolerance: float
-    unit: str
-    smallest: float = 0.0
-    """Change that matters, where it is one of scores."""
-
-
-@dataclass(frozen=True)
-class Levels:
-    """One curve in three numbers, each with the choice of its positions accounted for."""
-
-    mean: Interval
-    worst: Interval
-    spread: Interval
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One method, judged."""
-
-    name: str
-    verdict: str
-    """APPLY, NOTHING, SMALL or HARM."""
-    reasons: tuple[str, ...]
-    """What decided, in whole sentences, every number with its interval."""
-    changes: Mapping[str, Change]
-    """By endpoint; empty where too few samples are complete."""
-    effects: Mapping[str, Effect]
-    before: Levels | None
-    """Of the same samples as `after`."""
-    after: Levels | None
-    means: tuple[Interval, ...]
-    """With the method, at each position."""
-    gains: Mapping[str, float]
-    """Holm-corrected p-value of a rise, by endpoint."""
-    harms: Mapping[str, float]
-    """Holm-corrected p-value of harm, by endpoint and side effect."""
-    n_samples: int
-    """Complete before and after."""
-    lost: int
-    """Samples that are complete without the method and not with it, such as prompts that became too long."""
+    withheld: str = ""
+    """Why its answers decide nothing, such as that too many were cut off; empty where they do."""
 
 
 @dataclass(frozen=True)
@@ -209,29 +151,22 @@ def judge(
                 "the same samples at the same positions are needed"
             )
     options = options or JudgeOptions()
-    found = [_examined(before, each, options.smallest) for each in tried]
-    gains = corrected([{name: change.towards(1) for name, change in _judged(each).items()} for each in found])
-    harms = corrected(
-        [
-            {
-                **{name: change.towards(-1) for name, change in _judged(each).items()},
-                **{name: effect.p for name, effect in each.effects.items() if effect.n_units >= SAMPLES_FOR_CLAIM},
-            }
-            for each in found
-        ]
-    )
-    tests = sum(map(len, gains))
-    decided = []
-    for each, verdict, up, down in zip(tried, found, gains, harms, strict=True):
-        changes = _with_power(verdict, _complete(before, each.after), tests=tests, measure=measure, options=options)
-        own = replace(verdict, changes=changes, gains=up, harms=down)
-        decided.append(_decided(own, measure, smallest=options.smallest, tests=tests))
-    recommended, text = _recommendation(decided, measure, options.smallest)
+    found = [_examined(before, each, positions, options.smallest) for each in tried]
+    found = tested_together(found)
+    tests = sum(len(each.gains) for each in found)
+    known = [
+        replace(
+            verdict,
+            changes=_with_power(verdict, _complete(before, each.after), tests=tests, measure=measure, options=options),
+        )
+        for each, verdict in zip(tried, found, strict=True)
+    ]
+    decided, recommended, text = settle(known, measure, options.smallest)
     return Judgement(
         measure,
         tuple(positions),
         position_means(before),
-        tuple(decided),
+        decided,
         recommended,
         text,
         tuple(warnings),
@@ -298,10 +233,11 @@ def _complete(before: Scores, after: Scores) -> tuple[Kept, Kept]:
     return before[kept], after[kept]
 
 
-def _examined(before: Scores, tried: Tried, smallest: float) -> Verdict:
+def _examined(before: Scores, tried: Tried, positions: Sequence[int], smallest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
     old, new = _complete(before, tried.after)
     enough = len(old) >= SAMPLES_FOR_CLAIM
+    rises = new.mean(axis=0) - old.mean(axis=0) if enough else np.zeros(0)
     return Verdict(
         name=tried.name,
         verdict=NOTHING,
@@ -315,6 +251,9 @@ def _examined(before: Scores, tried: Tried, smallest: float) -> Verdict:
         harms={},
         n_samples=len(old),
         lost=int((~np.isnan(before).any(axis=1)).sum() - len(old)),
+        formerly_best=positions[int(np.argmax(old.mean(axis=0)))] if enough else None,
+        lowered=int((rises <= -max(smallest, AGREEMENT)).sum()),
+        withheld=tried.withheld,
     )
 
 
@@ -330,23 +269,11 @@ def _with_power(
         limits = (0.0, 1.0)
     elif measure == "logprob":
         limits = (-np.inf, max(0.0, float(both.max())))
-    sought = Sought(tests, options.smallest, limits, options.draws, options.seed)
+    sought = Sought(max(1, tests), options.smallest, limits, options.draws, options.seed)
     rises = detectable_rises(*scores, sought)
-    return {name: replace(change, detectable=rises.get(name)) for name, change in verdict.changes.items()}
-
-
-def _judged(verdict: Verdict) -> dict[str, Change]:
-    return {name: change for name, change in verdict.changes.items() if name in JUDGED}
-
-
-def corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Holm's correction over all p-values of all methods."""
-    flat = [(number, name) for number, family in enumerate(families) for name in family]
-    adjusted = holm(np.array([families[number][name] for number, name in flat], dtype=np.float64))
-    found: list[dict[str, float]] = [{} for _ in families]
-    for (number, name), p in zip(flat, adjusted, strict=True):
-        found[number][name] = float(p)
-    return found
+    changes = {name: replace(change, detectable=rises.get(name)) for name, change in verdict.changes.items()}
+    rise = max(changes[MEAN].value.value, DECIDING_RISE)
+    return changes | {MEAN: replace(changes[MEAN], needed=samples_for(*scores, rise, sought))}
 
 
 def _effect(given: SideEffect, smallest: float) -> Effect:
@@ -356,7 +283,9 @@ def _effect(given: SideEffect, smallest: float) -> Effect:
     before, after = given.before[there], given.after[there]
     if len(before) < SAMPLES_FOR_CLAIM:
         value = float((after - before).mean()) if len(before) else np.nan
-        return Effect(Interval(value, -np.inf, np.inf), 1.0, len(before), given.tolerance, given.unit, smallest)
+        return Effect(
+            Interval(value, -np.inf, np.inf), 1.0, len(before), given.tolerance, given.unit, smallest, given.worse < 0
+        )
     bound = given.worse * given.tolerance
     if given.tolerance:
         found = mean_of(after - before)
@@ -364,130 +293,5 @@ def _effect(given: SideEffect, smallest: float) -> Effect:
     else:
         compared = paired_difference(after, before)
     harmful = given.worse * (compared.value.value - bound) > 0
-    return Effect(compared.value, compared.p if harmful else 1.0, len(before), given.tolerance, given.unit, smallest)
-
-
-def _decided(verdict: Verdict, measure: str, *, smallest: float, tests: int) -> Verdict:
-    """The verdict with its reasons; `tests` are those of the family of gains."""
-    fallen = [name for name, p in verdict.harms.items() if p < ALPHA]
-    risen = [name for name, p in verdict.gains.items() if p < ALPHA]
-    small = {name for name in (*fallen, *risen) if not _matters(verdict, name, smallest)}
-    harmed, gained = ([name for name in names if name not in small] for names in (fallen, risen))
-    reasons = [f"Harm: {_change_sentence(verdict, name)}" for name in harmed]
-    reasons += [f"Gain: {_change_sentence(verdict, name)}" for name in gained]
-    reasons += [
-        f"Established but negligible (below {smallest:g}): {_change_sentence(verdict, name)}"
-        for name in (*fallen, *risen)
-        if name in small
-    ]
-    if verdict.lost:
-        reasons.append(f"{verdict.lost} samples lack a score at some position with the method and are left out.")
-    if not verdict.changes:
-        reasons.append(
-            f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict needs "
-            f"{SAMPLES_FOR_CLAIM}."
-        )
-    elif all(change is UNCHANGED for change in verdict.changes.values()):
-        reasons.append(f"It changes no score of these {verdict.n_samples} samples at all.")
-    elif not gained and not harmed:
-        open_ones = [name for name in JUDGED if name not in small]
-        if open_ones:
-            reasons.append(_undecided(verdict, open_ones, measure, tests))
-    decided = HARM if harmed else APPLY if gained else SMALL if small else NOTHING
-    return replace(verdict, verdict=decided, reasons=tuple(reasons))
-
-
-def _matters(verdict: Verdict, name: str, smallest: float) -> bool:
-    """Whether the estimate of an established change is as large as what matters."""
-    effect = verdict.effects.get(name)
-    if effect is not None:
-        return abs(effect.value.value) >= effect.smallest
-    return abs(verdict.changes[name].value.value) >= smallest
-
-
-def _change_sentence(verdict: Verdict, name: str) -> str:
-    """An established change as a size in its own direction; of a side effect beside what is accepted."""
-    effect = verdict.effects.get(name)
-    if effect is not None:
-        unit = f" {effect.unit}" if effect.unit else ""
-        beyond = f", beyond the {effect.tolerance:g} that are accepted" if effect.tolerance else ""
-        return f"{name} changes by {change_text(effect.value, '+')}{unit}{beyond}."
-    value = verdict.changes[name].value
-    if value.value > 0:
-        return f"{name} rises by {change_text(value)}."
-    return f"{name} falls by {change_text(Interval(-value.value, -value.high, -value.low))}."
-
-
-def _undecided(verdict: Verdict, names: Sequence[str], measure: str, tests: int) -> str:
-    """What is not established, and the rises that would have been."""
-    changes = {name: verdict.changes[name] for name in names}
-    said = "; ".join(f"{name} {change_text(change.value, '+')}" for name, change in changes.items())
-    text = f"No {'other ' if len(names) < len(JUDGED) else ''}change of {label_of(measure)} is established: {said}."
-    rises = {name: change.detectable for name, change in changes.items() if change.detectable is not None}
-    known = [f"of the {name} by {rise:.3f}" for name, rise in rises.items() if np.isfinite(rise)]
-    none = [f"of the {name}" for name in rises if not np.isfinite(rises[name])]
-    at = f"{100 * POWER:.0f} % power, {tests} tests"
-    if known:
-        text += f" A rise {' and '.join(known)} would have been found ({at})"
-        text += f", {' and '.join(none)} none with so few samples." if none else "."
-    elif none:
-        text += f" No rise {' or '.join(none)} could have been found with so few samples ({at})."
-    return text
-
-
-def label_of(measure: str) -> str:
-    """A measure in the words of sentences."""
-    return {"logprob": "log-probability per token", "reciprocal_rank": "1 / rank"}.get(measure, measure)
-
-
-def _tried_besides(verdict: Verdict) -> str:
-    """On what else harm was looked for."""
-    if not verdict.effects:
-        return "but harm elsewhere was not measured"
-    return f"neither here nor for {' and '.join(verdict.effects)}"
-
-
-def _recommendation(verdicts: Sequence[Verdict], measure: str, smallest: float) -> tuple[str | None, str]:
-    """The method whose worst position is best among those to apply, and one paragraph."""
-    gaining = [each for each in verdicts if each.verdict == APPLY and each.after is not None]
-    harmful = [each.name for each in verdicts if each.verdict == HARM]
-    rest = f" Do not apply {', '.join(harmful)}: harm is established." if harmful else ""
-    if not gaining:
-        if len(harmful) == len(verdicts):
-            return None, f"Leave the model as it is.{rest}"
-        enough = f" by what matters ({smallest:g})" if any(each.verdict == SMALL for each in verdicts) else ""
-        nothing = f"no method is established to raise {label_of(measure)}{enough}{_overlooked(verdicts)}"
-        return None, f"Leave the model as it is: {nothing}.{rest}"
-    best = max(gaining, key=lambda each: (each.after.worst.value, each.after.mean.value))  # type: ignore[union-attr]
-    assert best.before is not None
-    assert best.after is not None
-    said = []
-    for endpoint, name in ((MEAN, "mean"), (WORST, "worst")):
-        before, after = (getattr(levels, name).value for levels in (best.before, best.after))
-        open_one = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
-        said.append(
-            f"{before:z.2f} to {after:z.2f} ({change_text(best.changes[endpoint].value, '+', least=2)}{open_one})"
-        )
-    harm = "harm that matters" if any(p < ALPHA for p in best.harms.values()) else "harm"
-    text = (
-        f"Apply {best.name}: on {best.n_samples} samples that no fit used, {label_of(measure)} goes from "
-        f"{said[0]} on average over positions, and from {said[1]} at the worst position; no {harm} is established, "
-        f"{_tried_besides(best)}."
-    )
-    others = [each.name for each in gaining if each is not best]
-    if others:
-        text += f" {', '.join(others)} {'help' if len(others) > 1 else 'helps'}, too; which one is best is not tested."
-    return best.name, text + rest
-
-
-def _overlooked(verdicts: Sequence[Verdict]) -> str:
-    """The smallest detectable rise of the mean, of every method that nothing is established of."""
-    rises = [each.changes[MEAN].detectable for each in verdicts if each.verdict == NOTHING and each.changes]
-    known = [rise for rise in rises if rise is not None]
-    if not known:
-        return ""
-    if not np.isfinite(min(known)):
-        return "; no rise of the mean could have been found with so few samples"
-    if not np.isfinite(max(known)):
-        return "; with some of them no rise of the mean could have been found with so few samples"
-    return f"; a rise of the mean by {max(known):.2f} would have been found ({100 * POWER:.0f} % power)"
+    p = compared.p if harmful else 1.0
+    return Effect(compared.value, p, len(before), given.tolerance, given.unit, smallest, given.worse < 0)

@@ -21,9 +21,9 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from posbias.evaluation.curve import AGREEMENT, Scores, is_binary
+from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Scores, is_binary
 from posbias.mitigation.endpoints import ALPHA, MEAN, WORST
-from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate
+from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate, detectable
 
 PRECISION = 0.01
 """Part of a rise to which it is searched, upwards; the scatter over runs is larger."""
@@ -121,6 +121,41 @@ def _smallest(power: Callable[[float], float], room: float, needed: float, guess
         middle = (low + high) / 2
         low, high = (low, middle) if power(middle) >= needed else (middle, high)
     return high
+
+
+def samples_for(before: Scores, after: Scores, rise: float, sought: Sought) -> tuple[float, int] | None:
+    """A rise of the mean, and about how many samples find it with 80 % power, by the t-test.
+
+    The rise is planted as for `detectable_rises`, so that answers turn as often as it takes.
+
+    Args:
+        before, after: score[sample, position] without and with the method, no NaN, at least 2 samples.
+        rise: > 0, in units of the scores; where the scores have less room to their limit, that room.
+        sought: What counts as found.
+
+    Returns:
+        The rise, and samples >= `SAMPLES_FOR_CLAIM`; None where there is no room.
+    """
+    old, most = before.mean(axis=0), sought.limits[1]
+    missing = most - old if np.isfinite(most) else np.ones_like(old)
+    rise = min(rise, float(most - old.mean()))
+    if not rise > 0:
+        return None
+    generator = np.random.default_rng(sought.seed)
+    draws = min(sought.draws, max(1, VALUES_AT_ONCE // before.size))
+    rows = generator.integers(len(before), size=(len(before), draws))
+    binary = is_binary(before) and is_binary(after)
+    luck = generator.random((*rows.shape, before.shape[1])) if binary else None
+    drawn = _Draws(before[rows], after[rows], luck, old, after.mean(axis=0), sought)
+    values = (drawn.moved(old + rise * missing / missing.mean()) - drawn.before).mean(axis=2)
+    spread, alpha = float(values.std()), ALPHA / sought.tests
+    low, high = SAMPLES_FOR_CLAIM - 1, SAMPLES_FOR_CLAIM
+    while detectable(spread, high, alpha=alpha) > rise:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if detectable(spread, middle, alpha=alpha) <= rise else (middle, high)
+    return rise, high
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from posbias.errors import UsageError
-from posbias.mitigation.judging import Levels
+from posbias.mitigation.verdicts import Levels
 from posbias.statistics import Interval
 
 GRAMMAR = re.compile(

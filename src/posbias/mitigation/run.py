@@ -42,13 +42,14 @@ from posbias.mitigation.arms import (
 from posbias.mitigation.effort import effort_of, peaks_of
 from posbias.mitigation.fitting import reads_text
 from posbias.mitigation.influence import influence_scalars, preflight_influence, shares_of
-from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, label_of, levels_of
+from posbias.mitigation.judging import SideEffect, Tried, choose_measure, judge, levels_of
 from posbias.mitigation.named_files import check_files, contents_sha256
 from posbias.mitigation.ordinary_text import ORDINARY_TEXT, texts_of, windows_of
 from posbias.mitigation.preflight import announce_arms, short_options
 from posbias.mitigation.question import question_text
 from posbias.mitigation.recipe import write_recipe
 from posbias.mitigation.requirements import Requirement
+from posbias.mitigation.verdicts import label_of
 from posbias.mitigation.working import answers_of, work_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.parts import PartStore, below, clear_parts, clear_unfinished, fingerprint, finished_run, made_by

@@ -28,10 +28,12 @@ MOST_DRAWN = 6
 NOTE = (
     "Every method answers the same test samples at the same positions as the unchanged model; no fit saw them. Changes "
     "are paired over samples, with 95 % intervals. The interval of the worst position holds whichever positions are "
-    "truly worst, before and after. Verdicts are corrected (Holm) for the number of methods and endpoints: apply where "
-    "mean or worst position rises and no harm is established; do not apply where mean, worst position, ordinary text "
-    "or a short form of the task is harmed. Established changes below what matters are reported but "
-    "decide nothing. Otherwise nothing is established, which does not mean that there is no effect."
+    "truly worst, before and after. Verdicts are corrected (Holm) for the number of methods and endpoints. Do not "
+    "apply: mean, worst position, the position that was best, ordinary text or a short form of the task is harmed. "
+    "Otherwise, if mean or worst position rises: apply, if position matters less than before; evens out, if the "
+    "position that was best pays for that; raises, if it is not established that position matters less. Established "
+    "changes below what matters are reported but decide nothing. Otherwise nothing is established, which does not mean "
+    "that there is no effect."
 )
 FORM = (
     "The log-probability of right answers also rises where answers merely take the form that is scored; "
@@ -170,17 +172,26 @@ def _verdict_table(record: Record) -> Table:
         "verdict",
         f"mean, change [95 %] of {measure}",
         "worst position, change",
+        "best minus worst, change",
         "ordinary text",
     ]
     header += ["seconds per request"]
-    rows = [[model, "unchanged", MISSING, _level(found, "mean"), _level(found, "worst"), MISSING, _seconds(record, 0)]]
+    levels = [_level(found, name) for name in ("mean", "worst", "spread")]
+    rows = [[model, "unchanged", MISSING, *levels, MISSING, _seconds(record, 0)]]
     for number, verdict in enumerate(found["verdicts"], start=1):
-        changes = [_changed((verdict["changes"].get(name) or {}).get("value")) for name in ("mean", "worst position")]
+        changes = [
+            _changed((verdict["changes"].get(name) or {}).get("value")) for name in ("mean", "worst position", "spread")
+        ]
         text = verdict["effects"].get("ordinary text")
         why = record.scalars.get("text_not_judged", {}).get(verdict["name"], MISSING)
         cost = why if text is None else _changed(text["value"], least=4, unit=" nats")
-        rows.append([model, verdict["name"], verdict["verdict"], *changes, cost, _seconds(record, number)])
+        rows.append([model, verdict["name"], _words(verdict), *changes, cost, _seconds(record, number)])
     return Table(f"{record.resolved['task']}: what each method does", header, rows)
+
+
+def _words(verdict: Stored) -> str:
+    """Of one verdict; older records have a single word for it."""
+    return str(verdict.get("words") or verdict["verdict"])
 
 
 def _changed(stored: Stored | None, *, least: int = 3, unit: str = "") -> str:
@@ -228,7 +239,7 @@ def _use(record: Record) -> dict[str, list[Table]]:
 
 
 def _reason_table(found: Stored) -> Table:
-    cells = [[each["name"], each["verdict"], " ".join(each["reasons"])] for each in found["verdicts"]]
+    cells = [[each["name"], _words(each), " ".join(each["reasons"])] for each in found["verdicts"]]
     return Table("Verdicts", ["method", "verdict", "why"], cells, prose=True)
 
 
