@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from posbias.mitigation.judging import WORST, Tried, judge
+from posbias.mitigation.endpoints import WORST
+from posbias.mitigation.judging import Tried, judge
 from posbias.mitigation.planted import Planted, planted_scores
 
 RUNS, RESAMPLES, FOLDS = 400, 400, 10

@@ -39,8 +39,8 @@ from posbias.mitigation.verdicts import (
     SMALL,
     STEADY,
     Verdict,
+    corrected_together,
     settle,
-    tested_together,
 )
 from posbias.parts import below
 from posbias.records import Record, load_record, plain
@@ -157,7 +157,7 @@ def correct_together(records: Iterable[Record]) -> None:
     for group in together.values():
         found = [(record, _read(record)) for record in group]
         measure = group[0].scalars["judgement"]["measure"]
-        decided, _, _ = settle(tested_together([each for _, own in found for each in own]), measure, SMALLEST)
+        decided, _, _ = settle(corrected_together([each for _, own in found for each in own]), measure, SMALLEST)
         left = iter(decided)
         for record, own in found:
             record.scalars["judgement"]["verdicts"] = [plain(asdict(next(left))) for _ in own]
@@ -181,7 +181,7 @@ def rejudge(*directories: str) -> None:
     for each in directories:
         record = load_record(each)
         judgement = record.scalars["judgement"]
-        verdicts, recommended, text = settle(tested_together(_read(record)), judgement["measure"], SMALLEST)
+        verdicts, recommended, text = settle(corrected_together(_read(record)), judgement["measure"], SMALLEST)
         judgement |= {"verdicts": plain([asdict(verdict) for verdict in verdicts]), "smallest": SMALLEST}
         judgement |= {"recommended": recommended, "recommendation": text}
         record.save(each)

@@ -1,21 +1,22 @@
 """How many samples an effect takes: `python studies/mitigation/power.py`, the table of docs/mitigation.md, a minute.
 
 Answers are drawn as a model gives them that is right in .8, .5, .3, .5, .7 of cases at five positions, under methods
-without effect; given is the smallest rise that `posbias mitigate` would find with 80 % power, mean over runs.
+without effect; given is the smallest rise that `posbias mitigate` would find with 80 % power, mean over runs. How alike
+answers are before and after a method is an assumption: drawn with the same luck in .7 of cases, or in none.
 """
 
 import numpy as np
 
-from posbias.mitigation.judging import MEAN, WORST
+from posbias.mitigation.endpoints import MEAN, WORST
 from posbias.mitigation.planted import Planted, judged
 
 CURVE = (0.8, 0.5, 0.3, 0.5, 0.7)
 RUNS = 40
 
 
-def found(count: int, n_methods: int) -> tuple[float, float]:
+def found(count: int, n_methods: int, agreement: float = 0.7) -> tuple[float, float]:
     """For the mean and for the worst position."""
-    planted, generator = Planted(CURVE, (CURVE,) * n_methods), np.random.default_rng(0)
+    planted, generator = Planted(CURVE, (CURVE,) * n_methods, agreement=agreement), np.random.default_rng(0)
     each = []
     for _ in range(RUNS):
         changes = judged(planted, count=count, generator=generator).verdicts[0].changes
@@ -25,9 +26,10 @@ def found(count: int, n_methods: int) -> tuple[float, float]:
 
 
 def row(count: int) -> str:
-    """Of the table: one method, and in brackets five."""
-    (mean, worst), (of_five, worst_of_five) = found(count, 1), found(count, 5)
-    return f"| {count} | {_short(mean)} ({_short(of_five)}) | {_short(worst)} ({_short(worst_of_five)}) |"
+    """Of the table: one method, and in brackets five; then one method that draws every answer anew."""
+    (mean, worst), (of_five, worst_of_five), anew = found(count, 1), found(count, 5), found(count, 1, agreement=0.0)
+    shown = f"{_short(mean)} ({_short(of_five)}) | {_short(worst)} ({_short(worst_of_five)})"
+    return f"| {count} | {shown} | {_short(anew[0])}; {_short(anew[1])} |"
 
 
 def _short(value: float) -> str:
@@ -35,6 +37,7 @@ def _short(value: float) -> str:
 
 
 if __name__ == "__main__":
-    print("| samples | mean, one method (five) | worst position, one method (five) |\n|---:|---:|---:|")
+    print("| samples | mean, one method (five) | worst position, one method (five) | drawn anew: mean; worst |")
+    print("|---:|---:|---:|---:|")
     for count in (20, 40, 80, 160):
         print(row(count))

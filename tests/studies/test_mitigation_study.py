@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from posbias.mitigation.endpoints import ALPHA
-from posbias.mitigation.verdicts import APPLY, EVENS, HARM, RAISES, Verdict, settle, tested_together
+from posbias.mitigation.verdicts import APPLY, EVENS, HARM, RAISES, Verdict, corrected_together, settle
 from posbias.records import load_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
@@ -134,7 +134,7 @@ def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(mode
     for directory in sorted((STUDY / "records").iterdir()):
         judgement = load_record(directory).scalars["judgement"]
         read = [Verdict.of_record(each) for each in judgement["verdicts"]]
-        decided, recommended, _ = settle(tested_together(read), judgement["measure"], judgement["smallest"])
+        decided, recommended, _ = settle(corrected_together(read), judgement["measure"], judgement["smallest"])
         assert [each.words for each in decided] == [each["words"] for each in judgement["verdicts"]], directory.name
         assert recommended == judgement["recommended"]
         found += decided

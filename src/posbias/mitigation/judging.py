@@ -30,7 +30,7 @@ from posbias.evaluation.curve import (
 )
 from posbias.mitigation.endpoints import ALPHA, MEAN, UNCHANGED, Change, changes_of, gaps_of, tested
 from posbias.mitigation.power import Sought, detectable_rises, samples_for
-from posbias.mitigation.verdicts import NOTHING, Effect, Levels, Verdict, settle, tested_together
+from posbias.mitigation.verdicts import NOTHING, Effect, Levels, Verdict, corrected_together, settle
 from posbias.records import plain
 from posbias.statistics import CONFIDENCE, Interval, mean_of, wilson
 
@@ -152,7 +152,7 @@ def judge(
             )
     options = options or JudgeOptions()
     found = [_examined(before, each, positions, options.smallest) for each in tried]
-    found = tested_together(found)
+    found = corrected_together(found)
     tests = sum(len(each.gains) for each in found)
     known = [
         replace(

@@ -149,7 +149,7 @@ def corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]
     return found
 
 
-def tested_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """With p-values corrected over all methods: rises are one family, harms another, changes of the spread a third.
 
     Of a method whose answers decide nothing only side effects that no answer tells are tested.
@@ -181,7 +181,7 @@ def tested_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def settle(verdicts: Sequence[Verdict], measure: str, smallest: float) -> tuple[tuple[Verdict, ...], str | None, str]:
-    """All methods decided, from `tested_together`; the name of the one that is recommended, and why in one paragraph.
+    """All methods decided, from `corrected_together`; which one is recommended, and why in one paragraph.
 
     Args:
         verdicts: With their corrected p-values.
