@@ -83,7 +83,8 @@ def load_model(
         UsageError: no such model, not a decoder, pickled weights, remote code, a configuration that no network runs by
             or that is beyond every model, an unknown dtype or device, weights quantised in a way that gradients do not
             pass, or more than fits.
-        RunError: weights are damaged, missing or not finite, or the demo model cannot be obtained.
+        RunError: weights are damaged, missing, without a place in the network or not finite, or the demo model cannot
+            be obtained.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")

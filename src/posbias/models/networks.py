@@ -9,7 +9,7 @@ in place at a time.
 import copy
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,17 @@ from posbias.models.gguf_files import read_gguf
 from posbias.models.gguf_networks import check_places
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, quiet
-from posbias.models.weight_files import Tensors, fetch_weights, loaded_files, stored_tensors, weight_bytes
+from posbias.models.weight_files import (
+    Tensors,
+    check_frequencies,
+    check_once,
+    check_types,
+    fetch_weights,
+    loaded_files,
+    stored_tensors,
+    weight_bytes,
+    without_place,
+)
 from posbias.models.weights import cast_weights
 
 CPU = torch.device("cpu")
@@ -75,27 +85,55 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
     """
     source = wanted.source
     packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
+    if packed:
+        _check_method(config.quantization_config, source.name)
     if wanted.device is None and source.gguf is not None:
         raise UsageError(f"device {AUTO!r} needs safetensors weights, and {source.name!r} is a GGUF file")
     try:
         local = fetch_weights(source)
     except OSError as error:
         raise RunError(f"model {source.name!r}: the hub did not provide its weights: {one_line(error)}") from None
-    tensors = None if source.gguf is not None else stored_tensors(loaded_files(local), source.name)
+    files = [] if source.gguf is not None else loaded_files(local)
+    tensors = None if source.gguf is not None else stored_tensors(files, source.name)
     _check_size(config, wanted, tensors, packed=packed)
-    if source.gguf is not None:
-        weights, file = dict(_outline(config).named_parameters()), read_gguf(Path(source.location) / source.gguf)
-        check_places(file, weights, n_layers=config.num_hidden_layers, name=source.name)
+    outline: Any = _outline(config)
+    if tensors is not None:
+        check_once(tensors, outline.base_model_prefix, source.name)
+        check_types(tensors, outline.state_dict(), packed=packed, name=source.name)
+    elif source.gguf is not None:
+        file = read_gguf(Path(source.location) / source.gguf)
+        check_places(file, outline.state_dict(), n_layers=config.num_hidden_layers, name=source.name)
     wanted = replace(wanted, source=local)
     if wanted.device is not None:
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
-        network = _loaded(config, wanted, {"device_map": wanted.device} if packed else {})
+        placement = {"device_map": wanted.device} if packed else {}
+        network = _loaded(config, wanted, placement, files=files, tensors=tensors)
         return network if packed else network.to(wanted.device)
     arguments = _spread(wanted.max_memory)
     folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
-    network = _loaded(config, wanted, {**arguments, "offload_folder": folder.name})
+    try:
+        network = _loaded(config, wanted, {**arguments, "offload_folder": folder.name}, files=files, tensors=tensors)
+    except BaseException:
+        folder.cleanup()
+        raise
     weakref.finalize(network, folder.cleanup)
     return network
+
+
+def _check_method(quantization: Any, name: str) -> None:
+    """Refuse weights quantised in a way that transformers does not know, which it would take for plain ones."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    entries: Any = quantization if isinstance(quantization, dict) else {}
+    method = entries.get("quant_method")
+    if method is None and (entries.get("load_in_8bit") or entries.get("load_in_4bit")):
+        return  # bitsandbytes, before it was named
+    known = ["bitsandbytes", *(known for known in AUTO_QUANTIZATION_CONFIG_MAPPING if known != "gguf")]
+    if method not in known:
+        raise UsageError(
+            f"model {name!r} is quantised by quant_method {method!r:.80}, which is unknown; allowed: "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def drawn_network(config: Any, wanted: Wanted, seed: int) -> nn.Module:
@@ -267,7 +305,9 @@ def _spread(max_memory: int | None) -> dict[str, Any]:
     return {"device_map": AUTO, "max_memory": limits}
 
 
-def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module:
+def _loaded(
+    config: Any, wanted: Wanted, placement: dict[str, Any], *, files: Sequence[Path], tensors: Tensors | None
+) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     source, dtype = wanted.source, wanted.dtype
@@ -287,15 +327,8 @@ def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module
         raise UsageError(f"model {source.name!r} needs a package that is not there: {one_line(error)}") from None
     except Exception as error:
         raise RunError(f"model {source.name!r} cannot be loaded: {one_line(error)}") from None
-    if info["mismatched_keys"]:
-        weight, found, described = min(info["mismatched_keys"])
-        raise RunError(
-            f"model {source.name!r}: weight {weight!r} has shape {list(found)} in its files, {list(described)} by its"
-            " configuration"
-        )
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise RunError(f"model {source.name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
+    _check_complete(config, info, tensors, name=source.name)
+    check_frequencies(files, network, config, name=source.name)
     if source.gguf is not None:
         # Its weights were expanded while loading; what is left is a plain model and must be saved as one.
         vars(network.config).pop("quantization_config", None)
@@ -303,6 +336,25 @@ def _loaded(config: Any, wanted: Wanted, placement: dict[str, Any]) -> nn.Module
             vars(network).pop(name, None)
         cast_weights(network, dtype)
     return network  # type: ignore[no-any-return]
+
+
+def _check_complete(config: Any, info: Mapping[str, Any], tensors: Tensors | None, *, name: str) -> None:
+    """Refuse a network whose weights are not those of its files, one by one."""
+    if info["mismatched_keys"]:
+        weight, found, described = min(info["mismatched_keys"])
+        raise RunError(
+            f"model {name!r}: weight {weight!r} has shape {list(found)} in its files, {list(described)} by its"
+            " configuration"
+        )
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise RunError(f"model {name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
+    left = without_place(info["unexpected_keys"], tensors or {}, config)
+    if left:
+        raise RunError(
+            f"model {name!r}: {len(left)} weights of its files have no place in the network of its configuration, "
+            f"first {left[0][:80]!r}"
+        )
 
 
 def read_tokenizer(source: Source) -> Any:

@@ -6,11 +6,13 @@ Weights come from safetensors files (and GGUF) only, which cannot carry code. Wh
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
@@ -31,8 +33,29 @@ PICKLED = (b"PK\x03\x04", b"\x80")
 POINTER = b"version https://git-lfs"
 UNSCALED = ("F8", "F4", "F6", "I", "U", "BOOL")
 """Beginnings of the names of stored types that are packed numbers or indices, and stay what they are."""
+EIGHT_BIT = "F8_E[45]"
+"""Stored types of eight-bit floats that stand for a weight with a scale of its own (F8_E8M0 is such a scale)."""
 Tensors = dict[str, tuple[str, list[int]]]
 """By name: stored type and shape."""
+
+TABLES = r"(^|\.)(rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)|position_ids)$"
+"""Tables that a network makes of its configuration, and that older versions of transformers saved beside the weights.
+
+Frequencies are held against those that the network turns by, in `check_frequencies`.
+"""
+MASKS = r"(^|\.)(attn|attention|self_attn)\.(bias|masked_bias|causal_mask)$"
+"""Causal masks, and the number they put in, which older versions saved likewise; a bias has one dimension."""
+LATER_TOKENS = r"(^|\.)(mtp|mtp_layers|mtp_block)\."
+"""Heads that predict the tokens after the next, for decoding ahead; a layer of them may be numbered like a block."""
+OTHER_HEADS = r"^(v_head|value_head|reward_head|score|classifier)\."
+"""Heads of a value model or classifier: they read the last block beside the unembedding, and add nothing to it."""
+OTHER_SENSES = r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mm_projector|embed_vision)\."
+"""Encoders of images and sound: a prompt of text passes none."""
+NO_PLACE_NEEDED = re.compile("|".join((TABLES, LATER_TOKENS, OTHER_HEADS, OTHER_SENSES)))
+FREQUENCY_TOLERANCE, HALF_STEP = 0.01, 1e-7
+"""Relative and absolute, of frequencies that may have been stored in half precision, which has steps of 6e-8 near 0."""
+LATER_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Entries of a configuration that count blocks after the last which predict later tokens."""
 
 
 def fetch_weights(source: Source) -> Source:
@@ -75,7 +98,7 @@ def loaded_files(source: Source) -> list[Path]:
 def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
     """What the headers of safetensors files say, checked by the format's own reader; no weight is read.
 
-    Refused is a file that is pickled (UsageError), missing or damaged (RunError).
+    Refused is a file that is pickled (UsageError), missing or damaged (RunError), and a tensor that two files hold.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -86,11 +109,88 @@ def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
         try:
             with safe_open(path, framework="numpy") as file:
                 for key in file.keys():  # noqa: SIM118 (not a mapping)
+                    if key in found:
+                        raise RunError(f"model {name!r}: {path.name} holds {key[:80]!r}, as another file does")
                     part = file.get_slice(key)
                     found[key] = (str(part.get_dtype()), part.get_shape())
         except (SafetensorError, OSError, ValueError) as error:
             raise _damage(path, name, error) from None
     return found
+
+
+def check_once(tensors: Tensors, body: str, name: str) -> None:
+    """Refuse two tensors for one place: the name of the network's body may stand in front of either or not."""
+    seen: dict[str, str] = {}
+    for key in tensors:
+        bare = re.sub(rf"^({re.escape(body)}\.)+", "", key)
+        if bare in seen:
+            raise RunError(f"model {name!r}: its files hold {seen[bare][:80]!r} and {key[:80]!r}, which are one weight")
+        seen[bare] = key
+
+
+def check_types(tensors: Tensors, places: Mapping[str, Tensor], *, packed: bool, name: str) -> None:
+    """Refuse numbers that would be cast without a scale: integers and eight-bit floats where floats are needed.
+
+    Of packed weights some library unpacks all that have a scale beside them.
+    """
+    for key, (stored, shape) in tensors.items():
+        place = places.get(key)
+        integer = place is not None and not place.is_floating_point()
+        if not stored.startswith(UNSCALED) or integer or _needs_no_place(key, shape):
+            continue
+        module = key.rpartition(".")[0]
+        scaled = any(other != key and other.startswith(f"{module}.") and "scale" in other for other in tensors)
+        if not packed or (re.match(EIGHT_BIT, stored) and not scaled):
+            reason = "which its configuration names no quantisation of" if not packed else "with no scale beside it"
+            raise UsageError(f"model {name!r}: weight {key[:80]!r} is stored as {stored}, {reason}")
+
+
+def without_place(unexpected: Iterable[str], tensors: Tensors, config: Any) -> list[str]:
+    """Of the names that a network did not take, those that may belong to the network the files were written from."""
+    text = config.get_text_config()
+    last = text.num_hidden_layers + max(int(getattr(text, entry, None) or 0) for entry in LATER_LAYERS)
+    later = re.compile("|".join(rf"(^|\.)layers\.{layer}\." for layer in range(text.num_hidden_layers, last)) or "$^")
+    # A name may have lost or gained the name of the network's body in front.
+    shapes = {key: shape for key in unexpected for name, (_, shape) in tensors.items() if name.endswith(key)}
+    return sorted(key for key in unexpected if not _needs_no_place(key, shapes.get(key, [1])) and not later.search(key))
+
+
+def check_frequencies(files: Sequence[Path], network: nn.Module, config: Any, *, name: str) -> None:
+    """Refuse stored frequencies of rotary positions that are neither the network's own nor those of its base unscaled.
+
+    Older versions of transformers saved the unscaled ones beside the weights, in the weights' precision.
+    """
+    from safetensors import safe_open
+
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    bases = [
+        float(entry["rope_theta"])
+        for entry in (rope, *rope.values())
+        if isinstance(entry, dict) and "rope_theta" in entry
+    ]
+    buffers = dict(network.named_buffers())
+    known = [
+        buffer.double().cpu() for path, buffer in buffers.items() if path.endswith("inv_freq") and not buffer.is_meta
+    ]
+    for path in files if known else ():
+        with safe_open(path, framework="pt") as file:
+            for key in [key for key in file.keys() if key.endswith("rotary_emb.inv_freq")]:  # noqa: SIM118
+                stored = file.get_tensor(key).double()
+                powers = torch.arange(len(stored), dtype=torch.float64) / max(len(stored), 1)
+                expected = [*known, *(base**-powers for base in bases)]
+                if not any(_same_frequencies(stored, values) for values in expected):
+                    raise RunError(
+                        f"model {name!r}: {key[:80]!r} holds other frequencies than the rotary positions of its "
+                        "configuration have"
+                    )
+
+
+def _same_frequencies(stored: Tensor, values: Tensor) -> bool:
+    return stored.shape == values.shape and torch.allclose(stored, values, rtol=FREQUENCY_TOLERANCE, atol=HALF_STEP)
+
+
+def _needs_no_place(key: str, shape: Sequence[int]) -> bool:
+    return bool(NO_PLACE_NEEDED.search(key)) or (bool(re.search(MASKS, key)) and len(shape) != 1)
 
 
 def weight_bytes(tensors: Tensors, dtype: torch.dtype | None) -> int:
