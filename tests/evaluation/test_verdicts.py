@@ -79,7 +79,14 @@ def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_not
     assert (verdicts.accuracy.value, verdicts.unread, verdicts.ties, verdicts.n_both) == (0.0, 12, 0, 0)
     assert not verdicts.first_pick.known
     record = evaluation_record(found, {})
-    assert record.scalars["reading"] == {"answers": 12, "unread": 12, "withheld": True, "most_unread": 0.1}
+    assert record.scalars["reading"] == {
+        "answers": 12,
+        "unread": 12,
+        "unfinished": 0,
+        "thought": 0,
+        "withheld": True,
+        "most_unread": 0.1,
+    }
     assert record.scalars["measures"] == []
     page = report_of(record)
     assert page.verdict[0].startswith("No conclusion from the generated answers: 12 of 12 hold no verdict")

@@ -222,6 +222,40 @@ def test_documents_stand_in_a_prompt_of_ones_own(published_documents: Path, tmp_
     assert example(setting="closed_book").text == "".join(around)
 
 
+@pytest.mark.parametrize(
+    ("ending", "prompt_ends", "target"),
+    [
+        ("A:", "?\nA:", " It"),
+        ("A: ", "?\nA:", " It"),
+        ("A:\t ", "?\nA:", "\t It"),
+        ("A:\n\n", "?\nA:\n", "It"),  # an editor's last line end is none of the prompt's
+        ("A:\n ", "?\nA:\n", " It"),
+        ("A: {question} ", "?\nA: who", " It"),
+    ],
+)
+def test_the_answer_begins_with_the_blanks_that_end_a_template(
+    ending: str, prompt_ends: str, target: str, published_documents: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "prompt.txt"
+    template.write_text("{documents}\n\n{question}?\n" + ending)
+    task = Documents(file=str(published_documents), documents=2, template=str(template))
+    (found,) = task.examples(None, count=1, positions=[1])
+    assert found.text.endswith(prompt_ends)
+    assert found.target == target
+    assert found.moved_blanks == len(ending) - len(ending.rstrip(" \t"))
+    chat = Documents(file=str(published_documents), documents=2, template=str(template), chat=True)
+    assert next(chat.examples(None, count=1)).target == "It"
+
+
+def test_blanks_within_the_last_passage_stay_there(published_documents: Path, tmp_path: Path) -> None:
+    template = tmp_path / "prompt.txt"
+    template.write_text("{question}?\n{documents} ")
+    task = Documents(file=str(published_documents), documents=2, template=str(template), entry="{text}")
+    (found,) = task.examples(None, count=1, positions=[1])
+    assert found.text.endswith("holds it")
+    assert found.text[slice(*found.passages[1])] == "holds it"
+
+
 @pytest.mark.parametrize("text", ["{documents}", "{question}", "{documents}{documents}{question}", ""])
 def test_a_prompt_without_its_documents_or_its_question_is_refused(text: str, tmp_path: Path) -> None:
     template = tmp_path / "prompt.txt"
@@ -376,6 +410,10 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
     bare = AutoTokenizer.from_pretrained(tmp_path)
     with pytest.raises(UsageError, match="no chat template"):
         list(KeyValue(pairs=3, chat=True).examples(bare, count=1))
+    bare.chat_template = "<u>{{ messages[0].content | trim }}</u>"
+    text = " \n one two \n"
+    (span,), _ = locate(({"role": "user", "content": text},), [(text.index("two"), text.index("two") + 3)], bare)
+    assert bare.decode(bare(f"<u>{text.strip()}</u>")["input_ids"][slice(*span)]) == "two"
     bare.chat_template = "{{ messages[0].content | upper }}"
     with pytest.raises(UsageError, match="changes the text of the message"):
         list(KeyValue(pairs=3, chat=True).examples(bare, count=1))

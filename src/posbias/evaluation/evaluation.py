@@ -6,8 +6,8 @@ paired statistics; finished samples are kept, so that a killed run or one whose 
 The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
 `skipped` {position: examples that were too long}, `refused` [{sample, position, reason}], `measures` [name], `curves`
-{measure: `PositionCurve.as_record`}, `cut_off`, `empty`, `examples`, `reading` (`Reading.as_record`), `reused`, `cost`,
-`seconds`. The texts go beside it, one JSON object per line.
+{measure: `PositionCurve.as_record`}, `cut_off`, `empty`, `examples`, `reading` (`Reading.as_record`), `unscored`
+(answers), `moved_blanks` (examples), `reused`, `cost`, `seconds`. The texts go beside it, one JSON object per line.
 """
 
 import json
@@ -93,6 +93,8 @@ class Evaluation(Showing):
     """Hash of the file that the samples were read from; None where the task makes its own."""
     fingerprint: str = ""
     """Of everything the evaluation depends on."""
+    moved_blanks: int = 0
+    """Examples whose prompt ended in blanks, with which the right answer begins instead."""
     seconds: float = 0.0
     """That the requests took, over all sittings."""
 
@@ -135,6 +137,12 @@ class Evaluation(Showing):
             unread = int((np.isnan(self.tables["tie"]) & answered).sum())
         thought = sum(bool((row["thoughts"] or "").strip()) for row in self.outputs)
         return Reading(int(answered.sum()), unread, unfinished, thought)
+
+    @property
+    def unscored(self) -> int:
+        """Right answers that should have been scored and were not, of the examples that were not skipped."""
+        put = np.array([row["skipped"] is None for row in self.outputs])
+        return int((np.isnan(self.tables["logprob"].ravel()) & put).sum()) if self.options.score else 0
 
     @cached_property
     def curves(self) -> dict[str, PositionCurve]:
@@ -237,6 +245,7 @@ def evaluate(
         cost=max([effort["cost"] for effort in efforts], key=lambda expected: expected.get("prompts", 0)),
         file_sha256=data,
         fingerprint=_fingerprint(settings, samples, options),
+        moved_blanks=sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
         seconds=sum(effort["seconds"] for effort in efforts),
     )
 
@@ -380,6 +389,8 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "empty": sum(row["text"] is not None and not row["text"].strip() for row in evaluation.outputs),
         "examples": len(evaluation.outputs),
         "reading": evaluation.reading.as_record(),
+        "unscored": evaluation.unscored,
+        "moved_blanks": evaluation.moved_blanks,
         "reused": evaluation.reused,
         "cost": dict(evaluation.cost),
         "seconds": evaluation.seconds,

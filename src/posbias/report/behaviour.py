@@ -101,7 +101,12 @@ def behaviour_report(record: Record) -> Report:
 
 def notices_of(record: Record) -> list[str]:
     """What must be known of the answers before any number is read."""
-    return [*_refused(record), *_thoughts(record)]
+    moved = record.scalars.get("moved_blanks", 0)
+    joined = [
+        f"{moved} of {record.scalars['examples']} prompts ended in blanks. They end before them now, and the right "
+        "answer begins with them, as its tokens do."
+    ]
+    return [*_refused(record), *_thoughts(record), *(joined if moved else [])]
 
 
 def _thoughts(record: Record) -> list[str]:
@@ -237,6 +242,14 @@ def _reasons(record: Record) -> list[str]:
     unscored = record.resolved["responder"].get("no_scores_because")
     if unscored and record.arguments.get("score", True):
         reasons.append(f"the right answers were not scored: {unscored}")
+    elif missing := record.scalars.get("unscored"):
+        reasons.append(
+            f"{missing} of {total} right answers were not scored: the server's tokens do not tell where they begin"
+        )
+    if apart := record.resolved["responder"].get("answers_apart"):
+        reasons.append(
+            f"{apart} right answers were scored as tokens of their own, though behind their prompts they form others"
+        )
     return [*reasons, *record.scalars.get("influence", {}).get("left_out", [])]
 
 

@@ -69,6 +69,8 @@ class EncodedRequest:
     """With the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
     answer: TokenIds
     """Tokens to score; empty where the request has no answer."""
+    apart: bool = False
+    """Whether the answer was tokenised on its own, for in one text with the prompt it would form other tokens."""
 
 
 def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
@@ -95,7 +97,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
             raise UsageError(f"prompt {index} has no tokens; give at least 1")
         if answers[index] and not len(answer):
             raise UsageError(f"the answer of prompt {index}, {answers[index]!r}, has no tokens; give at least 1")
-        encoded.append(EncodedRequest(full, answer if answers[index] else answer[:0]))
+        encoded.append(EncodedRequest(full, answer if answers[index] else answer[:0], apart=not continues))
     return encoded
 
 
@@ -111,7 +113,7 @@ class LocalResponder(Responder):
         self.tokenizer = model.tokenizer
         self.max_positions = model.max_positions
         self._runner: Runner | None = None
-        self._plain = self._processed = 0
+        self._plain = self._processed = self._apart = 0
         self._counting = False
         self._unscored = False
         """Whether an answer was to be scored where the prompt ends within thoughts."""
@@ -169,6 +171,7 @@ class LocalResponder(Responder):
             self._plain += len(prompt) + max(0, len(answer) - 1)
             if len(answer):
                 scores[index] = score_answer(logits, answer)
+                self._apart += encoded[index].apart
             if generate:
                 if runner.lengths.angles(len(prompt)) != runner.lengths.angles(len(prompt) + max(0, len(answer) - 1)):
                     logits = runner.run(prompt, rows=1)  # with the answer behind it, it was turned by other angles
@@ -211,8 +214,10 @@ class LocalResponder(Responder):
         return {"reuse": self.reuses, **({"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {})}
 
     def counts(self) -> dict[str, float]:
-        """Tokens run through the network, and how many a plain run would have taken without any method."""
-        return {"tokens_processed": self.processed, "tokens_plain": self._plain}
+        """Tokens run through the network, how many a plain run would have taken without any method, and answers that
+        were scored as tokens of their own, though with the prompt they would form others.
+        """
+        return {"tokens_processed": self.processed, "tokens_plain": self._plain, "answers_apart": self._apart}
 
     def tried(self, prompt: TokenIds) -> Runner:
         """What runs the prompts, kept from the first; the tokens on which the cache is tried are none of theirs."""

@@ -238,15 +238,27 @@ def read_answer(body: bytes, kind: type[Kind], hide: Hide) -> Kind:
 def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
     """The score of the answer at the end of a repeated prompt, before what was generated after it.
 
+    A character of several tokens may be repeated whole at the last of them, behind empty pieces (vLLM); these are the
+    answer's.
+
     Returns:
-        None where the answer does not begin with a token of its own, or a log-probability is missing.
+        None where the answer does not begin with a token of its own, so far as the pieces tell, or a log-probability
+        is missing.
     """
     tokens, logprobs = echo.tokens or [], echo.logprobs or []
     end = max(0, len(tokens) - (1 if echo.tokens_generated is None else echo.tokens_generated))
     start = end
     while start > 0 and sum(len(token) for token in tokens[start:end]) < len(answer):
         start -= 1
-    if "".join(tokens[start:end]) != answer or start == 0:
+    if "".join(tokens[start:end]) != answer:
+        return None
+    if start > 0 and not tokens[start - 1]:
+        # Empty pieces in front are parts of the first one if that can have parts, and if pieces do not follow theirs.
+        if tokens[start].isascii() or not tokens[end - 1]:
+            return None
+        while start > 0 and not tokens[start - 1]:
+            start -= 1
+    if start == 0:
         return None
     values = [value for value in logprobs[start:end] if value is not None]
     if len(values) < end - start:

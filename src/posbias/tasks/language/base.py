@@ -33,6 +33,7 @@ Message = Mapping[str, str]
 """One turn of a conversation: its `role` and its `content`."""
 Span = tuple[int, int]
 """Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
+BLANKS = " \t"
 QUERIES = ("after", "before", "both")
 """Where the question may stand relative to the items."""
 
@@ -51,7 +52,7 @@ class Example:
     answers: tuple[str, ...]
     """Any of these counts as right; at least one."""
     target: str
-    """The text that follows the prompt when the first answer is teacher-forced; opens with a space where text does."""
+    """The text that follows the prompt when the first answer is teacher-forced; begins with a blank as text would."""
     gold_position: int | None
     """Index of the moved item among the items, 0 = first; None where there is none (closed book)."""
     n_items: int
@@ -68,6 +69,8 @@ class Example:
     """Tokens of the prompt as the model reads it, special ones included; None without a tokenizer."""
     companions: tuple[str, ...] = ()
     """What else the prompt asks for: the values of the needles that stay in place."""
+    moved_blanks: int = 0
+    """Blanks that ended the prompt, and begin the target instead."""
     passages: tuple[Span, ...] = ()
     """Every passage in characters of the prompt's text (of a conversation: its last message's), in order; the one that
     holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that
@@ -221,14 +224,29 @@ class LanguageTask(ABC):
         """The text itself, or a conversation of one message where chat is asked."""
         return ({"role": "user", "content": text},) if self.chat else text
 
+    def _joined(self, draft: Draft) -> tuple[str, str]:
+        """The prompt's text, and the right answer as it would follow it, its first tokens formed as in running text.
+
+        Blanks that end a text (not a passage in it) begin the answer instead, for tokens begin with a blank rather
+        than end with one; behind a line's end the answer begins without.
+        """
+        text, answer = draft.text, draft.answers[0]
+        if self.chat:
+            return text, answer
+        listed_to = max([end for _, end in draft.passages] + [0 if draft.gold is None else draft.gold[1]], default=0)
+        kept = max(len(text.rstrip(BLANKS)), listed_to)
+        begun = text[kept:] or ("" if text[-1:].isspace() else " ")
+        return text[:kept], begun + answer
+
     def _example(self, tokenizer: Any, draft: Draft, position: int, sample: str) -> Example:
-        prompt = self.wrapped(draft.text)
+        text, target = self._joined(draft)
+        prompt = self.wrapped(text)
         spans, n_tokens = locate(prompt, [] if draft.gold is None else [draft.gold], tokenizer)
         first, end = spans[0] if spans else (None, None)
         return Example(
             prompt=prompt,
             answers=draft.answers,
-            target=draft.answers[0] if self.chat else f" {draft.answers[0]}",
+            target=target,
             gold_position=None if draft.gold is None else position,
             n_items=self.n_items,
             sample=sample,
@@ -237,6 +255,7 @@ class LanguageTask(ABC):
             gold_end=end,
             n_tokens=n_tokens,
             companions=draft.companions,
+            moved_blanks=len(draft.text) - len(text),
             passages=draft.passages,
         )
 
@@ -303,8 +322,10 @@ def locate(
         return None, len(encoded.token_ids)
     shift = 0
     if spans and not isinstance(prompt, str):
-        shift = encoded.text.rfind(prompt[-1]["content"])
-        if shift < 0:
+        content = prompt[-1]["content"].strip()  # many templates trim a message
+        begin = encoded.text.rfind(content)
+        shift = begin - prompt[-1]["content"].find(content)
+        if begin < 0:
             raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
     low, high = np.array(encoded.offsets).T
     found = []
