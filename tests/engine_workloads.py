@@ -67,6 +67,20 @@ class Squares:
         return len(list(self.folder.glob("preparing-*")))
 
 
+@dataclass(frozen=True)
+class Variables:
+    """Whether the process that does a unit has variables in its environment, and something in them."""
+
+    names: tuple[str, ...]
+    description: str = "variables"
+
+    def prepare(self) -> Any:
+        return None
+
+    def compute(self, _prepared: Any, _unit: int) -> dict[str, np.ndarray]:
+        return {"there": np.array([bool(os.environ.get(name)) for name in self.names])}
+
+
 def _take(place: Path) -> bool:
     """Whether this process is the first to take a place."""
     try:

@@ -1,16 +1,30 @@
 """The errors a user can meet, each one line that names the value and what is allowed.
 
 `UsageError` is a wrong request (exit code 2), `RunError` a run that could not be finished (exit code 1).
-Both derive from ValueError / RuntimeError so that library users need not import them.
+Both derive from ValueError / RuntimeError so that library users need not import them. `printable` is what everything
+passes that comes from elsewhere, names above all, before a person sees it.
 """
+
+
+def printable(text: str) -> str:
+    """A text as it may be shown: what steers a terminal, turns the direction of writing or ends a line is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 class UsageError(ValueError):
     """The request is wrong: an unknown name, a value out of range, a length that does not fit."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
 
 class RunError(RuntimeError):
     """The request was fine, but the run could not be finished (NaN gradients, a full disk ...)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 MOST_REPEATED = 240
@@ -25,4 +39,4 @@ def one_line(error: BaseException | str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = lines[0] if lines else type(error).__name__
     line = line if len(line) <= MOST_REPEATED else f"{line[: MOST_REPEATED - 4]} ..."
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return printable(line)

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
+from posbias.errors import printable
+
 Item = TypeVar("Item")
 
 
@@ -13,18 +15,20 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None) 
         yield from items
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import track as rich_track
 
     total = len(items) if isinstance(items, Sized) else total
-    yield from rich_track(items, description=description, total=total, console=Console(stderr=True), transient=True)
+    shown = escape(printable(description))
+    yield from rich_track(items, description=shown, total=total, console=Console(stderr=True), transient=True)
 
 
 def report(line: str) -> None:
     """One line on stderr, for a log too."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def announce(line: str) -> None:
     """One line on stderr, if someone is watching."""
     if sys.stderr.isatty():
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.directories import write_atomically
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +51,9 @@ class Series:
     drawn: bool = True
     """Whether it is in the picture; it is in tables in any case."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", printable(self.name))  # it may come from a file
+
     @property
     def ends(self) -> tuple[Values, Values]:
         """Both ends of the interval, NaN where one of them is unknown."""
@@ -76,6 +79,9 @@ class Shown:
     """Of the curves, where they have one."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What stands first, by name: answers, and numbers with their intervals."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", printable(self.title))
 
     @property
     def x(self) -> np.ndarray:
@@ -275,7 +281,7 @@ def _rows(rows: list[list[str]], head: list[str] | None = None) -> str:
 
 def _escaped(text: str) -> str:
     """As HTML, line breaks kept."""
-    return escape(text).replace("\n", "<br>")
+    return "<br>".join(escape(printable(line)) for line in text.split("\n"))
 
 
 def _extra(name: str) -> Any:

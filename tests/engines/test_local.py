@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import posbias as pb
-from engine_workloads import Squares
+from engine_workloads import Squares, Variables
 from posbias.engines import ENGINES, Local, Ray, collect
 from posbias.engines.engine import STARTS_LOST, Starts
 from posbias.errors import RunError, UsageError
@@ -41,6 +41,15 @@ def test_units_are_spread_over_processes_and_each_is_done_once(tmp_path):
     assert not any(psutil.pid_exists(process) for process in processes)
 
 
+def test_workers_get_no_keys_but_the_hubs(monkeypatch):
+    names = ("OPENAI_API_KEY", "MY_KEY", "GITHUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "TOKENIZERS_PARALLELISM")
+    for name in names:
+        monkeypatch.setenv(name, "true")
+    outcomes = results(Local(workers=2), Variables(names), [0, 1])
+    assert [outcome.arrays["there"].tolist() for outcome in outcomes.values()] == [[False] * 4 + [True] * 2] * 2
+    assert os.environ["OPENAI_API_KEY"] == "true"
+
+
 def test_a_killed_worker_costs_its_own_unit_only_which_is_done_again(tmp_path):
     work = Squares(tmp_path, killed=(2, 5))
     outcomes = results(Local(workers=2), work, list(range(8)))
@@ -65,7 +74,7 @@ def test_a_unit_that_kills_every_worker_fails_alone_and_the_others_are_kept(tmp_
 
 def test_errors_of_a_unit_stop_the_run_as_they_would_in_this_process(tmp_path):
     for workers in (1, 2):
-        with pytest.raises(UsageError, match=r"unit 3 is wrong;\s+really"):
+        with pytest.raises(UsageError, match=r"unit 3 is wrong;\\nreally"):
             list(Local(workers=workers).run(Squares(tmp_path, wrong=(3,)), range(6)))
         with pytest.raises(RunError, match="unit 3 is broken"):
             list(Local(workers=workers).run(Squares(tmp_path, broken=(3,)), range(6)))

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from evaluation.hostile import Hostile, answer, hostile_server, repeated, said, spoken, variants
-from evaluation.replies import scored
+from evaluation.replies import generated, scored
+from evaluation.serving import chat, stand_in
 from posbias.errors import RunError, UsageError
+from posbias.evaluation import evaluate, evaluation_record
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
+from posbias.evaluation.responders.client import Client, is_local
 from posbias.evaluation.responders.masking import Mask
+from posbias.evaluation.samples import EvaluateOptions
+from posbias.report.page import report_of
 
 KEY = "sk-very/secret+key_1234567890"
 VARIANTS = variants(KEY)
@@ -99,3 +104,68 @@ def test_a_key_is_refused_where_it_would_be_recorded(monkeypatch: pytest.MonkeyP
         with pytest.raises(UsageError, match="TEST_KEY") as caught:
             ServerResponder(address, model, replace(OPTIONS, body=body))
         assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HOME", "PATH", "TOKENIZERS_PARALLELISM", "KEYBOARD", "SSH_AUTH_SOCK", "MONKEY", "sk_live_0123", "", "A B"],
+)
+def test_only_a_name_that_holds_keys_is_taken_and_none_is_repeated(name: str) -> None:
+    with pytest.raises(UsageError, match="KEY, TOKEN or SECRET is a word of it") as caught:
+        ServerOptions(key_variable=name)
+    assert not name or str(name) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["OPENAI_API_KEY", "my_key", "KEY", "HF_TOKEN", "APIKEY", "GROQ_APIKEY", "KEY_2", "CLIENT_SECRET", "TOKEN"]
+)
+def test_names_that_hold_keys_are_taken(name: str) -> None:
+    assert ServerOptions(key_variable=name).key_variable == name
+
+
+@pytest.mark.parametrize("name", ["model", "messages", "prompt", "echo", "logprobs", "n", "stream"])
+@pytest.mark.parametrize("value", ["other", None])
+def test_the_body_cannot_replace_what_is_asked_of_whom(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"body must not hold {name}"):
+        ServerOptions(body={"seed": 0, name: value})
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        *((f"http://{host}:8000/v1", True) for host in ("localhost", "LOCALHOST", "a.localhost", "localhost.")),
+        *((f"http://{host}:8000/v1", True) for host in ("127.0.0.1", "127.9.9.9", "[::1]", "0.0.0.0")),
+        *((f"http://{host}/v1", False) for host in ("192.168.0.2", "10.0.0.1", "gpu-box", "localhost.example.org")),
+        *((f"http://{host}/v1", False) for host in ("127.0.0.1.example.org", "[2001:db8::1]", "api.example.org")),
+    ],
+)
+def test_a_key_over_plain_http_leaves_the_machine_unless_the_host_is_its_own(
+    address: str, local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_local(address) == local
+    for key, secret in ((KEY, True), ("EMPTY", False), ("", False)):
+        monkeypatch.setenv("TEST_KEY", key)
+        assert Client(address, OPTIONS).key_in_clear == (secret and not local)
+        assert not Client(address.replace("http:", "https:"), OPTIONS).key_in_clear
+
+
+def test_a_key_in_clear_is_warned_of_before_it_is_sent_and_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody there: what is local goes past it
+    with stand_in(lambda *_: chat("x")) as server:
+        generated(ServerResponder(server.address, "m", OPTIONS), [Request("q")])
+        assert capsys.readouterr().err == ""
+        monkeypatch.delenv("HTTP_PROXY")
+        monkeypatch.setattr("posbias.evaluation.responders.client.is_local", lambda _: False)
+        responder = ServerResponder(server.address, "m", OPTIONS)
+        record = evaluation_record(evaluate("key_value(pairs=2)", responder, options=EvaluateOptions(count=1)), {})
+    said = capsys.readouterr().err
+    assert said == (
+        f"warning: the key in TEST_KEY is sent unencrypted to {server.address}/v1, where others can read it; "
+        "https:// hides it\n"
+    )
+    assert record.resolved["responder"]["key_in_clear"] is True
+    (notice,) = report_of(record).notices
+    assert notice.startswith("The key in TEST_KEY was sent unencrypted to http://127.0.0.1:")

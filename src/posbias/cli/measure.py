@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import print_json, print_record, record_document, running
+from posbias.cli.output import print_json, print_record, record_document, running, say
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _measure_several(
     if flags.json:
         print_json({"models": documents})
     elif flags.out is not None and len(failed) < len(documents):
-        typer.echo(f"report: {flags.out / REPORT_FILE}")
+        say(f"report: {flags.out / REPORT_FILE}")
     if failed:
         name, reason = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(documents)} models failed, first {name}: {reason}")

@@ -232,7 +232,17 @@ def command_line(context: typer.Context) -> str:
     program = context.find_root().command_path
     recorded = [str(parameter.name) for parameter in context.command.params if parameter.name not in UNRECORDED]
     words = ["posbias", *context.command_path.removeprefix(program).split()]
-    return shlex.join([*words, *(word for each in given(context, recorded).values() for word in each)])
+    return " ".join(map(_quoted, [*words, *(word for each in given(context, recorded).values() for word in each)]))
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell, printable even where the word is not."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    # Such an escape is a character for bash and zsh, where \x.. is a byte.
+    letters = [letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in escaped]
+    return f"$'{''.join(letters)}'"
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from posbias.cli.options import RunFlags, command_line, passed_arguments
+from posbias.errors import printable
 
 if TYPE_CHECKING:
     from posbias.records import Record
@@ -47,7 +48,7 @@ class Run:
             return
         print_record(record)
         if page is not None:
-            typer.echo(f"report: {page}")
+            say(f"report: {page}")
 
 
 @contextmanager
@@ -97,7 +98,12 @@ def print_document(document: Mapping[str, Any], *, as_json: bool, line: str) -> 
     if as_json:
         print_json(document)
     else:
-        typer.echo(line)
+        say(line)
+
+
+def say(*lines: str) -> None:
+    """Lines on stdout; of what comes from elsewhere nothing steers the terminal."""
+    typer.echo("\n".join(map(printable, lines)))
 
 
 def prepare() -> None:
@@ -134,8 +140,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 def error_line(message: str) -> str:
     """A message as one line of at most LONGEST characters, cut in the middle; what cannot be printed is escaped."""
-    line = f"posbias: {' '.join(message.split())}"
-    line = "".join(letter if letter.isprintable() else f"{letter!a}"[1:-1] for letter in line)
+    line = printable(f"posbias: {' '.join(message.split())}")
     if len(line) <= LONGEST:
         return line
     return line[: LONGEST - TAIL - len(CUT)] + CUT + line[-TAIL:]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import print_json, running
+from posbias.cli.output import print_json, running, say
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def verify(
         return
     said = [described_verdict(verdict.as_dict()) + "\n" for verdict in verdicts]
     said.append(tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
-    typer.echo("\n".join(said if page is None else [*said, f"report: {page}"]))
+    lines = [line for text in said for line in text.split("\n")]
+    say(*lines, *([] if page is None else [f"report: {page}"]))
 
 
 REPRODUCE_EXAMPLE = (

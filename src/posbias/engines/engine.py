@@ -6,6 +6,7 @@ unit, which is tried again elsewhere. `collect` takes finished units from the di
 """
 
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -24,6 +25,11 @@ from posbias.registry import Registry
 
 LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What tells the libraries below NumPy and PyTorch their number of threads, read when they start."""
+
+KEY_NAME = re.compile(r"(\w+_)?(API_?)?(KEY|TOKEN|SECRET)(_\w+)?", re.IGNORECASE)
+"""What variables are called that hold keys."""
+OF_THE_HUB = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_")
+"""How those begin that a worker needs, to load what its run has loaded."""
 
 
 @contextmanager
@@ -46,6 +52,14 @@ def library_environment() -> dict[str, str]:
     # The others follow OpenMP's variable where their own is not set.
     usual = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     return {name: os.environ.get(name) or usual for name in LIBRARIES}
+
+
+def keys_of_environment(*needed: str) -> list[str]:
+    """Names of the environment's variables that hold keys, but for those that begin with one of `needed`.
+
+    Another process is started without them: whatever it loads, or downloads and runs, could read them.
+    """
+    return [name for name in os.environ if KEY_NAME.fullmatch(name) and not name.startswith(needed)]
 
 
 ENGINES: Registry["Engine"] = Registry("engine")

@@ -22,11 +22,13 @@ from posbias.checks import check_whole
 from posbias.engines.engine import (
     ENGINES,
     MOST_AT_ONCE,
+    OF_THE_HUB,
     Engine,
     Outcome,
     Queue,
     Starts,
     Workload,
+    keys_of_environment,
     library_environment,
     pinned,
 )
@@ -215,10 +217,11 @@ def _start(packed: bytes, threads: int) -> _Worker:
     # This interpreter's own search path, so that the worker finds the same modules.
     served = f"{theirs.fileno()}, {os.getpid()}, {keeps_freed_memory()}"
     code = f"import sys; sys.path[:] = {sys.path!r}; from posbias.engines.local import serve; serve({served})"
+    environment, keys = {**os.environ, **library_environment()}, keys_of_environment(*OF_THE_HUB)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
-            env={**os.environ, **library_environment()},
+            env={name: value for name, value in environment.items() if name not in keys},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt at the terminal is this process's to handle

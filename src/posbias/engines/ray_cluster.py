@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 
 from posbias.checks import check_whole
-from posbias.engines.engine import ENGINES, Engine, Outcome, Queue, Starts, Workload, library_environment, pinned
+from posbias.engines.engine import (
+    ENGINES,
+    OF_THE_HUB,
+    Engine,
+    Outcome,
+    Queue,
+    Starts,
+    Workload,
+    keys_of_environment,
+    library_environment,
+    pinned,
+)
 from posbias.engines.local import answer, prepare_packed, unpack
 from posbias.errors import RunError, UsageError
 
@@ -90,7 +101,8 @@ class _Actors:
             num_gpus=engine.gpus,
             max_restarts=0,
             scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": library_environment()},
+            # Variables can be set there, not taken away.
+            runtime_env={"env_vars": library_environment() | dict.fromkeys(keys_of_environment(*OF_THE_HUB), "")},
         )
         self._threads = engine.pinned_threads
         self._packed = ray.put(pickle.dumps(workload))

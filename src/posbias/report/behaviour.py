@@ -106,7 +106,16 @@ def notices_of(record: Record) -> list[str]:
         f"{moved} of {record.scalars['examples']} prompts ended in blanks. They end before them now, and the right "
         "answer begins with them, as its tokens do."
     ]
-    return [*_refused(record), *_thoughts(record), *(joined if moved else [])]
+    return [*_key(record), *_refused(record), *_thoughts(record), *(joined if moved else [])]
+
+
+def _key(record: Record) -> list[str]:
+    """That a key went unencrypted."""
+    responder = record.resolved["responder"]
+    if not responder.get("key_in_clear"):
+        return []
+    variable, address = responder["key_variable"], responder["address"]
+    return [f"The key in {variable} was sent unencrypted to {address}, where others can read it."]
 
 
 def _thoughts(record: Record) -> list[str]:
@@ -142,7 +151,7 @@ def _refused(record: Record) -> list[str]:
     return [
         f"{len(refused)} of {total} prompts were refused by the server and are left out of every curve ({places}). "
         f"Comparisons rest on the samples that were answered at all positions. The first: sample {first['sample']}, "
-        f"position {first['position']}: {first['reason']}"
+        f"position {first['position']}: {first['reason']}",
     ]
 
 

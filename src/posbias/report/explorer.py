@@ -13,7 +13,7 @@ from typing import Any
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.records import Record
-from posbias.report.layout import view_of
+from posbias.report.layout import shown_record, view_of
 from posbias.version import __version__
 
 DIGITS = 7
@@ -48,7 +48,7 @@ def curve_of(name: str, profile: Profile) -> dict[str, Any]:
 
 
 def _measured(record: Record) -> list[dict[str, Any]]:
-    view = view_of(record)
+    view = view_of(shown_record(record))
     curves = [
         curve_of(f"{view.title}, {subject.name}, {kind}", measured.profile)
         for subject in view.subjects

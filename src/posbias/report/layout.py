@@ -19,6 +19,7 @@ tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what each curve
 they are named. Records without `subjects` are read too: `profile/influence` (predict), `measured/...`.
 """
 
+import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ from posbias.comparison import (
     finite,
 )
 from posbias.comparison.subject import Distances
-from posbias.errors import UsageError
+from posbias.errors import UsageError, printable
 from posbias.naming import Settings
 from posbias.profiles import Profile
 from posbias.records import Record
@@ -91,6 +92,25 @@ def store_subjects(
     record.scalars["contrasts"] = _stored(contrasts or {})
     record.scalars["left_out"] = list(left_out)
     return record
+
+
+def shown_record(record: Record) -> Record:
+    """The record as a person may see it: no text in it, nor the name of an array, steers a terminal or a page.
+
+    Everything that is drawn or printed of a record is made of this copy.
+    """
+    shown = copy.copy(record)
+    for name, value in vars(record).items():
+        setattr(shown, name, _printable(value))
+    return shown
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_printable(name): _printable(entry) for name, entry in value.items()}
+    return [_printable(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def view_of(record: Record) -> RunView:

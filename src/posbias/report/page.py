@@ -17,12 +17,12 @@ from posbias.directories import write_atomically
 from posbias.drawing.figures import Figure, HeatMap, points_that_fit
 from posbias.drawing.interactive import chart_script, interactive
 from posbias.drawing.static import png_of
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, printable
 from posbias.parts import clear_parts
 from posbias.records import REPORT_FILE, Record, remove_report
 from posbias.registry import Registry
 from posbias.report.findings import Finding
-from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_name
+from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_name, shown_record
 from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.version import __version__
 
@@ -101,7 +101,7 @@ def report_of(*records: Record) -> Report:
         raise UsageError(f"the run {first.run_id} did not finish ({first.error}); only finished runs can be drawn")
     make: Callable[..., Report] = REPORTS[alone[0] if alone else PROFILES]
     try:
-        return make(*records)
+        return make(*map(shown_record, records))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
 
@@ -136,7 +136,8 @@ def write_report(records: Sequence[Record], out: Path, *, png: bool = False) -> 
     report = report_of(*records)
     pictures = _pictures(report) if png else {}
     related: dict[str, str] = records[0].resolved.get("related", {}) if len(records) == 1 else {}
-    page = html_of(report, links={name: place for name, place in related.items() if (out / place).is_file()})
+    links = {printable(name): place for name, place in related.items() if (out / place).is_file()}
+    page = html_of(report, links=links)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in pictures.items():

@@ -88,9 +88,9 @@ def print_tables(tables: Iterable[Table], console: "Console") -> None:
             lines = ["  ".join(cells).rstrip() for cells in padded]
             console.file.write("\n".join([table.title, *lines, "", ""]))
             continue
-        ruled = Ruled(title=table.title, title_justify="left", title_style="bold", header_style="bold")
+        ruled = Ruled(title=escape(table.title), title_justify="left", title_style="bold", header_style="bold")
         for name in table.header:
-            ruled.add_column(name, overflow="fold")
+            ruled.add_column(escape(name), overflow="fold")
         for row in table.cells:
             ruled.add_row(*map(escape, row))
         console.print(ruled)

@@ -22,7 +22,7 @@ import torch
 from posbias.checks import checked
 from posbias.engines import collect
 from posbias.engines.engine import pinned
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, printable
 from posbias.memory import keep_freed_memory
 from posbias.models.networks import check_device
 from posbias.parts import PartStore, below, made_by
@@ -352,6 +352,7 @@ def live_report(total: int, steps: int) -> Iterator[Report]:
 
 def losses_table(latest: Latest, *, total: int, steps: int) -> "Table":
     """The members in training, or all where none is; the highest losses first, at most `SHOWN` rows."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"loss in nats ({len(latest)} of {total} members seen)", title_justify="left")
@@ -360,7 +361,7 @@ def losses_table(latest: Latest, *, total: int, steps: int) -> "Table":
     training = {name: entry for name, entry in latest.items() if entry[0] < steps} or latest
     worst = sorted(training.items(), key=lambda item: -item[1][2])
     for name, (step, first, loss) in worst[:SHOWN]:
-        table.add_row(name, f"{step}/{steps}", f"{first:.4f}", f"{loss:.4f}")
+        table.add_row(escape(printable(name)), f"{step}/{steps}", f"{first:.4f}", f"{loss:.4f}")
     if len(worst) > SHOWN:
         table.add_row(f"... and {len(worst) - SHOWN} with lower losses", "", "", "")
     return table

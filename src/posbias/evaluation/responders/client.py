@@ -9,6 +9,7 @@ and body are all cancelled at once. Its event loop runs in a thread of its own w
 """
 
 import email.utils
+import ipaddress
 import json
 import os
 import random
@@ -26,16 +27,19 @@ from urllib.parse import urlsplit
 
 from posbias.chat_templates import check_template_options
 from posbias.checks import check_choice, check_whole
+from posbias.engines.engine import KEY_NAME
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.masking import Mask
+from posbias.evaluation.responders.masking import SECRET, Mask
 from posbias.evaluation.responders.refusals import RefusedError, SaidError, meaning_of, words_of
 from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
-from posbias.progress import announce
+from posbias.progress import announce, report
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""
 TEMPLATE_FIELD = "chat_template_kwargs"
 """Field of a request's body that holds what a chat template is told."""
+OUR_FIELDS = frozenset({"model", "messages", "prompt", "echo", "logprobs", "n", "stream"})
+"""Of a request's body: what is asked of whom, and in what form the answer is read."""
 OPTIONAL = ("requests_per_minute", "price_in", "price_out")
 """Numbers that may be None."""
 SLOWEST = 0.1
@@ -68,7 +72,7 @@ class ServerOptions:
     max_answer_bytes: int = 2**24
     """A larger answer, as it comes or decompressed, ends the run (bytes, >= 1)."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; unset: no key is sent."""
+    """Environment variable that holds the key (KEY, TOKEN or SECRET is a word of its name); unset: no key is sent."""
     cache: Path | None = None
     """Directory of answers, of any models and servers; None: in memory only."""
     reuse: bool = True
@@ -78,7 +82,7 @@ class ServerOptions:
     price_out: float | None = None
     """Per million generated tokens."""
     body: Mapping[str, Any] = field(default_factory=dict)
-    """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out."""
+    """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out. None of OUR_FIELDS."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """What a chat server's template is told, such as `{"enable_thinking": False}`, in the field `chat_template_kwargs`
     of vLLM, SGLang, llama.cpp and `transformers serve`; others refuse the field or pass it over."""
@@ -87,11 +91,16 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_choice("server: kind", self.kind, tuple(KINDS))
-        if not isinstance(self.key_variable, str) or not self.key_variable.isidentifier():
+        if not isinstance(self.key_variable, str) or not KEY_NAME.fullmatch(self.key_variable):
             # Not repeated: it may be a key, put here by mistake.
-            raise UsageError("server: key_variable must be the name of an environment variable, such as OPENAI_API_KEY")
+            raise UsageError(
+                "server: key_variable must be the name of an environment variable that holds a key, such as "
+                "OPENAI_API_KEY: KEY, TOKEN or SECRET is a word of it"
+            )
         if not isinstance(self.body, Mapping) or not all(isinstance(name, str) for name in self.body):
             raise UsageError(f"server: body must be a dictionary of fields, got {type(self.body).__name__}")
+        if ours := sorted(OUR_FIELDS & set(self.body)):
+            raise UsageError(f"server: body must not hold {', '.join(ours)}: the request itself says that")
         try:
             json.dumps(dict(self.body), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -149,6 +158,16 @@ def check_address(base_url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
+def is_local(address: str) -> bool:
+    """Whether an address is this machine's own, so that what is sent there does not leave it."""
+    host = (urlsplit(address).hostname or "").rstrip(".")
+    try:
+        place = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return place.is_loopback or place.is_unspecified
+
+
 DOUBLINGS = 64
 """Of the delay between attempts at most: more would be no number any more."""
 CONNECTING = 10.0
@@ -181,6 +200,10 @@ class Client:
         self._options = options
         self._key = options.key()
         self.mask = Mask(self._key)
+        self._local = is_local(address)
+        secret = self._key is not None and len(self._key) >= SECRET
+        self.key_in_clear = secret and not self._local and urlsplit(address).scheme != "https"
+        """Whether a key (not a placeholder) is sent where others can read it."""
         per_minute = options.requests_per_minute
         self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
         self._connecting = min(CONNECTING, options.timeout / 2)
@@ -197,6 +220,11 @@ class Client:
         import httpx2
         from anyio.from_thread import start_blocking_portal
 
+        if self.key_in_clear and self._reached is None:
+            report(
+                f"warning: the key in {self._options.key_variable} is sent unencrypted to {self.address}, where others "
+                "can read it; https:// hides it"
+            )
         headers = {"Accept-Encoding": "gzip", "Content-Type": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -206,6 +234,7 @@ class Client:
                 timeout=httpx2.Timeout(None, connect=self._connecting),
                 limits=httpx2.Limits(max_connections=self._options.concurrency),
                 verify=_trusted(),
+                trust_env=not self._local,  # a proxy would see what need not leave this machine
             )
         except (ValueError, ImportError, httpx2.InvalidURL) as error:
             raise UsageError(f"a proxy that the environment names cannot be used: {error}") from None

@@ -139,6 +139,7 @@ class ServerResponder(Responder):
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
             "tokenizer": None if self.tokenizer is None else vocabulary_sha256(self.tokenizer),
             **options,
+            "key_in_clear": self._client.key_in_clear,
             "cost": None,
             **self.counts(),
             **self.learnt(),
