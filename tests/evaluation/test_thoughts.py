@@ -48,6 +48,15 @@ THINKING = (
         ("<|channel|>analysis<|message|>Paris?<|end|><|start|>assistant<|channel|>final<|message|>Rome<|return|>",
          "Rome", MARKED),
         ("analysisWe look. Paris?assistantfinalRome", "Rome", MARKED),
+        ("<longcat_think>Paris?</longcat_think>Rome", "Rome", MARKED),
+        ("<think budget='1'>Paris?</think>Rome", "Rome", MARKED),
+        ("<|thinking|>Paris?<|/thinking|>Rome", "Rome", MARKED),
+        ("<|thought_start|>Paris?<|thought_end|>Rome", "Rome", MARKED),
+        ("<unused94>thought\nParis?<unused95>Rome", "Rome", MARKED),
+        ("<|channel>thought\nParis?<channel|>Rome", "Rome", MARKED),
+        ("Rome <reason>Since Pari", "Rome <reason>Since Pari", None),  # an explanation behind an answer
+        ("Rome <reason>it</reason>", "Rome <reason>it</reason>", None),
+        ("It may be Paris.</reasoning>Rome", "Rome", CLOSED),
         ("Sure. <think>Paris?</think>Rome", "Sure. Rome", MARKED),
         ("<think>a</think>b<think>Paris?</think>Rome", "bRome", MARKED),
         # A mark that is only spoken of neither opens nor ends what it stands in.

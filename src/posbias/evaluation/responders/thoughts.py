@@ -10,17 +10,22 @@ from dataclasses import dataclass
 
 from posbias.tasks.language.verdicts import search_own
 
-_TAG = r"(?:think|thinking|thoughts?|reason|reasoning|seed:think|scratchpad)"
+_NAME = r"(?:[\w:.-]*(?:think|thought)[\w:.-]*|scratchpad|in(?:ner|ternal)_monologue)"
+_EXPLANATION = r"(?:reason(?:ing)?|analysis|reflection)"
 _MARKS = (
-    (rf"<({_TAG})>", rf"</({_TAG})>"),
+    (rf"(<{_EXPLANATION}>)", rf"(</{_EXPLANATION}>)"),
     (r"(\[THINK\])", r"(\[/THINK\])"),
     (r"(◁think▷)", r"(◁/think▷)"),
-    (r"(<\|START_THINKING\|>)", r"(<\|END_THINKING\|>)"),
-    (r"(<\|begin_of_thought\|>)", r"(<\|end_of_thought\|>)"),
+    (r"(<\|(?:start|begin(?:_of)?)_(?:think|thought)\w*\|>)", r"(<\|end(?:_of)?_(?:think|thought)\w*\|>)"),
+    (r"(<\|(?:think|thought)\w*_(?:start|begin)\|>)", r"(<\|(?:think|thought)\w*_end\|>)"),
     (r"(<\|inner_prefix\|>)", r"(<\|inner_suffix\|>)"),
     (r"(<unused94>thought)", r"(<unused95>)"),
+    (r"(<\|channel>thought)", r"(<channel\|>)"),
+    (rf"(<\|?\s*{_NAME}(?:\s[^<>|]{{0,60}})?\|?>)", rf"(<\|?\s*\\?/\s*{_NAME}\s*\|?>)"),
 )
-"""How thoughts are opened and closed; each mark is one group."""
+"""How thoughts are opened and closed; each mark is one group. What fits several is the first."""
+_BEFORE_ALONE = 0
+"""Of them, the one whose marks stand around an explanation, which is no thought behind an answer."""
 _MARK = re.compile("|".join(mark for pair in _MARKS for mark in pair), re.IGNORECASE)
 _WRAPPED = re.compile(r"</?answer>|<\|(?:begin|end)_of_solution\|>|<\|(?:START|END)_RESPONSE\|>")
 """What stands around an answer behind thoughts."""
@@ -97,10 +102,15 @@ def _between_marks(text: str, opened: bool) -> Told:
     inside = _ANY if opened else None
     answers: list[str] = []
     thoughts: list[str] = []
+    explained = False  # behind an answer
     done, thinking = 0, MARKED if opened else None
     for mark in _MARK.finditer(text):
         convention, closing = _convention(mark)
         part = text[done : mark.start()]
+        if convention == _BEFORE_ALONE and inside is None and (explained or "".join([*answers, part]).strip()):
+            explained = explained or not closing
+            if explained:
+                continue
         if closing and inside is None:  # the prompt has opened them, or they spoke of the mark: all before is thoughts
             thoughts, answers, thinking = [text[: mark.start()]], [], thinking or CLOSED
         elif closing and inside in (_ANY, convention):

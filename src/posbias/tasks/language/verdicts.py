@@ -27,7 +27,7 @@ _ENDS = r"(?=\s*(?:\Z|[.,;:!()\[\]\n–—-]|(?i:because|since|as|over|is|was|he
 _ADVERBS = (
     r"(?i:(?:clearly|slightly|much|far|also|therefore|thus|overall|still|marginally|significantly|definitely)\s+)*"
 )
-_BETTER = r"(?i:better|superior|preferable|preferred|stronger|winner)\b"
+_BETTER = r"(?i:better|superior|preferable|preferred|stronger|winner)\b(?!-)"
 _COMPARED = r"([AB])\s*([<>=])[<>=]*\s*([AB])"
 _BRACKETED = re.compile(rf"\[\[\s*(?i:(A|B|C|tie)|{_COMPARED})\s*\]\]")
 _TAGGED = re.compile(
@@ -60,7 +60,9 @@ _SAID = tuple(
     )
 )
 _UNSURE = re.compile(
-    r"\b(?:if|whether|unless|not|cannot|neither|nor|never|no(?!,)|hardly|could|might|may|would\s+be)\b|n't\b|\?\Z",
+    r"\b(?:if|whether|unless|not|cannot|neither|nor|never|no(?!,)|hardly|could|might|may|would\s+be)\b|n't\b|\?\Z"
+    r"|\b(?:false|untrue|wrong|incorrect)\s+(?:that|to)\b"
+    r"|\b(?:who|some|someone|anyone|they|many)\s+(?:\w+\s+)?(?:say|think|claim|argue)s?\b",
     re.IGNORECASE,
 )
 _OUTCOMES = {"A": "A", "B": "B", "C": TIE, "TIE": TIE, "DRAW": TIE}
