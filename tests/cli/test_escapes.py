@@ -15,6 +15,7 @@ from evaluation.serving import chat, stand_in
 from posbias.cli.options import _quoted
 from posbias.errors import RunError, UsageError
 from posbias.records import Record
+from posbias.report.layout import command_of, shown_record
 from posbias.report.page import report_of, show_report
 from posbias.training.trainer import losses_table
 
@@ -91,6 +92,13 @@ def test_a_record(posbias: Any, tmp_path: Path) -> None:
     assert clean(record._repr_html_())
     for ending in ("csv", "html", "svg"):
         assert clean(record.save(tmp_path / f"a.{ending}").read_text().replace("\r\n", "\n"))
+
+
+def test_a_call_that_repeats_a_record_keeps_its_texts() -> None:
+    record = Record("measure", {"question": "Question:\nwho\x1b?", "kinds": ["a\n"]})
+    assert command_of(shown_record(record)) == r"posbias.measure(question='Question:\nwho\x1b?', kinds=['a\n'])"
+    assert str(shown_record(record).arguments["question"]) == r"Question:\nwho\x1b?"
+    assert record.arguments["question"] == "Question:\nwho\x1b?"
 
 
 @pytest.mark.parametrize("error", [UsageError, RunError])

@@ -1,5 +1,7 @@
 """Exported tasks: valid YAML, prompts exactly ours, the scoring module equal to the published rules."""
 
+import ast
+import dataclasses
 import importlib.util
 import json
 
@@ -8,7 +10,7 @@ import pytest
 import yaml
 
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.export import DATA_FILE, SCORING_FILE, export_lm_eval
+from posbias.evaluation.export import DATA_FILE, INSPECT_FILE, SCORING_FILE, export_inspect_ai, export_lm_eval
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.answers import SCORERS
 
@@ -88,3 +90,65 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
         export_lm_eval(task, list(task.examples(None, count=1)), tmp_path / "file" / "below")
+
+
+RUNS = 'open("ran", "w")'
+HOSTILE_NAMES = [
+    f'a"""\n{RUNS}\n"""b',
+    f"a'; {RUNS}; 'b",
+    f'a" + str({RUNS}) + "b',
+    f'a"""; {RUNS}; """b',
+    f"a\\'''\n{RUNS}\n'''b",
+    f"{{{{{RUNS}}}}} {{% x %}} {{0}} {{task}} %s",
+    f"a\r{RUNS}\u2028{RUNS}\x0c\\",
+    "²½ª日本\u202e: [x, &y, !!python/none]",
+    "x" * 250,
+    "#\n- y: 1\n",
+]
+"""Names of files that say something else to Python, YAML or Jinja once they stand in it as they are."""
+SPELLINGS = [
+    "documents(documents=2, file={0!r})",
+    "documents(documents=2, template={0!r})",
+    "needle(tokens=64, corpus={0!r})",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_name_of_a_file_is_taken_for_source(spelling, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = LANGUAGE_TASKS.parse(spelling.format(name))
+    asked = LANGUAGE_TASKS.parse("documents(documents=2)")
+    examples = list(asked.examples(None, count=1, seed=0))
+    stem, _ = export_lm_eval(task, examples, "out")
+    assert export_inspect_ai(task, examples, "out") == stem
+    assert stem.isidentifier()
+    assert stem.isascii()
+    directory = tmp_path / "out"
+    found = scoring_module(directory)
+    assert (str(task), task.scoring) == (found.TASK, found.RULE)
+    assert found.process_results({"answers": ["x"], "position": 0}, ["x"])["accuracy"] == 1.0
+    program = ast.parse((directory / INSPECT_FILE).read_text())
+    allowed = ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef
+    assert all(isinstance(node, allowed) for node in program.body)
+    assert [node.value.value[:7] for node in program.body if isinstance(node, ast.Expr)] == ["Scoring"]
+    assert program.body[-1].name == stem
+    assert yaml.load((directory / f"{stem}.yaml").read_text(), Loader)["task"] == stem
+    assert not (tmp_path / "ran").exists()
+
+
+def test_rows_stay_rows_whatever_stands_in_them(tmp_path):
+    task = LANGUAGE_TASKS.parse("key_value(pairs=3)")
+    (example, *_) = task.examples(None, count=1)
+    odd = dataclasses.replace(example, prompt="one\u2028two\x85three\u2029\U0001f600 \x1b", passages=())
+    export_lm_eval(task, [odd], tmp_path)
+    (row,) = (tmp_path / DATA_FILE).read_text().splitlines()
+    assert json.loads(row)["prompt"] == odd.prompt
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2**63])
+def test_a_limit_of_tokens_is_a_whole_number(wrong, tmp_path):
+    task = LANGUAGE_TASKS.parse("key_value(pairs=3)")
+    for export in (export_lm_eval, export_inspect_ai):
+        with pytest.raises(UsageError, match="export: max_tokens must be a whole number"):
+            export(task, list(task.examples(None, count=1)), tmp_path, max_tokens=wrong)

@@ -1,14 +1,18 @@
 """The examples of a task as a task of EleutherAI's lm-evaluation-harness, or of Inspect, for others to run there.
 
 Three kinds of files: the prompts as they are (one JSON object per line), task descriptions that put nothing around
-them, and the published scoring rule as a small module of its own, which the task of Inspect has in its own file.
+them, and the published scoring rule as a small module of its own, which the task of Inspect has in its own file. What
+comes from a task, such as the name of a file, is written into source as `repr` or JSON says it, never as it is.
 lm-eval reads the prompts relative to the directory it is started in, hence `cd DIRECTORY` first.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from posbias.checks import check_whole
 from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.tasks.language import Example, LanguageTask
@@ -16,11 +20,16 @@ from posbias.tasks.language import Example, LanguageTask
 DATA_FILE = "examples.jsonl"
 SCORING_FILE = "posbias_scoring.py"
 INSPECT_FILE = "posbias_inspect.py"
+LONGEST_STEM = 100
+"""Characters of a task's spelling that stand in the names of its files."""
 
-_SCORING = '''"""Scoring of {task}, by position of the answer; needs nothing but Python."""
+_SCORING = '''"""Scoring by position of the answer, of the task below; needs nothing but Python."""
 
 import re
 import string
+
+TASK = {task!r}
+RULE = {rule!r}
 
 
 def _normalised(text):
@@ -29,7 +38,7 @@ def _normalised(text):
 
 
 def _right(prediction, answers):
-    if "{rule}" == "substring":
+    if RULE == "substring":
         return float(any(answer.lower() in prediction.lower() for answer in answers))
     first_line = _normalised(prediction.lstrip().split("\\n")[0])
     return float(any(_normalised(answer) in first_line for answer in answers))
@@ -65,8 +74,8 @@ def published():
 
 @task
 def {name}():
-    config = GenerateConfig(max_tokens={max_tokens}, temperature=0.0, stop_seqs={stop})
-    data = json_dataset(str(Path(__file__).with_name("{data}")), _sample)
+    config = GenerateConfig(max_tokens={max_tokens}, temperature=0.0, stop_seqs={stop!r})
+    data = json_dataset(str(Path(__file__).with_name({data!r})), _sample)
     return Task(dataset=data, solver=generate(), scorer=published(), config=config)
 """
 _COMMON = f"""task: {{name}}
@@ -118,14 +127,14 @@ def export_lm_eval(
         UsageError: no examples, or a conversation of several messages.
         RunError: the files cannot be written.
     """
-    stem, data = _exported(task, examples)
+    stem, data = _exported(task, examples, max_tokens)
     metrics = ["accuracy", *(f"accuracy_at_{position}" for position in sorted({_position(each) for each in examples}))]
     listed = "".join(f"  - metric: {metric}\n    aggregation: mean\n    higher_is_better: true\n" for metric in metrics)
     module, stop = Path(SCORING_FILE).stem, json.dumps(list(task.stop))
     generated = _GENERATED.format(module=module, stop=stop, max_tokens=max_tokens or task.max_tokens, metrics=listed)
     files = {
         DATA_FILE: data,
-        SCORING_FILE: _SCORING.format(task=task, rule=task.scoring),
+        SCORING_FILE: _SCORING.format(task=str(task), rule=task.scoring),
         f"{stem}.yaml": _COMMON.format(name=stem, output_type="generate_until") + generated,
         f"{stem}_logprob.yaml": _COMMON.format(name=f"{stem}_logprob", output_type="loglikelihood") + _SCORED,
     }
@@ -143,21 +152,27 @@ def export_inspect_ai(
     Returns:
         The name of the task; `cd DIRECTORY && inspect eval posbias_inspect.py --model MODEL` runs it.
     """
-    name, data = _exported(task, examples)
+    name, data = _exported(task, examples, max_tokens)
     settings = {"name": name, "max_tokens": max_tokens or task.max_tokens, "stop": list(task.stop), "data": DATA_FILE}
-    scoring = _SCORING.format(task=task, rule=task.scoring).partition("\n\n\ndef process_results")[0]
+    scoring = _SCORING.format(task=str(task), rule=task.scoring).partition("\n\n\ndef process_results")[0]
     _write({DATA_FILE: data, INSPECT_FILE: scoring + "\n" + _INSPECT.format(**settings)}, Path(directory))
     return name
 
 
-def _exported(task: LanguageTask, examples: Sequence[Example]) -> tuple[str, str]:
+def _exported(task: LanguageTask, examples: Sequence[Example], max_tokens: int | None) -> tuple[str, str]:
     """What a task is called elsewhere, and its examples, one JSON object per line."""
     if task.scoring == "verdict":
         raise UsageError(f"{task.name} is judged by verdicts, which other harnesses do not read; allowed: other tasks")
     if not examples:
         raise UsageError("no examples to export; give at least 1")
-    stem = "posbias_" + "".join(letter if letter.isalnum() else "_" for letter in str(task)).strip("_")
-    return stem, "".join(json.dumps(_row(example), ensure_ascii=False) + "\n" for example in examples)
+    if max_tokens is not None:
+        check_whole("export: max_tokens", max_tokens, least=1)
+    spelled = str(task)
+    stem = re.sub("[^A-Za-z0-9]", "_", spelled).strip("_")
+    if len(stem) > LONGEST_STEM or not spelled.isascii():  # what is left of it need not tell it from others
+        stem = f"{stem[:LONGEST_STEM]}_{hashlib.sha256(spelled.encode()).hexdigest()[:8]}"
+    # Every character beyond ASCII is escaped: some are taken for the end of a line.
+    return f"posbias_{stem}", "".join(json.dumps(_row(example)) + "\n" for example in examples)
 
 
 def _write(files: Mapping[str, str], directory: Path) -> None:

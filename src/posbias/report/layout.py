@@ -105,9 +105,20 @@ def shown_record(record: Record) -> Record:
     return shown
 
 
+class _Escaped(str):
+    """A text as it may be shown; spelled for Python (`repr`) it is still the one that it stands for."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
 def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
+    if isinstance(value, str) and not value.isprintable():
+        escaped = _Escaped(printable(value))
+        escaped.text = str(value)
+        return escaped
     if isinstance(value, Mapping):
         return {_printable(name): _printable(entry) for name, entry in value.items()}
     return [_printable(entry) for entry in value] if isinstance(value, list | tuple) else value
