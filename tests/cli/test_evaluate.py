@@ -1,11 +1,14 @@
 """`posbias evaluate`, `place` and `audit --behaviour` end to end: what is printed is saved, errors are one line."""
 
 import json
+import shutil
 import subprocess
 import sys
+from html import unescape
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 import posbias as pb
 from posbias.cli import main
@@ -57,11 +60,49 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     printed = json.loads(result.stdout)
     record = pb.load_record(tmp_path / "placed")
     expected = pb.place([0.5, 0.3, 0.2, 0.1], measured_use(finished, measure="reciprocal_rank"))
-    assert record.scalars == json.loads(json.dumps(expected.as_record()))
+    assert record.scalars == json.loads(json.dumps({**expected.as_record(), "notices": {}}))
     assert printed["scalars"]["order"] == list(expected.order)
     told = posbias(*command)
     assert "order of the passages, first to last" in told.stdout
     assert "against" in told.stdout
+
+
+def test_what_is_odd_about_a_file_is_in_the_record_on_the_page_and_in_the_terminal(posbias, long_llama, tmp_path):
+    passages = ["It is Rome.", "It is Rome, </s> they say.", "Nothing."]
+    documents = [{"text": text, "is_gold": not place} for place, text in enumerate(passages)]
+    lines = [{"question": "where?", "answers": [answer], "documents": documents} for answer in ["Rome", *5 * ["Paris"]]]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task, model = f"documents(documents=3, file='{tmp_path / 'own.jsonl'}')", tmp_path / "model"
+    shutil.copytree(long_llama, model)
+    PreTrainedTokenizerFast.from_pretrained(model, eos_token="</s>").save_pretrained(model)
+    result = posbias("evaluate", model, "--task", task, "--count", 6, "--max-tokens", 2, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    record = pb.load_record(tmp_path / "run")
+    assert record.scalars["notices"] == {
+        "answer_elsewhere": {"samples": [0]},
+        "control_tokens": {"samples": [0, 1, 2, 3, 4, 5], "tokens": {"</s>": 6}},
+        "gold_without_answer": {"samples": [1, 2, 3, 4, 5]},
+    }
+    said = [
+        "In 1 of 6 samples (number 0) another passage holds an accepted answer, too: a right answer need not come",
+        "(number 0, 1, 2, 3, 4, 5) the text spells control tokens ('</s>' 6 times): they were read as ordinary text",
+        "In 5 of 6 samples (number 1, 2, 3, 4, 5) the passage marked as the right one holds none of the accepted",
+    ]
+    page, terminal = unescape((tmp_path / "run/report.html").read_text()), " ".join(result.stdout.split())
+    placed = posbias("place", "--run", tmp_path / "run", "--scores", "3,2,1")
+    for sentence in said:
+        assert sentence in page
+        assert sentence in terminal
+        assert sentence in " ".join(placed.stdout.split())
+
+
+def test_where_all_prompts_are_too_long_the_run_fails_and_says_so(posbias, long_llama, tmp_path):
+    flags = ["--task", "key_value(pairs=3)", "--count", 2, "--max-tokens", 9000, "--out", tmp_path / "run"]
+    result = posbias("evaluate", long_llama, *flags)
+    assert result.returncode == 1
+    assert result.stderr.startswith("posbias: No example was answered: all 6 are too long for the model (the first: ")
+    record = pb.load_record(tmp_path / "run")
+    assert (record.status, str(record.error)[:43]) == ("failed", "No example was answered: all 6 are too long")
 
 
 def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):

@@ -188,19 +188,36 @@ def test_what_is_too_long_is_counted_and_skipped_and_never_cut(long_model):
     lengths = whole.tables["prompt_tokens"]
     assert not whole.skipped
     responder.max_positions = int(lengths.max()) + 1
-    found = evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, max_tokens=2))
-    assert found.skipped == {0: 2, 1: 2, 2: 2}
-    assert np.isnan(found.tables["correct"]).all()
-    assert all(row["finish"] == "skipped" and row["text"] is None for row in found.outputs)
+    reason = r"No example was answered: all 6 are too long for the model \(the first: \d+ tokens and "
+    with pytest.raises(RunError, match=reason):
+        evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, max_tokens=2))
+    with pytest.raises(RunError, match=reason):  # room for the prompts, not for the answers that are scored
+        evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, generate=False))
+
+
+def test_of_samples_that_are_partly_too_long_the_answered_ones_are_counted(long_model):
+    responder, task, options = (
+        LocalResponder(long_model),
+        "documents(documents=2)",
+        EvaluateOptions(count=3, max_tokens=2),
+    )
+    lengths = evaluate(task, responder, options=options).tables["prompt_tokens"].max(axis=1)
+    responder.max_positions = int(lengths.max()) + 40
+    found = evaluate(
+        task,
+        responder,
+        options=EvaluateOptions(count=3, max_tokens=40 + int(lengths.max() - lengths.min()), score=False),
+    )
+    lost = int((lengths > lengths.min()).sum())
+    assert 0 < lost < 3
+    assert found.skipped == {0: lost, 1: lost}
     record = evaluation_record(found, {})
-    assert record.scalars["skipped"] == {"0": 2, "1": 2, "2": 2}
-    assert record.scalars["measures"] == []
-    assert statements_of(record) == ["No example was answered or scored, so there is no curve."]
+    assert record.scalars["skipped"] == {"0": lost, "1": lost}
+    assert np.isnan(found.tables["correct"]).sum() == 2 * lost
+    assert sum(row["finish"] == "skipped" and row["text"] is None for row in found.outputs) == 2 * lost
     assert "What was left out" in html_of(report_of(record))
-    responder.max_positions = int(lengths.max()) + 1  # room for the prompts, not for the answers that are scored
-    forced = evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, generate=False))
-    assert forced.skipped == {0: 2, 1: 2, 2: 2}
-    assert all(row["finish"] == "skipped" for row in forced.outputs)
+    said = [text for text in report_of(record).caveats if "--max-tokens" in text]
+    assert [text.split(" generated")[0] for text in said] == [f"{record.scalars['cut_off']} of {6 - 2 * lost}"]
 
 
 def test_a_rank_that_is_sometimes_unknown_makes_no_curve():

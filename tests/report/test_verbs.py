@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from posbias.designing import design, design_record
 from posbias.drawing.figures import Figure, HeatMap
@@ -12,6 +14,9 @@ from posbias.evaluation.placement import MeasuredUse
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.records import Record
 from posbias.report import report_of, verdict, write_report
+from posbias.report.behaviour import VERDICTS
+from posbias.report.correlations import notices_of_runs
+from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
 from posbias.report.wording import GLOSSARY
@@ -115,6 +120,72 @@ def test_answers_by_position_name_best_and_worst_and_what_to_do_with_this_model(
     )
     assert "`posbias mitigate 'some one/a model' --task 'key_value(pairs=10)'` tries methods" in said[1]
     assert "mitigate" not in verdict(evaluated("server"))[1], "a server does not give its weights"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.5, 0.5, 0.5], "accuracy is the same at every position, 0.50 [0.40, 0.60] (p against"),
+        (
+            [0.2, 0.6, 0.2],
+            "highest at position 4 with 0.60 [0.50, 0.70] and lowest at positions 0 (the first) and 9 with",
+        ),
+        (
+            [0.6, 0.2, 0.6],
+            "highest at positions 0 (the first) and 9 with 0.60 [0.50, 0.70] and lowest at position 4 with",
+        ),
+    ],
+)
+def test_positions_that_are_alike_are_all_named(values: list[float], said: str) -> None:
+    record = evaluated()
+    means = [{"value": value, "low": value - 0.1, "high": value + 0.1} for value in values]
+    record.scalars["curves"]["accuracy"]["means"] = means
+    assert said in verdict(record)[0]
+
+
+def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answers() -> None:
+    record = evaluated()
+    record.scalars |= {"skipped": {"9": 4}, "cut_off": 3, "empty": 2, "verdicts": {"undecided": 1, "findings": []}}
+    record.resolved["max_tokens"] = 8
+    record.scalars["verdicts"] |= {rate: {"value": 0.5, "low": 0.1, "high": 0.9} for rate in VERDICTS}
+    record.scalars["verdicts"] |= {"n_pairs": 8, "n_both": 7}
+    report = report_of(record)
+    assert list(report.caveats) == [
+        "3 of 20 generated answers ended at --max-tokens 8, not by themselves.",
+        "2 of 20 generated answers are empty; they count as wrong.",
+        "1 of 20 answers name neither response; they count as wrong.",
+    ]
+    assert [reason[:42] for reason in report.left_out] == ["4 examples with the answer at position 9 a"]
+
+
+def noticed() -> dict[str, Any]:
+    return {
+        "gold_repeated": {"samples": [*range(9)]},
+        "control_tokens": {"samples": [3], "tokens": {"</s>": 1, "<s>": 2}},
+    }
+
+
+def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() -> None:
+    record = evaluated("chat")
+    record.scalars["notices"] = noticed()
+    record.resolved["count"] = 12
+    repeated, spelled = report_of(record).caveats
+    assert repeated.startswith(
+        "In 9 of 12 samples (number 0, 1, 2, 3, 4, 5, 6, 7 ...) the right passage stands in the "
+    )
+    assert "('</s>', '<s>' 2 times): whether the server reads them as ordinary text is not known." in spelled
+    run = {"title": "a model: own", "count": 12, "notices": noticed()}
+    (first, second) = notices_of_runs(Record("correlate", {}, scalars={"notices": [run]}))
+    assert first.startswith("a model: own: In 9 of 12 samples")
+    assert second.endswith("they were read as ordinary text, never as the tokens.")
+
+
+def test_what_prompts_spell_of_control_tokens_is_said() -> None:
+    record = Record("measure", {}, {"prompts": {"control_tokens": {"</s>": 3}}, "model": {"caveats": ["odd"]}})
+    assert caveats_of(record) == (
+        "odd",
+        "The prompts spell control tokens ('</s>' 3 times): they were read as ordinary text, never as the tokens.",
+    )
 
 
 def test_the_target_of_a_design_is_on_top_and_like_no_other_curve() -> None:

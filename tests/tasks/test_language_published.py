@@ -166,12 +166,44 @@ def oracle_lines(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_gold_document_without_its_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("posbias.tasks.language.document_files.announce", said.append)
-    path = written(tmp_path / "own.jsonl", [{**OWN, "answers": [answer]} for answer in ("g", "paris")])
-    list(Documents(documents=2, file=path).examples(None, count=2))
-    assert said == ["1 of 2 gold documents hold none of their answers, own.jsonl, line 2 first"]
+GOLD = {"text": "She was born in Rome.", "title": "She", "is_gold": True}
+
+
+@pytest.mark.parametrize(
+    ("answer", "other", "notices"),
+    [
+        ("Rome", "He lives elsewhere.", ()),
+        ("Paris", "He lives elsewhere.", ("gold_without_answer",)),
+        ("Rome", "she was   born in ROME", ("gold_repeated", "answer_elsewhere")),
+        ("Rome", "Rome is a town.", ("answer_elsewhere",)),
+        ("Rome", "Romeo loves Juliet.", ()),  # part of a word
+        ("rom", "Romeo loves Juliet.", ()),
+        ("Paris", "Paris, too.", ("gold_without_answer", "answer_elsewhere")),
+        ("the Rome", "All roads lead to: Rome!", ("answer_elsewhere",)),
+        ("京", "他在北京出生。", ("gold_without_answer", "answer_elsewhere")),  # no blanks between words
+        ("рим", "Например, так.", ("gold_without_answer",)),
+    ],
+)
+def test_what_is_odd_about_a_question_is_noticed(
+    tmp_path: Path, answer: str, other: str, notices: tuple[str, ...]
+) -> None:
+    line = {"question": "q", "answers": [answer], "documents": [GOLD, {"text": other, "is_gold": False}]}
+    path = written(tmp_path / "own.jsonl", [line])
+    found = list(Documents(documents=2, file=path).examples(None, count=1))
+    assert [example.notices for example in found] == [notices, notices]
+    alone = tuple(name for name in notices if name == "gold_without_answer")
+    (oracle,) = Documents(documents=2, file=path, setting="oracle").examples(None, count=1)
+    assert oracle.notices == alone, "what is not in the prompt is not noticed"
+    (closed,) = Documents(documents=2, file=path, setting="closed_book").examples(None, count=1)
+    assert closed.notices == ()
+
+
+def test_a_value_under_two_keys_is_noticed(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "kv.jsonl", [RECORD, {**RECORD, "ordered_kv_records": [*PAIRS[:1], ["k2", "V3"], PAIRS[2]]}]
+    )
+    found = list(KeyValue(pairs=3, file=path).examples(None, count=2))
+    assert [example.notices for example in found] == [()] * 3 + [("answer_elsewhere",)] * 3
 
 
 def test_gold_passages_of_other_questions_become_distractors(tmp_path: Path) -> None:

@@ -118,8 +118,10 @@ def place(
                 "command": this.command,
                 "run": measured.run_id,
                 "relevance": relevance,
+                "count": measured.resolved.get("count"),
+                "responder": {"kind": measured.resolved.get("responder", {}).get("kind")},
             },
-            scalars=found.as_record(),
+            scalars={**found.as_record(), "notices": measured.scalars.get("notices", {})},
             seeds={"bootstrap": flags.seed},
         )
         this.finish(record)

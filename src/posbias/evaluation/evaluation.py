@@ -7,7 +7,8 @@ The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays:
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
 `skipped` {position: examples that were too long}, `refused` [{sample, position, reason}], `measures` [name], `curves`
 {measure: `PositionCurve.as_record`}, `cut_off`, `empty`, `examples`, `reading` (`Reading.as_record`), `unscored`
-(answers), `moved_blanks` (examples), `reused`, `cost`, `seconds`. The texts go beside it, one JSON object per line.
+(answers), `moved_blanks` (examples), `reused`, `cost`, `seconds`, `notices` (`samples.notices_of`). The texts go
+beside it, one JSON object per line.
 """
 
 import json
@@ -35,6 +36,7 @@ from posbias.evaluation.samples import (
     Pieces,
     Sample,
     as_bytes,
+    notices_of,
     read_json,
     request_samples,
     samples_of,
@@ -69,6 +71,10 @@ EFFORT = "effort"
 """Name of a piece's array that tells what the responses took and were expected to take, as UTF-8 bytes of JSON."""
 
 
+class NothingAnsweredError(RunError):
+    """Every example was too long for the model, or refused."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(Showing):
     """What a model did with one task."""
@@ -97,6 +103,8 @@ class Evaluation(Showing):
     """Examples whose prompt ended in blanks, with which the right answer begins instead."""
     seconds: float = 0.0
     """That the requests took, over all sittings."""
+    notices: Mapping[str, Any] = field(default_factory=dict)
+    """What is odd about which samples, as `notices_of`."""
 
     def shown(self) -> Shown:
         """The curve of its first measure (accuracy, where answers were generated); `curves` has the others."""
@@ -247,6 +255,7 @@ def evaluate(
         fingerprint=_fingerprint(settings, samples, options),
         moved_blanks=sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
         seconds=sum(effort["seconds"] for effort in efforts),
+        notices=notices_of(samples),
     )
 
 
@@ -327,7 +336,11 @@ def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described: Mapping[str, Any]) -> None:
-    """Where nothing is generated, a score must have come back."""
+    """Some example must have been answered; where nothing is generated, a score must have come back."""
+    rows = [row for piece in pieces for row in read_json(piece, TEXTS)]
+    if all(row["skipped"] is not None for row in rows):
+        why = "are too long for the model" if not refused_in(rows) else "were refused or are too long"
+        raise NothingAnsweredError(f"No example was answered: all {len(rows)} {why} (the first: {rows[0]['skipped']})")
     fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
     if not options.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
         why = described.get("no_scores_because") or "none came back"
@@ -394,6 +407,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "reused": evaluation.reused,
         "cost": dict(evaluation.cost),
         "seconds": evaluation.seconds,
+        "notices": dict(evaluation.notices),
     }
     if evaluation.verdicts is not None:
         record.scalars["verdicts"] = evaluation.verdicts.as_record()

@@ -98,7 +98,8 @@ def correlate_runs(
     Raises:
         UsageError: no runs, other sorts of run, or samples that come twice.
     """
-    groups = group_runs([read_run(run) for run in runs])
+    records = [run if isinstance(run, Record) else load_behaviour(run) for run in runs]
+    groups = group_runs([read_run(record) for record in records])
     pooled, alone = pool(groups, seed=seed)
     many = f"{len(groups)} measurements of influence and behaviour"
     record = Record(
@@ -113,7 +114,13 @@ def correlate_runs(
     )
     for family in (pooled, alone):
         correct_for_number(family)
+    notices = [
+        {"title": each.resolved["title"], "count": each.resolved["count"], "notices": each.scalars["notices"]}
+        for each in records
+        if each.scalars.get("notices")
+    ]
     record.scalars = {"groups": [_group_scalars(group) for group in groups], "pooled": pooled, "alone": alone}
+    record.scalars["notices"] = notices
     for number, group in enumerate(groups):
         record.arrays |= {f"groups/{number}/{SCORES}{name}": table for name, table in group.tables.items()}
         record.arrays |= {f"groups/{number}/{name.array}": table for name, table in group.series.items()}

@@ -117,6 +117,20 @@ def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> 
         yield Sample(name, examples)
 
 
+def notices_of(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What is odd about samples, by `NOTICES`: the numbers of those (from 0); of control tokens, which they spell."""
+    found: dict[str, Any] = {}
+    for sample in samples:
+        example = sample.examples[0]
+        names = [*example.notices, *(["control_tokens"] if example.control_tokens else [])]
+        for name in names:
+            found.setdefault(name, {"samples": []})["samples"].append(int(sample.name.rpartition("-")[2]))
+        for token in example.control_tokens:
+            tokens = found["control_tokens"].setdefault("tokens", {})
+            tokens[token] = tokens.get(token, 0) + 1
+    return found
+
+
 def requests_of(samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> list[Request]:
     """One request for each example of each sample, in order."""
     return [
@@ -129,6 +143,7 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
             stop=task.stop,
             passages=example.passages,
             fixed_order=task.fixed_order,
+            own_control=example.own_control,
         )
         for sample in samples
         for example in sample.examples

@@ -64,5 +64,6 @@ def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> It
 
 def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
     """The tokens of a prompt, and the right answer's first token."""
-    (encoded,) = encode_requests(tokenizer, [Request(prompt=example.prompt, answer=example.target)])
+    request = Request(prompt=example.prompt, answer=example.target, own_control=example.own_control)
+    (encoded,) = encode_requests(tokenizer, [request])
     return encoded.prompt, int(encoded.answer[0])

@@ -152,7 +152,7 @@ def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) 
                 f"mitigated: passage {number}, {text[:40]!r}, is not in the prompt behind the one before it"
             )
         found.append((begin, begin + len(text)))
-    located, _ = locate(prompt, found, tokenizer)
+    located, _ = locate(prompt, found, tokenizer, own_control=True)  # the user's own tokenizer reads it, as it is
     if located is None:
         raise UsageError("mitigated: the tokenizer has no character offsets; give passages as token spans")
     return located
@@ -191,7 +191,8 @@ class _Mitigated(Responder):
         prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
         replies: dict[int, Reply] = {}
         for index in visiting_order(prompts):
-            located, _ = locate(requests[index].prompt, requests[index].passages, self.tokenizer)
+            request = requests[index]
+            located, _ = locate(request.prompt, request.passages, self.tokenizer, own_control=request.own_control)
             method, passages = self.method.on_prompt(located or (), len(prompts[index]))
             begins = passages[-1][1] if passages else 0
             if begins != self._began and shared_length(self._before, prompts[index]) > min(begins, self._began):

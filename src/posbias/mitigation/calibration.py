@@ -52,7 +52,10 @@ def answer_logprob(model: HuggingFaceModel, method: Mitigation | None, calibrati
     responder: Any = LocalResponder(model)
     if method is not None:
         responder = answering_under(method, responder)
-    requests = [Request(prompt=one.prompt, answer=one.target, passages=one.passages) for one in calibration]
+    requests = [
+        Request(prompt=one.prompt, answer=one.target, passages=one.passages, own_control=one.own_control)
+        for one in calibration
+    ]
     replies = responder.respond(requests, generate=False, score=True)
     scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
     if not scores:

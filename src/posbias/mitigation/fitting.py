@@ -398,7 +398,8 @@ def _rounded(numbers: Tensor) -> Any:
 
 def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
     """Prompts and right answers in tokens; every prompt must fit into the context."""
-    encoded = encode_requests(model.tokenizer, [Request(prompt=e.prompt, answer=e.target) for e in examples])
+    requests = [Request(prompt=e.prompt, answer=e.target, own_control=e.own_control) for e in examples]
+    encoded = encode_requests(model.tokenizer, requests)
     longest = max(len(one.prompt) + len(one.answer) for one in encoded)
     if model.max_positions is not None and longest > model.max_positions:
         raise UsageError(f"fit: a calibration prompt has {longest} tokens; the model takes {model.max_positions}")
@@ -409,7 +410,7 @@ def _question_begins(model: HuggingFaceModel, examples: Sequence[Example]) -> li
     """The first token behind the last passage of every prompt."""
     begins = []
     for example in examples:
-        spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer)
+        spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer, own_control=example.own_control)
         if not spans or n_tokens is None:
             raise UsageError("fit: from_question needs prompts with passages, and a tokenizer with character offsets")
         if spans[-1][1] >= n_tokens:

@@ -127,7 +127,8 @@ def _profile(arm: Arm, example: Example, token_ids: Int64[np.ndarray, "_"], answ
     passes = PassOptions(output=str(Target(tokens=[answer])), precision_prompts=0)
     changed: AbstractContextManager[Any] = nullcontext(arm.model)
     if isinstance(arm.method, Mitigation):
-        spans, _ = locate(example.prompt, example.passages, arm.responder.tokenizer)
+        tokenizer, own = arm.responder.tokenizer, example.own_control
+        spans, _ = locate(example.prompt, example.passages, tokenizer, own_control=own)
         changed = mitigated(arm.model, arm.method, passages=spans or ())
     with changed as model:
         norms = measure_prompt(model, token_ids, kinds=KINDS, key=(0, 0), options=passes).norms

@@ -222,10 +222,11 @@ class AttentionSorting(Rewriting):
         """The sorted request; one that does not fit into the context stays as it is, and is skipped."""
         assert isinstance(responder, LocalResponder)  # see `check`
         for _ in range(self.rounds):
-            token_ids = encode(request.prompt, responder.tokenizer).token_ids
+            own = request.own_control
+            token_ids = encode(request.prompt, responder.tokenizer, own_control=own).token_ids
             if responder.max_positions is not None and len(token_ids) > responder.max_positions:
                 break
-            spans, _ = locate(request.prompt, request.passages, responder.tokenizer)
+            spans, _ = locate(request.prompt, request.passages, responder.tokenizer, own_control=own)
             if spans is None:
                 raise UsageError(f"{self.name} needs a tokenizer with character offsets")
             attention = last_attention(responder.model, token_ids)

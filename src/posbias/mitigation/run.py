@@ -9,8 +9,8 @@ The record has the verb "mitigate" (`posbias.report.mitigations` draws it). Arra
 [n_samples n_positions]; `text/ARM` [n_documents], nats per token; ARM counts from 0, the unchanged model. Scalars:
 `arms` [name], `judgement` (`Judgement.as_record`), `curves` {measure: [[interval]]} by arm, `effort` [{seconds,
 requests, tokens, peak_bytes}] by arm (`effort.py` says which tokens), `text_not_judged` {arm: why}, `fits` {name: how},
-`left_out` [text], `requirement`, `cost`; where influence was measured `influence` (`influence_scalars`), beside arrays
-`influence/NAME` [n_samples n_positions].
+`left_out` [text], `requirement`, `cost`, `notices` (as of an evaluation); where influence was measured `influence`
+(`influence_scalars`), beside arrays `influence/NAME` [n_samples n_positions].
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, finished_evaluation, write_outputs
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
-from posbias.evaluation.evaluation import DECIDING, GENERATED, measures_of
+from posbias.evaluation.evaluation import DECIDING, GENERATED, NothingAnsweredError, measures_of
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Pieces, Sample, requests_of
 from posbias.mitigation.arms import (
@@ -108,7 +108,8 @@ def mitigate(
     fits_read = any(arm.method is None and reads_text(arm.name, options.fitting) for arm in arms[1:])
     text, windows = windows_of(responder, options, fits_read=fits_read)
     arms, fits, unfitted = fitted_arms(task, arms, calibration, options, windows, kept, going=store)
-    found = _answers(task, arms, test, options, directory, cost=cost, store=store)
+    found, silent = _answers(task, arms, test, options, directory, cost=cost, store=store)
+    arms = [arm for arm in arms if arm.name not in silent]
     texts, not_judged = texts_of(arms, text, kept)
     short, not_short = _short_forms(task, arms, options, directory)
     record = _record(task, options, arms, found, texts, short)
@@ -119,7 +120,7 @@ def mitigate(
     question = question_text([example for sample in test for example in sample.examples])
     record.resolved |= {"question": question, "command": command, "fingerprint": fingerprint(settings)}
     not_weighed = _weigh(task, options, arms, record, kept) if options.influence else []
-    left_out = [*left_out, *too_large, *unfitted, *not_short, *not_weighed]
+    left_out = [*left_out, *too_large, *unfitted, *silent.values(), *not_short, *not_weighed]
     record.scalars |= {"fits": fits, "left_out": left_out, "cost": cost, "text_not_judged": not_judged}
     for arm in arms:
         if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
@@ -213,16 +214,21 @@ def _answers(
     *,
     cost: Mapping[str, Any],
     store: PartStore,
-) -> list[Record]:
-    """The evaluation of every arm, whose samples workers may have answered."""
+) -> tuple[list[Record], dict[str, str]]:
+    """The evaluation of every arm, whose samples workers may have answered; and why methods answered nothing."""
     pieces: Sequence[Mapping[str, Pieces]] = [{}] * len(arms)
     if not options.engine.in_process:
         work = work_of(arms, task, test, options.test, cost=cost)
         pieces = answers_of(arms, work, engine=options.engine, store=store)
-    return [
-        _answered(task, arm, options.test, directory, cost=cost, answered=own)
-        for arm, own in zip(arms, pieces, strict=True)
-    ]
+    found, silent = [], {}
+    for arm, own in zip(arms, pieces, strict=True):
+        try:
+            found.append(_answered(task, arm, options.test, directory, cost=cost, answered=own))
+        except NothingAnsweredError as error:
+            if arm.method is None:
+                raise
+            silent[arm.name] = f"{arm.name}: {error}"
+    return found, silent
 
 
 def _answered(
@@ -355,6 +361,7 @@ def _record(
         },
         "effort": [effort_of(each) for each in found],
         "requirement": _required(options.require, names, judgement.recommended, measures),
+        "notices": found[0].scalars.get("notices", {}),
     }
     record.arrays = {
         "positions": np.array(positions),
@@ -366,7 +373,8 @@ def _record(
 
 def _empty_answers(arms: Sequence[Arm], found: Sequence[Record]) -> list[str]:
     """Which methods leave most answers empty that are not so without: a misread prompt, more than a matter of place."""
-    before, total = (found[0].scalars.get(name, 0) for name in ("empty", "examples"))
+    unchanged = found[0].scalars
+    before, total = unchanged.get("empty", 0), unchanged["examples"] - sum(unchanged["skipped"].values())
     counts = {arm.name: each.scalars.get("empty", 0) for arm, each in zip(arms[1:], found[1:], strict=True)}
     return [
         f"{name}: {count} of {total} generated answers are empty ({before} without it)"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import check_text, parsed_json, read_lines
 from posbias.limits import READ_BYTES, TEMPLATE_BYTES, TEMPLATE_SECONDS
+from posbias.prompts.control_tokens import Marks, Span
 from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, check_vocabulary, tokenise
 from posbias.prompts.sources import file_size
 
@@ -80,7 +81,7 @@ def chat_prompts(
         render_conversation(model.tokenizer, messages, index=index, generation_prompt=generation_prompt)
         for index, messages in enumerate(conversations)
     ]
-    encoded = tokenise(rendered, model.tokenizer)
+    encoded = tokenise([each.text for each in rendered], model.tokenizer, [each.spelled for each in rendered])
     sizes = Counter(sorted(map(len, encoded)))
     shown = ", ".join(f"{length} tokens ({count})" for length, count in sizes.most_common(SHOWN_LENGTHS))
     more = "" if len(sizes) <= SHOWN_LENGTHS else f" and {len(sizes) - SHOWN_LENGTHS} other lengths"
@@ -97,8 +98,9 @@ def chat_prompts(
     return ChatPrompts(
         np.stack([encoded[index] for index in chosen]),
         source="chat",
-        rendered_sha256=tuple(hashlib.sha256(rendered[index].encode()).hexdigest() for index in chosen),
+        rendered_sha256=tuple(hashlib.sha256(rendered[index].text.encode()).hexdigest() for index in chosen),
         conversations=chosen,
+        control_tokens=tuple(rendered[index].spellings for index in chosen),
     )
 
 
@@ -138,6 +140,7 @@ def chat_file_prompts(request: PromptSource, model: TokenModel, *, n_positions: 
         duplicates=rows[-1] + 1 - count,
         rendered_sha256=tuple(found.rendered_sha256[row] for row in rows),
         conversations=tuple(found.conversations[row] for row in rows),
+        control_tokens=tuple(found.control_tokens[row] for row in rows),
     )
 
 
@@ -157,10 +160,23 @@ def check_messages(messages: Sequence[object], place: str) -> None:
             raise UsageError(f"{place}: the content of a message must be text or a list of parts, got {content!r}")
 
 
+class Rendered(NamedTuple):
+    """A conversation as the text that a model reads, special tokens included."""
+
+    text: str
+    spelled: tuple[Span, ...]
+    """Where messages spelled control tokens, which stay ordinary text; all others are the template's."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """What stands there."""
+        return tuple(self.text[begin:end] for begin, end in self.spelled)
+
+
 def render_conversation(
     tokenizer: Any, messages: Conversation, *, index: int = 0, generation_prompt: bool = True
-) -> str:
-    """One conversation (its number is for messages) as the text that the model reads, special tokens included.
+) -> Rendered:
+    """One conversation (its number is for messages), rendered by the tokenizer's chat template.
 
     Raises:
         UsageError: no messages, one without a proper role and content, or the template refuses them.
@@ -169,13 +185,15 @@ def render_conversation(
     if isinstance(messages, str | Mapping) or not messages:
         raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
     check_messages(messages, name)
+    plain = [dict(message) for message in messages]
+    marks = Marks(plain, tokenizer)
     try:
         with (
             _bounded_time(TEMPLATE_SECONDS.exceeded(f"{name}: the chat template does not end")),
             _bounded_memory(TEMPLATE_BYTES.most),
         ):
             text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                marks.marked(plain) if marks.needed else plain,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **template_options_of(tokenizer),
@@ -190,7 +208,7 @@ def render_conversation(
         raise UsageError(f"{name} renders to an empty text")
     READ_BYTES.check(f"{name}, rendered by the chat template,", len(text))
     check_text(str(text), name)
-    return str(text)
+    return Rendered(*marks.unmarked(str(text))) if marks.needed else Rendered(str(text), ())
 
 
 @contextmanager

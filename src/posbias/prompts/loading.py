@@ -20,6 +20,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.prompts.chat import CHAT_SCHEME, chat_file_prompts
+from posbias.prompts.control_tokens import control_pattern
 from posbias.prompts.datasets_hub import SCHEME, dataset_group, parse_dataset
 from posbias.prompts.prompts import (
     Prompts,
@@ -120,8 +121,26 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
         else:
             raise UsageError(f"{name} gives only {number} distinct prompts of {n_positions} tokens, {count} asked")
     return Prompts(
-        token_ids, source=name, seed=seed, prefix=prefix, windows=request.windows, duplicates=drawer.duplicates
+        token_ids,
+        source=name,
+        seed=seed,
+        prefix=prefix,
+        windows=request.windows,
+        duplicates=drawer.duplicates,
+        control_tokens=_spelled(token_ids[:, len(prefix) :], model),
     )
+
+
+def _spelled(windows: Int64[np.ndarray, "count length"], model: TokenModel) -> tuple[tuple[str, ...], ...]:
+    """What drawn windows spell of control tokens; documents of ready token ids, which may hold some, spell none."""
+    if model.tokenizer is None:
+        return ()
+    special = set(getattr(model.tokenizer, "all_special_ids", ()))
+    texts = (
+        model.tokenizer.decode(window, clean_up_tokenization_spaces=False) if special.isdisjoint(window) else ""
+        for window in windows.tolist()
+    )
+    return tuple(tuple(control_pattern(model.tokenizer).findall(text)) for text in texts)
 
 
 def _ready(

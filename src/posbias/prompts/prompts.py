@@ -6,8 +6,10 @@ text and token ids: text is tokenised once, whole, without special tokens; the o
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +18,7 @@ from jaxtyping import Int, Int64
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
+from posbias.prompts.control_tokens import spelled_in, tokenised
 
 PROBE = "a"
 """Any text: it shows which special tokens the tokenizer puts before one."""
@@ -62,6 +65,8 @@ class Prompts:
     duplicates: int = 0
     """Windows passed over while drawing because their text was there already, but for case and white space; of a file
     of conversations, those passed over because their rendered text was."""
+    control_tokens: tuple[tuple[str, ...], ...] = ()
+    """What the text of each prompt spells of the model's control tokens, as ordinary text; empty: not known."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:
@@ -97,6 +102,7 @@ class Prompts:
             "prefix": list(self.prefix),
             "windows": self.windows,
             "duplicates": self.duplicates,
+            "control_tokens": dict(Counter(chain.from_iterable(self.control_tokens[: self.count]))),
             "sha256": self.sha256,
         }
 
@@ -197,12 +203,24 @@ def opening(tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
-def tokenise(texts: Sequence[str], tokenizer: Any) -> list[Int64[np.ndarray, "_"]]:
-    """Token ids of each text, no special tokens added, no length limit."""
-    if not texts:
-        return []
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
-    return [np.asarray(token_ids, dtype=np.int64) for token_ids in encoded["input_ids"]]
+def tokenise(
+    texts: Sequence[str], tokenizer: Any, ordinary: Sequence[Sequence[tuple[int, int]]] | None = None
+) -> list[Int64[np.ndarray, "_"]]:
+    """Token ids of each text, no special tokens added, no length limit.
+
+    `ordinary`: in each text, where the spelling of a control token is not one (`control_tokens.py`); None: wherever.
+    """
+    if ordinary is None:
+        ordinary = [spelled_in(text, tokenizer) for text in texts]
+    plain = [text for text, spans in zip(texts, ordinary, strict=True) if not spans]
+    found: Iterator[list[int]] = iter(())
+    if plain:
+        asked = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        found = iter(tokenizer(plain, **asked)["input_ids"])
+    return [
+        np.asarray(tokenised(text, tokenizer, spans).token_ids if spans else next(found), dtype=np.int64)
+        for text, spans in zip(texts, ordinary, strict=True)
+    ]
 
 
 def _row_lengths(values: Any) -> str:

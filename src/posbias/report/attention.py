@@ -25,6 +25,7 @@ from posbias.errors import UsageError
 from posbias.measurement.attention.statistics import MeanKernels
 from posbias.profiles import Profile
 from posbias.records import Record
+from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
@@ -134,7 +135,7 @@ def attention_report(record: Record) -> Report:
         figures=figures[1:],
         tables=[_layer_table(view), _rollout_table(view)],
         left_out=record.scalars["left_out"],
-        caveats=record.scalars["caveats"],
+        caveats=caveats_of(record),
         record=record,
         glossary=ATTENTION_GLOSSARY,
     )

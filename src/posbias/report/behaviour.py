@@ -26,7 +26,7 @@ from posbias.drawing.figures import (
 )
 from posbias.evaluation.evaluation import MEASURES
 from posbias.records import Record
-from posbias.report.layout import caveats_of, title_of
+from posbias.report.layout import caveats_of, sample_notices, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
 from posbias.report.wording import KINDS, THEORIES, label
@@ -90,7 +90,7 @@ def behaviour_report(record: Record) -> Report:
         picture=figures[:1],
         summary=tables[:1],
         statements=statements_of(record),
-        caveats=[*caveats_of(record), *([CORRELATION_CAVEAT] if "influence" in record.scalars else [])],
+        caveats=[*caveats_of(record), *_counted_as_wrong(record), *_influence_caveat(record)],
         figures=figures[1:],
         note=NOTE,
         tables=tables[1:],
@@ -106,7 +106,7 @@ def notices_of(record: Record) -> list[str]:
         f"{moved} of {record.scalars['examples']} prompts ended in blanks. They end before them now, and the right "
         "answer begins with them, as its tokens do."
     ]
-    return [*_key(record), *_refused(record), *_thoughts(record), *(joined if moved else [])]
+    return [*_key(record), *_refused(record), *_thoughts(record), *(joined if moved else []), *sample_notices(record)]
 
 
 def _key(record: Record) -> list[str]:
@@ -194,13 +194,18 @@ def _shape_sentence(measure: str, curve: Stored) -> str:
     ]
     if shape is None or not known:
         return f"By {measure} nothing is decided: {curve['findings'][0]}."
-    ends = (end(known, key=lambda each: each[0]["value"]) for end in (max, min))
-    high, low = (
-        f"at position {place}{'' if place else ' (the first)'} with {interval_text(mean, '.2f')}"
-        for mean, place in ends
-    )
-    numbers = f"{measure} is highest {high} and lowest {low}"
+    values = [mean["value"] for mean, _ in known]
+    numbers = f"{measure} is highest {_at(known, max(values))} and lowest {_at(known, min(values))}"
+    if max(values) == min(values):
+        numbers = f"{measure} is the same at every position, {interval_text(known[0][0], '.2f')}"
     return f"{SHAPES[shape['label']]}: {numbers} (p against no dependence {shape['p_flat']:.2g})."
+
+
+def _at(known: Sequence[tuple[Stored, int]], value: float) -> str:
+    """The positions that have a mean, all of them where several share it."""
+    alike = [(mean, place) for mean, place in known if mean["value"] == value]
+    places = " and ".join(f"{place}{'' if place else ' (the first)'}" for _, place in alike)
+    return f"at position{'s' if len(alike) > 1 else ''} {places} with {interval_text(alike[0][0], '.2f')}"
 
 
 def tables_of(record: Record) -> list[Table]:
@@ -233,27 +238,43 @@ def statements_of(record: Record) -> list[str]:
     return found
 
 
+def _influence_caveat(record: Record) -> list[str]:
+    return [CORRELATION_CAVEAT] if "influence" in record.scalars else []
+
+
+def _counted_as_wrong(record: Record) -> list[str]:
+    """Answers that may not be what the model would say; none of them was left out."""
+    found = []
+    cut, total = record.scalars["cut_off"], answered(record)
+    if cut:
+        tokens = record.resolved["max_tokens"]
+        found.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves.")
+    if empty := record.scalars.get("empty", 0):
+        found.append(f"{empty} of {total} generated answers are empty; they count as wrong.")
+    judged = record.scalars.get("verdicts", {})
+    if unread := judged.get("unread", judged.get("undecided", 0)):
+        found.append(f"{unread} of {total} answers hold no verdict that can be read; they count as wrong.")
+    return found
+
+
+def answered(record: Record) -> int:
+    """Examples of an evaluation that were answered: neither too long nor refused."""
+    missing = sum(record.scalars["skipped"].values()) + len(record.scalars.get("refused", ()))
+    return int(record.scalars["examples"] - missing)
+
+
 def _reasons(record: Record) -> list[str]:
     """What was left out, and why."""
     reasons = [
         f"{count} examples with the answer at position {place} are longer than the model's context and were skipped"
         for place, count in record.scalars["skipped"].items()
     ]
-    cut, total = record.scalars["cut_off"], record.scalars["examples"]
-    if cut:
-        tokens = record.resolved["max_tokens"]
-        reasons.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves")
-    if empty := record.scalars.get("empty", 0):
-        reasons.append(f"{empty} of {total} generated answers are empty; they count as wrong")
-    judged = record.scalars.get("verdicts", {})
-    if unread := judged.get("unread", judged.get("undecided", 0)):
-        reasons.append(f"{unread} of {total} answers hold no verdict that can be read; they count as wrong")
     unscored = record.resolved["responder"].get("no_scores_because")
     if unscored and record.arguments.get("score", True):
         reasons.append(f"the right answers were not scored: {unscored}")
     elif missing := record.scalars.get("unscored"):
         reasons.append(
-            f"{missing} of {total} right answers were not scored: the server's tokens do not tell where they begin"
+            f"{missing} of {answered(record)} right answers were not scored: the server's tokens do not tell where they begin"
         )
     if apart := record.resolved["responder"].get("answers_apart"):
         reasons.append(

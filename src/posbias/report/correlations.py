@@ -21,7 +21,7 @@ from posbias.report.behaviour import (
     series_name,
     tied_measures,
 )
-from posbias.report.layout import title_of
+from posbias.report.layout import notice_sentences, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
 from posbias.report.wording import label
@@ -48,6 +48,7 @@ def correlations_report(record: Record) -> Report:
         picture=drawn[:1],
         summary=shown[:2],
         statements=said,
+        notices=notices_of_runs(record),
         caveats=[CORRELATION_CAVEAT],
         figures=drawn[1:],
         note=NOTE,
@@ -117,6 +118,15 @@ def verdict_of(record: Record) -> str:
             )
             return f"{lead}: positions with more influence are answered {better}{rest} ({numbers})."
     return "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
+
+
+def notices_of_runs(record: Record) -> list[str]:
+    """What is odd about the samples of the runs."""
+    return [
+        sentence
+        for run in record.scalars.get("notices", ())
+        for sentence in notice_sentences(run["notices"], count=run["count"], here=True, of=f"{run['title']}: ")
+    ]
 
 
 def reasons(record: Record) -> list[str]:

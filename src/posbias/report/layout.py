@@ -47,10 +47,18 @@ from posbias.naming import Settings
 from posbias.profiles import Profile
 from posbias.records import Record
 from posbias.statistics import Interval
+from posbias.tasks.language.base import NOTICES
 
 DEPTH_KIND = "jacobian"
 """The kind that is measured by depth: hidden states have no tokens to score."""
 DEMO_NAME = "SmolLM2-135M-Instruct"
+NOTICED = {
+    "gold_without_answer": "a model that reads only that passage cannot be right there",
+    "gold_repeated": "at every position the answer can be had elsewhere, too, so less depends on the position",
+    "answer_elsewhere": "a right answer need not come from the passage that moves, so less depends on the position",
+    "control_tokens": "they were read as ordinary text, never as the tokens",
+}
+"""What follows from a notice (`NOTICES` says what it is)."""
 LONGEST_LIST = 8
 """Values of a list that the conditions of a run write out; a longer one is cut, with its length given."""
 THEORIES, MEASURED = "theories/", "measured/"
@@ -184,12 +192,52 @@ def command_of(record: Record) -> str:
 
 
 def caveats_of(record: Record) -> tuple[str, ...]:
-    """What a reader must know of the model, such as an encoding that is not the published one, and of the theories."""
-    responder = record.resolved.get("responder")
-    asked = responder.get("model") if isinstance(responder, Mapping) else None
-    model = record.resolved.get("model", asked)
+    """What a reader must know: of the model, such as an encoding that is not the published one, of the theories, and
+    of the prompts that were read."""
+    responder = record.resolved.get("responder") or {}
+    model = record.resolved.get("model") or responder.get("model")
     of_model = model.get("caveats", ()) if isinstance(model, Mapping) else ()
-    return (*of_model, *record.scalars.get("caveats", ()))
+    return tuple(dict.fromkeys((*of_model, *record.scalars.get("caveats", ()), *_spelled_by_prompts(record))))
+
+
+def sample_notices(record: Record) -> list[str]:
+    """What is odd about the samples of an evaluation, or of a run that rests on one."""
+    here = (record.resolved.get("responder") or {}).get("kind") == "local"
+    return notice_sentences(record.scalars.get("notices") or {}, count=record.resolved.get("count"), here=here)
+
+
+def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: bool, of: str = "") -> list[str]:
+    """What is odd about samples of a file, one sentence each; the layout is that of `evaluation.samples.notices_of`.
+
+    Args:
+        notices: By name, the numbers of samples.
+        count: Of all samples; None: not known.
+        here: Whether the model ran in this process, where control tokens in texts are ordinary text.
+        of: The run, where a record is made of several.
+    """
+    found = []
+    for name, entry in notices.items():
+        samples = entry["samples"]
+        numbers = ", ".join(map(str, samples[:LONGEST_LIST])) + (" ..." if len(samples) > LONGEST_LIST else "")
+        tokens = f" ({_quoted(entry['tokens'])})" if "tokens" in entry else ""
+        after = NOTICED[name]
+        if name == "control_tokens" and not here:
+            after = "whether the server reads them as ordinary text is not known"
+        total = "" if count is None else f" of {count}"
+        found.append(f"{of}In {len(samples)}{total} samples (number {numbers}) {NOTICES[name]}{tokens}: {after}.")
+    return found
+
+
+def _spelled_by_prompts(record: Record) -> list[str]:
+    """Control tokens that the texts of prompts spell, of a measurement or of each subject of an audit."""
+    prompts = record.resolved.get("prompts")
+    tokens = prompts.get("control_tokens") if isinstance(prompts, Mapping) else None
+    return [f"The prompts spell control tokens ({_quoted(tokens)}): {NOTICED['control_tokens']}."] if tokens else []
+
+
+def _quoted(tokens: Mapping[str, int]) -> str:
+    shown = [f"{token!r} {times} times" if times > 1 else repr(token) for token, times in tokens.items()]
+    return ", ".join(shown[:LONGEST_LIST]) + (" ..." if len(shown) > LONGEST_LIST else "")
 
 
 def conditions_of(record: Record) -> dict[str, str]:

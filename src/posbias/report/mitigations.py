@@ -17,7 +17,7 @@ from posbias.mitigation.endpoints import JUDGED, change_text
 from posbias.mitigation.influence import OVER_POSITIONS
 from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET
 from posbias.records import Record
-from posbias.report.layout import caveats_of, title_of
+from posbias.report.layout import caveats_of, sample_notices, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.report.wording import label
@@ -56,6 +56,7 @@ def mitigation_report(record: Record) -> Report:
     return Report(
         title_of(record),
         kicker="posbias · methods against position bias, judged",
+        notices=sample_notices(record),
         verdict=[found["recommendation"], *_required(record), *_influence_sentences(record)],
         caveats=[*caveats_of(record), *found["warnings"], *([FORM] if found["measure"] == "logprob" else [])],
         summary=[_verdict_table(record)],

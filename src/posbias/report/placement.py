@@ -10,7 +10,7 @@ import numpy as np
 
 from posbias.drawing.figures import MEASURED, Curve, Figure
 from posbias.records import Record
-from posbias.report.layout import title_of
+from posbias.report.layout import sample_notices, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
 from posbias.statistics import MISSING
@@ -50,6 +50,7 @@ def placement_report(record: Record) -> Report:
         title_of(record),
         kicker="posbias · where relevant passages should stand",
         verdict=statements,
+        notices=sample_notices(record),
         picture=[_placement_figure(found)],
         summary=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
         record=record,

@@ -42,6 +42,8 @@ class Request:
     """Begin and end, in characters of `text`, of every passage in it, in order; see `Example.passages`."""
     fixed_order: bool = False
     """Whether the right answer depends on which passage stands where, so that they must not be rearranged."""
+    own_control: bool = False
+    """As `Example.own_control`."""
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens, least=1)

@@ -33,6 +33,7 @@ from posbias.evaluation.responders.running import (
 from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.models.model import Model
 from posbias.progress import track
+from posbias.prompts.control_tokens import spelled_in
 from posbias.prompts.prompts import tokenise
 from posbias.tasks.language import rendered
 
@@ -76,16 +77,27 @@ class EncodedRequest:
 def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
     """Token ids of all requests.
 
-    Texts are read as they are, conversations as the model's chat template renders them. Prompt and answer are tokenised
+    Texts are read as they are, conversations as the model's chat template renders them; what either spells of control
+    tokens is ordinary text, unless the request says otherwise. Prompt and answer are tokenised
     as one text where that leaves the prompt's tokens as they are, and the answer on its own otherwise (its first
     characters would have merged into the prompt's last token).
     """
     if tokenizer is None:
         raise UsageError(NO_TOKENIZER)
-    texts = [rendered(request.prompt, tokenizer, index=index) for index, request in enumerate(requests)]
+    texts = [
+        rendered(request.prompt, tokenizer, index=index, own_control=request.own_control)
+        for index, request in enumerate(requests)
+    ]
     answers = [request.answer or "" for request in requests]
-    prompts = tokenise([text for text, _ in texts], tokenizer)
-    wholes = tokenise([text + answer for (text, _), answer in zip(texts, answers, strict=True)], tokenizer)
+    prompts = tokenise([text for (text, _), _ in texts], tokenizer, [ordinary for (_, ordinary), _ in texts])
+    wholes = tokenise(
+        [text + answer for ((text, _), _), answer in zip(texts, answers, strict=True)],
+        tokenizer,
+        [
+            [*ordinary, *((len(text) + begin, len(text) + end) for begin, end in spelled_in(answer, tokenizer))]
+            for ((text, ordinary), _), answer in zip(texts, answers, strict=True)
+        ],
+    )
     alone = tokenise(answers, tokenizer)
     encoded = []
     for index, (_, before) in enumerate(texts):

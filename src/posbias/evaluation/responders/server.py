@@ -228,7 +228,8 @@ class ServerResponder(Responder):
         """Whether the prompt ends within thoughts, so far as its tokenizer is known."""
         if self.tokenizer is None or (self.options.kind == "chat" and not self.tokenizer.chat_template):
             return False
-        return opens_thoughts(rendered(self._messages(request), self.tokenizer)[0])
+        (text, _), _ = rendered(self._messages(request), self.tokenizer)
+        return opens_thoughts(text)
 
     def _messages(self, request: Request) -> Any:
         """The prompt as it is sent: a text to a chat server is a message of the user."""

@@ -22,7 +22,8 @@ from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.files import check_text, json_object, open_file, read_lines
 from posbias.limits import EXAMPLES, ITEMS
-from posbias.prompts.chat import render_conversation
+from posbias.prompts.chat import Rendered, render_conversation
+from posbias.prompts.control_tokens import control_pattern, spelled_in, tokenised
 from posbias.prompts.prompts import opening
 from posbias.registry import Registry
 from posbias.tasks.language.answers import SCORERS
@@ -34,6 +35,13 @@ Message = Mapping[str, str]
 Span = tuple[int, int]
 """Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
 BLANKS = " \t"
+NOTICES = {
+    "gold_without_answer": "the passage marked as the right one holds none of the accepted answers",
+    "gold_repeated": "the right passage stands in the prompt a second time",
+    "answer_elsewhere": "another passage holds an accepted answer, too",
+    "control_tokens": "the text spells control tokens",
+}
+"""What is noticed about samples that are read from a file, by name."""
 QUERIES = ("after", "before", "both")
 """Where the question may stand relative to the items."""
 
@@ -75,6 +83,13 @@ class Example:
     """Every passage in characters of the prompt's text (of a conversation: its last message's), in order; the one that
     holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that
     passages can change places. Empty where the prompt lists none, as a needle in running text."""
+    own_control: bool = False
+    """Whether control tokens that the prompt spells are meant as such, as in a template of one's own; they are ordinary
+    text otherwise (`posbias.prompts.control_tokens`)."""
+    notices: tuple[str, ...] = ()
+    """What is odd about the sample, keys of `NOTICES`."""
+    control_tokens: tuple[str, ...] = ()
+    """What the sample's own words spell of the model's control tokens, or of usual ones where that is not known."""
 
     @property
     def text(self) -> str:
@@ -93,6 +108,10 @@ class Draft:
     companions: tuple[str, ...] = ()
     passages: tuple[Span, ...] = ()
     """As `Example.passages`."""
+    template: str = ""
+    """The words of a template of one's own, in which control tokens are meant as such."""
+    notices: tuple[str, ...] = ()
+    """As `Example.notices`."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +260,14 @@ class LanguageTask(ABC):
     def _example(self, tokenizer: Any, draft: Draft, position: int, sample: str) -> Example:
         text, target = self._joined(draft)
         prompt = self.wrapped(text)
-        spans, n_tokens = locate(prompt, [] if draft.gold is None else [draft.gold], tokenizer)
+        spelled, meant = (control_pattern(tokenizer).findall(text) for text in (draft.text, draft.template))
+        if meant and (self.chat or len(spelled) > len(meant)):
+            other = "a chat template" if self.chat else f"sample {sample}"
+            raise UsageError(
+                f"{self.name}: both the template and {other} hold control tokens ({meant[0]!r}), of which only the "
+                "template's would be meant; take them out of one of the two"
+            )
+        spans, n_tokens = locate(prompt, [] if draft.gold is None else [draft.gold], tokenizer, own_control=bool(meant))
         first, end = spans[0] if spans else (None, None)
         return Example(
             prompt=prompt,
@@ -257,6 +283,9 @@ class LanguageTask(ABC):
             companions=draft.companions,
             moved_blanks=len(draft.text) - len(text),
             passages=draft.passages,
+            own_control=bool(meant),
+            notices=draft.notices,
+            control_tokens=() if meant else tuple(dict.fromkeys(spelled)),
         )
 
     def __str__(self) -> str:
@@ -274,31 +303,31 @@ class Encoded:
     """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
 
 
-def rendered(prompt: str | Sequence[Message], tokenizer: Any, *, index: int = 0) -> tuple[str, tuple[int, ...]]:
+def rendered(
+    prompt: str | Sequence[Message], tokenizer: Any, *, index: int = 0, own_control: bool = False
+) -> tuple[Rendered, tuple[int, ...]]:
     """The text that a model reads, and the special tokens that open it (a template writes its own out).
 
     A conversation is rendered up to the opening of the assistant's answer, which takes a chat template (UsageError
-    without); `index` is its number, for messages.
+    without); `index` is its number, for messages. `own_control`: as `Example.own_control`.
     """
     if isinstance(prompt, str):
-        return prompt, tuple(opening(tokenizer))
+        return Rendered(prompt, () if own_control else spelled_in(prompt, tokenizer)), tuple(opening(tokenizer))
     check_template(tokenizer)
     return render_conversation(tokenizer, prompt, index=index), ()
 
 
-def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Encoded:
-    """The token ids of a prompt, with their places in its text. Errors as `rendered`."""
-    text, before = rendered(prompt, tokenizer)
+def encode(prompt: str | Sequence[Message], tokenizer: Any, *, own_control: bool = False) -> Encoded:
+    """The token ids of a prompt, with their places in its text. Arguments and errors as `rendered`."""
+    (text, ordinary), before = rendered(prompt, tokenizer, own_control=own_control)
     fast = bool(getattr(tokenizer, "is_fast", False))
-    found = tokenizer(
-        text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=fast, verbose=False
-    )
-    offsets = ((0, 0),) * len(before) + tuple(found["offset_mapping"]) if fast else None
-    return Encoded(text, (*before, *found["input_ids"]), offsets)
+    found = tokenised(text, tokenizer, ordinary, offsets=fast)
+    offsets = ((0, 0),) * len(before) + tuple(found.offsets) if fast else None
+    return Encoded(text, (*before, *found.token_ids), offsets)
 
 
 def locate(
-    prompt: str | Sequence[Message], spans: Sequence[Span], tokenizer: Any
+    prompt: str | Sequence[Message], spans: Sequence[Span], tokenizer: Any, *, own_control: bool = False
 ) -> tuple[tuple[Span, ...] | None, int | None]:
     """Which tokens hold parts of a prompt's text (of a conversation: its last message's), such as its passages.
 
@@ -306,6 +335,7 @@ def locate(
         prompt: As the model is to read it.
         spans: Begin and end in characters, none empty.
         tokenizer: The model's own; None where it is not to be had.
+        own_control: As `Example.own_control`.
 
     Returns:
         For every span the first token that reaches beyond its begin, and one past the last that begins before its end
@@ -317,7 +347,7 @@ def locate(
     """
     if tokenizer is None:
         return None, None
-    encoded = encode(prompt, tokenizer)
+    encoded = encode(prompt, tokenizer, own_control=own_control)
     if encoded.offsets is None:
         return None, len(encoded.token_ids)
     shift = 0

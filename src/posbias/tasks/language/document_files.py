@@ -14,14 +14,19 @@ questions stand for retrieved ones: these are about something else, and so easie
 
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.progress import announce
 from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import list_field, published_lines, text_field
+
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+"""Letters of scripts that set no blanks between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+APART = rf"(?<![^\W{UNSPACED}])", rf"(?![^\W{UNSPACED}])"
+"""Before and behind words that are no part of a longer one."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class DocumentSet:
     gold: Document
     distractors: tuple[Document, ...]
     """In their given order (of a file: by relevance)."""
+    notices: tuple[str, ...] = ()
+    """What is odd about them, keys of `NOTICES`."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,6 @@ def read_sets(path: str, *, count: int, documents: int, seed: int) -> list[Docum
         UsageError: a line that does not hold what its schema says, too few lines, or too few documents.
     """
     lines = [(where, _set_of(record, where)) for where, record in published_lines(path, count)]
-    silent = [where for where, found in lines if not _holds_answer(found)]
-    if silent:
-        announce(f"{len(silent)} of {len(lines)} gold documents hold none of their answers, {silent[0]} first")
     if documents > 1 and not lines[0][1].distractors:
         pool = _gold_documents(path, beside=lines[0][0])
         return [
@@ -117,10 +121,27 @@ def _question_of(record: dict[str, Any], where: str) -> tuple[str, tuple[str, ..
     return question, tuple(answers)
 
 
-def _holds_answer(found: DocumentSet) -> bool:
-    """Whether the gold document has an accepted answer, as the published scoring rule finds answers."""
-    said = normalise_answer(f"{found.gold.title or ''} {found.gold.text}")
-    return any(normalise_answer(answer) in said for answer in found.answers)
+def noticed(found: DocumentSet) -> DocumentSet:
+    """A question with its documents, and what is odd about them.
+
+    That the gold document has an answer is decided as the published scoring rule finds answers; another document only
+    has it where it stands there as words of its own, not as part of another one.
+    """
+    answers = [normalise_answer(answer) for answer in found.answers]
+    alone = re.compile("|".join(f"{APART[0]}{re.escape(answer)}{APART[1]}" for answer in answers))
+    others = [_said(document) for document in found.distractors]
+    text = normalise_answer(found.gold.text)
+    odd = {
+        "gold_without_answer": not any(answer in _said(found.gold) for answer in answers),
+        "gold_repeated": any(normalise_answer(document.text) == text for document in found.distractors),
+        "answer_elsewhere": any(map(alone.search, others)),
+    }
+    return replace(found, notices=tuple(name for name, holds in odd.items() if holds))
+
+
+def _said(document: Document) -> str:
+    """What a document says, normalised."""
+    return normalise_answer(f"{document.title or ''} {document.text}")
 
 
 def _set_of(record: dict[str, Any], where: str) -> DocumentSet:
@@ -180,7 +201,7 @@ def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
                 "either only the gold document or all that are asked"
             )
         pool[gold.text] = gold
-    return [(document, normalise_answer(f"{document.title or ''} {document.text}")) for document in pool.values()]
+    return [(document, _said(document)) for document in pool.values()]
 
 
 def _with_others(

@@ -32,7 +32,7 @@ from posbias.tasks.language.base import (
     published_lines,
     text_field,
 )
-from posbias.tasks.language.document_files import Document, DocumentSet, read_questions, read_sets
+from posbias.tasks.language.document_files import Document, DocumentSet, noticed, read_questions, read_sets
 from posbias.tasks.language.words import CATEGORIES, CITIES
 
 INSTRUCTION = (
@@ -140,7 +140,8 @@ class Documents(LanguageTask):
         ordered = list(found.distractors) if self.setting == "gold" else []
         if self.order == "shuffled":
             source.shuffle(ordered)
-        return replace(found, distractors=tuple(ordered))
+        found = replace(found, distractors=tuple(ordered))
+        return found if self.file is None or self.setting == "closed_book" else noticed(found)
 
     @cached_property
     def _own_words(self) -> tuple[str, str]:
@@ -189,12 +190,14 @@ class Documents(LanguageTask):
     def draft(self, drawn: DocumentSet, position: int) -> Draft:
         """The published wording, or one's own."""
         head, tail = self._around(drawn.question)
+        template = "".join(self._own_words) if self.template is not None else ""
         if self.setting == "closed_book":
-            return Draft(head + tail, drawn.answers, None)
+            return Draft(head + tail, drawn.answers, None, template=template)
         documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
         entries = list(map(self._listing, documents))
         found = listed(entries, head=head, between="\n", tail=tail, numbered=self._number)
-        return Draft(found.text, drawn.answers, found.items[position], passages=found.passages)
+        place, passages = found.items[position], found.passages
+        return Draft(found.text, drawn.answers, place, passages=passages, template=template, notices=drawn.notices)
 
 
 def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
@@ -286,7 +289,9 @@ class KeyValue(LanguageTask):
         head = f"{EXTRACT}\n\n" + (f"{asked}\n" if self.query != "after" else "") + "JSON data:\n{"
         tail = "}\n\n" + (asked if self.query != "before" else "") + "Corresponding value:"
         found = listed(entries, head=head, between=",\n ", tail=tail)
-        return Draft(found.text, (gold[1],), found.items[position], passages=found.passages)
+        twice = self.file is not None and any(gold[1].lower() in value.lower() for _, value in others)
+        notices = ("answer_elsewhere",) if twice else ()
+        return Draft(found.text, (gold[1],), found.items[position], passages=found.passages, notices=notices)
 
 
 def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
