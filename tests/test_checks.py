@@ -1,10 +1,13 @@
 """What every package refuses in the same words: whole numbers and seeds."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from posbias.checks import check_seed, check_whole
-from posbias.errors import UsageError
+from posbias.checks import check_seed, check_whole, checked
+from posbias.errors import RunError, UsageError
 
 
 @pytest.mark.parametrize("value", [2, 2**63 - 1])
@@ -17,6 +20,35 @@ def test_what_is_none_is_named(value: object) -> None:
     with pytest.raises(UsageError) as refused:
         check_whole("count", value, least=2)
     assert str(refused.value) == f"count must be a whole number >= 2, got {value!r}"
+
+
+@checked
+def opened(directory: Path | None, named: str | Path = "x", *, cache: Path = Path("c")) -> tuple[object, ...]:
+    return directory, named, cache
+
+
+@checked
+@dataclass(frozen=True)
+class Kept:
+    directory: Path | None = None
+
+
+def test_a_text_where_a_path_is_meant_becomes_one() -> None:
+    assert opened("runs/own", "y", cache="z") == (Path("runs/own"), "y", Path("z"))  # type: ignore[arg-type]
+    assert opened(None) == (None, "x", Path("c"))
+    assert Kept("runs/own") == Kept(Path("runs/own"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="Kept: directory must be a path or None, got 3"):
+        Kept(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [UsageError, RunError])
+def test_a_long_list_in_a_message_is_cut(error: type[Exception]) -> None:
+    numbers = [[0.5, 0.25] for _ in range(2500)]
+    told = str(error(f"key_bias(values={numbers}): got [1, 2]; allowed are {[3, 4]}"))
+    assert told.startswith("key_bias(values=[[0.5, 0.25], [0.5, 0.25], ")
+    assert told.endswith(" ... 5000 entries]): got [1, 2]; allowed are [3, 4]")
+    assert len(told) < 200
+    assert str(error("an open [bracket, " + 200 * "x")) == "an open [bracket, " + 200 * "x"
 
 
 def test_bounds_above() -> None:

@@ -76,7 +76,7 @@ def test_record_json_is_strict_json_with_versions_and_no_paths(tmp_path):
 def test_killed_between_the_two_renames_the_new_run_counts(tmp_path):
     example(0.25).save(tmp_path / "run")
     old_json = (tmp_path / "run" / RECORD_FILE).read_bytes()
-    example(0.5).save(tmp_path / "run")
+    example(0.5).save(tmp_path / "run", overwrite=True)
     (tmp_path / "run" / RECORD_FILE).write_bytes(old_json)
     loaded = load_record(tmp_path / "run")
     assert loaded.scalars["value"] == 0.5
@@ -95,8 +95,8 @@ def test_a_report_that_fails_does_not_cost_the_finished_record(tmp_path):
     example(0.25).save(tmp_path / "run")
 
     def run():
-        with run_directory(tmp_path / "run", verb="predict", arguments={}) as directory:
-            example(0.5).save(directory)
+        with run_directory(tmp_path / "run", verb="predict", arguments={}, overwrite=True) as directory:
+            example(0.5).write_run(directory)
             raise RunError("no picture")
 
     with pytest.raises(RunError, match="no picture"):
@@ -110,7 +110,8 @@ from posbias.records import Record
 n = 0
 while True:
     n += 1
-    Record(verb="predict", arguments={}, scalars={"n": n}, arrays={"n": np.full(200_000, float(n))}).save(sys.argv[1])
+    arrays = {"n": np.full(200_000, float(n))}
+    Record(verb="predict", arguments={}, scalars={"n": n}, arrays=arrays).write_run(sys.argv[1])
     print(n, flush=True)
 """
 
@@ -221,7 +222,7 @@ def test_a_full_disk_leaves_the_old_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="No space left on device"):
-        example(0.5).save(tmp_path / "run")
+        example(0.5).save(tmp_path / "run", overwrite=True)
     monkeypatch.undo()
     assert load_record(tmp_path / "run").scalars["value"] == 0.25
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [ARRAYS_FILE, RECORD_FILE]
@@ -366,14 +367,14 @@ def test_a_directory_in_place_of_the_readable_copy_costs_neither_record_nor_repo
     assert load_record(tmp_path).status == "done"
     assert (tmp_path / "report.html").is_file()
     with pytest.raises(RunError, match="cannot write the record"):
-        example(0.5).save(tmp_path)
+        example(0.5).save(tmp_path, overwrite=True)
 
 
 def test_resuming_a_finished_run_that_cannot_be_resumed_leaves_it(tmp_path):
     example(0.25).save(tmp_path)
 
     def run(resume):
-        with run_directory(tmp_path, verb="measure", arguments={}, resume=resume):
+        with run_directory(tmp_path, verb="measure", arguments={}, resume=resume, overwrite=not resume):
             raise RunError("the model is gone")
 
     for resume, status in ((True, "done"), (False, "failed")):
@@ -392,7 +393,7 @@ def test_a_run_that_fails_leaves_no_report_of_an_older_one(tmp_path):
     with_report(tmp_path)
 
     def run():
-        with run_directory(tmp_path, verb="measure", arguments={}):
+        with run_directory(tmp_path, verb="measure", arguments={}, overwrite=True):
             raise RunError("NaN in layer 3")
 
     with pytest.raises(RunError, match="NaN in layer 3"):
@@ -403,7 +404,7 @@ def test_a_run_that_fails_leaves_no_report_of_an_older_one(tmp_path):
 
 def test_a_finished_record_without_its_report_stands_beside_no_older_report(tmp_path):
     drawn = with_report(tmp_path)
-    example(0.5).save(tmp_path)
+    example(0.5).save(tmp_path, overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {ARRAYS_FILE, RECORD_FILE} | OWN_FILES
     assert drawn.isdisjoint(OWN_FILES)
 
@@ -412,7 +413,7 @@ def test_a_wrong_request_leaves_the_older_run_with_its_report(tmp_path):
     drawn = with_report(tmp_path)
 
     def run():
-        with run_directory(tmp_path, verb="measure", arguments={}):
+        with run_directory(tmp_path, verb="measure", arguments={}, overwrite=True):
             raise UsageError("no such model")
 
     with pytest.raises(UsageError, match="no such model"):

@@ -162,6 +162,15 @@ def test_a_saved_page_says_how_its_letters_are_written(results, tmp_path):
 @each
 def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refused(name, results, tmp_path):
     result = results[name]
+    for ending in (".xls", ".jpeg", ".parquet", ".PNGS"):
+        with pytest.raises(
+            pb.UsageError, match=rf"cannot save to 'a{ending}'; allowed are the endings .csv, .html, .png"
+        ):
+            result.save(tmp_path / f"a{ending}")
+        assert not (tmp_path / f"a{ending}").exists()
+    if name in RUNS:
+        assert load_record(result.save(f"{tmp_path}/model.gguf/")).verb
+        assert load_record(result.save(tmp_path / f"{name}-llama-3.1")).verb
     if name not in RUNS:
         with pytest.raises(pb.UsageError, match=r"cannot save to 'a.xls'; allowed are the endings .csv, .html, .png"):
             result.save(tmp_path / "a.xls")

@@ -67,7 +67,7 @@ class Journal:
     def save(self) -> None:
         """Write the record, if there is a directory for it."""
         if self.directory is not None:
-            self.record.save(self.directory)
+            self.record.save(self.directory, overwrite=True)
 
 
 @contextmanager

@@ -94,6 +94,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 def checked(function: Public) -> Public:
     """Decorator of what is public: an argument of a wrong class is refused before anything is done with it.
 
+    A text where only a path is meant becomes one.
     The annotations say what is allowed; where they name no class (`Any`, callables) the function itself decides. A
     dataclass checks the arguments that it is made from.
     """
@@ -106,15 +107,17 @@ def checked(function: Public) -> Public:
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
         try:
-            given = signature.bind(*arguments, **keywords).arguments
+            bound = signature.bind(*arguments, **keywords)
         except TypeError:  # an argument too many or too few, which Python itself tells best
             return function(*arguments, **keywords)
         hints = _hints(function)
-        for parameter, value in given.items():
+        for parameter, value in bound.arguments.items():
             hint = hints.get(parameter, Any)
             if not _fits(value, hint):
                 raise UsageError(f"{name}: {parameter} must be {_wanted(hint)}, got {_shown(value)}")
-        return function(*arguments, **keywords)
+            if isinstance(value, str) and hint in (Path, Path | None):
+                bound.arguments[parameter] = Path(value)
+        return function(*bound.args, **bound.kwargs)
 
     return cast(Public, with_checked_arguments)
 

@@ -13,18 +13,37 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
+LONGEST_LIST = 120
+"""Characters of a list that a message writes out; of a longer one, half as many and the number of entries."""
+
+
+def without_long_lists(text: str) -> str:
+    """A message in which lists longer than `LONGEST_LIST` characters are cut, with what stands inside them."""
+    parts, done, opened = [], 0, []
+    for place, letter in enumerate(text):
+        if letter == "[":
+            opened.append(place)
+        elif letter == "]" and opened:
+            begin = opened.pop()
+            if not opened and place - begin > LONGEST_LIST:
+                numbers = text.count(",", begin, place) + 1
+                parts.append(f"{text[done : begin + LONGEST_LIST // 2]} ... {numbers} entries]")
+                done = place + 1
+    return "".join([*parts, text[done:]])
+
+
 class UsageError(ValueError):
     """The request is wrong: an unknown name, a value out of range, a length that does not fit."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(without_long_lists(message)))
 
 
 class RunError(RuntimeError):
     """The request was fine, but the run could not be finished (NaN gradients, a full disk ...)."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(without_long_lists(message)))
 
 
 MOST_REPEATED = 240

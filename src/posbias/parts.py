@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from posbias.directories import TEMPORARY, write_atomically
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 from posbias.progress import announce
 from posbias.records import Record, describe_environment, finished_record, plain
 
@@ -29,8 +29,10 @@ PARTS_FORMAT = 1
 class PartStore:
     """Named groups of arrays on disk; without a directory they are only computed, never kept."""
 
-    def __init__(self, directory: Path | None, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """`settings`: everything the pieces depend on. Without `resume`, older pieces are removed."""
+    def __init__(
+        self, directory: Path | None, settings: Mapping[str, Any], *, resume: bool, overwrite: bool = False
+    ) -> None:
+        """`settings`: everything the pieces depend on. Without `resume`, older pieces are refused, or removed."""
         self.fingerprint = fingerprint(settings)
         self._directory = None if directory is None else Path(directory) / PARTS
         self.reused = 0
@@ -38,6 +40,12 @@ class PartStore:
         self.others = 0
         """How many pieces of the names asked for were made under other settings, and are made again."""
         if directory is not None and not resume:
+            count = 0 if overwrite else sum(1 for _ in (Path(directory) / PARTS).glob("*.safetensors"))
+            if count:
+                raise UsageError(
+                    f"{str(directory)!r} holds {count} finished pieces; resume=True takes over what is the same, "
+                    "overwrite=True removes them, or choose another directory"
+                )
             clear_parts(directory)
 
     def get(self, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -126,7 +134,13 @@ def finished_run(
     """
     record = finished_record(directory) if resume and directory is not None else None
     kept = None if record is None else record.resolved.get("fingerprint")
-    return record if kept is not None and kept == fingerprint(settings()) else None
+    if kept is not None and kept == fingerprint(settings()):
+        return record
+    if record is not None:
+        announce(
+            f"the finished run in {str(directory)!r} has other settings or was made by other code, and is replaced"
+        )
+    return None
 
 
 def made_by(packages: Sequence[str] = ("posbias",)) -> dict[str, Any]:

@@ -64,6 +64,14 @@ PROFILES = "profiles"
 MEASURED = "measured"
 """The part of an array's name that tells a measurement from a prediction."""
 Status = Literal["done", "failed"]
+PIECES = "finished pieces"
+WORK = {
+    PIECES: ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in ("arms", "behaviour", "studies"))),
+    "answers of a server": ("answers/*/*.json",),
+    "finished arms": ("arms/*/record.json",),
+    "finished studies": ("studies/*/record.json",),
+}
+"""What a run keeps below its directory, beside its record, that took work."""
 UNWRITTEN = ("arrays", "sealed")
 """What of a record is not in its JSON document."""
 LONGEST_PROFILE = 1 << 16
@@ -175,15 +183,22 @@ class Record(Showing):
         """Itself."""
         return self
 
-    def write_run(self, directory: str | Path) -> Path:
+    def write_run(self, directory: str | Path, *, overwrite: bool = True) -> Path:
         """Write the record into `directory` atomically, whatever its name, replacing an older one and its report.
 
         Raises:
+            UsageError: another finished run is there, and not to be replaced (`overwrite`).
             RunError: the directory cannot be written or the disk is full; nothing half-written stays.
         """
         from safetensors.numpy import save
 
         directory = Path(directory)
+        there = None if overwrite else finished_record(directory)
+        if there is not None and there.run_id != self.run_id:
+            raise UsageError(
+                f"{str(directory)!r} holds a finished run of posbias {there.verb} ({there.created}); overwrite=True "
+                "replaces it, or choose another directory"
+            )
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
         text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
@@ -346,18 +361,29 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def run_directory(
-    directory: str | Path | None, *, verb: str, arguments: Mapping[str, Any], resume: bool = False
+    directory: str | Path | None,
+    *,
+    verb: str,
+    arguments: Mapping[str, Any],
+    resume: bool | None = False,
+    overwrite: bool = False,
 ) -> Iterator[Path | None]:
     """The directory of a run while it runs: writable, held against other runs, with a record of a failure.
 
-    A request that turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record
-    with status "failed" that says why, unless its own record was already saved and only the report failed, or it was
-    to resume a finished one. Without a directory nothing happens.
+    One that holds finished work is refused, unless that is taken over (`resume`; None: the verb cannot) or replaced
+    (`overwrite`): a record stays until the new one is there, pieces of an unfinished run go at once. A request that
+    turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record with status
+    "failed" that says why, unless its own record was already saved and only the report failed, or it was to resume a
+    finished one. Without a directory nothing happens.
     """
     if directory is None:
         yield None
         return
     with held(directory) as held_directory:
+        if overwrite and not resume:
+            remove_pieces(held_directory)
+        elif not resume:
+            check_unfinished(held_directory, resumable=resume is not None)
         before = _stamp(held_directory / ARRAYS_FILE)
         try:
             yield held_directory
@@ -367,8 +393,28 @@ def run_directory(
             kept = resume and finished_record(held_directory) is not None
             if not kept and _stamp(held_directory / ARRAYS_FILE) == before:
                 with suppress(RunError):
-                    failed_record(verb, arguments, error).save(held_directory)
+                    failed_record(verb, arguments, error).write_run(held_directory)
             raise
+
+
+def check_unfinished(directory: Path, *, resumable: bool = True) -> None:
+    """Refuse a directory that holds a finished run, or finished work of one that did not end, with its counts."""
+    record = finished_record(directory)
+    found = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
+    for what, places in WORK.items():
+        count = sum(1 for place in places for _ in directory.glob(place))
+        found += [f"{count} {what}"] if count else []
+    if found:
+        taken = "--resume takes over what is the same, " if resumable else ""
+        raise UsageError(
+            f"{str(directory)!r} holds {', '.join(found)}; {taken}--overwrite replaces it, or choose another --out"
+        )
+
+
+def remove_pieces(directory: Path) -> None:
+    """Remove finished pieces of a run that did not end."""
+    for path in (path for place in WORK[PIECES] for path in directory.glob(place)):
+        path.unlink(missing_ok=True)
 
 
 def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> Record:

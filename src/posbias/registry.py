@@ -7,6 +7,8 @@ and found by name ever after. On the command line it is spelled as a literal cal
 
 import ast
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
@@ -16,6 +18,9 @@ from posbias.errors import UsageError
 
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 """What `ast.literal_eval` may raise: no literal, an unhashable key, no Python, brackets nested too deep."""
+
+UNQUOTED = re.compile(r"(\w+)\s*=\s*([^\W\d][^,'\"()\[\]]*|[/~.][^,'\"()\[\]]+)")
+"""A parameter and its value, where that is no quoted text, list or call."""
 
 PLAIN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
 """By sort of a plain parameter: what it must be."""
@@ -75,6 +80,7 @@ class Registry(Generic[Variant]):
         """
         variant = self[name]
         try:
+            inspect.signature(variant).bind(*positional, **keywords)  # whose errors do not speak of `__init__`
             built: Variant = variant(*positional, **keywords)
         except UsageError:
             raise
@@ -113,7 +119,9 @@ class Registry(Generic[Variant]):
 
 def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Split `name(1, key=[2, 3])` into its name, positional and keyword literals, without evaluating anything."""
-    complaint = UsageError(f"{sort} {text!r} is not a name or a literal call such as name(parameter=1.5)")
+    complaint = UsageError(
+        f"{sort} {text!r} is not a name or a literal call such as name(parameter=1.5){_unquoted(text)}"
+    )
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except UNREADABLE:
@@ -130,6 +138,19 @@ def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, 
     if len(keywords) != len(node.keywords):
         raise complaint
     return node.func.id, positional, keywords
+
+
+def _unquoted(text: str) -> str:
+    """What to write instead, where a parameter's value is a text without quotation marks, such as a file's name."""
+    for match in UNQUOTED.finditer(text):
+        parameter, value = match[1], match[2].strip()
+        if value.capitalize() in ("True", "False", "None"):
+            if value != value.capitalize():
+                return f"; write {parameter}={value.capitalize()}"
+            continue
+        what = "file name" if "." in value or "/" in value else "text"
+        return f"; put the {what} in quotes: {parameter}={value!r}"
+    return ""
 
 
 def _plain(value: Any) -> Any:

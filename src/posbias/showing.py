@@ -7,6 +7,8 @@ xarray are imported when they are asked for; the last two come with `pip install
 import base64
 import csv
 import io
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +32,8 @@ Values = Float64[np.ndarray, "n_places"]
 INFLUENCE = "influence"
 PICTURES = (".png", ".svg", ".pdf")
 FILES = (".csv", ".html", *PICTURES)
+ENDING = re.compile(r"\.[a-z][a-z0-9]{0,6}")
+"""What is meant as the ending of a file, unlike the end of "llama-3.1" or "qwen2-0.5b"."""
 PAGE = '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n{body}\n</html>\n'
 """Of a result saved as .html, which a browser would else read in whatever encoding its system has."""
 INCHES = (6.4, 2.8)
@@ -170,25 +174,30 @@ class Showing(ABC):
         writer.writerows(["" if entry != entry else entry for entry in row] for row in rows)
         return _written(Path(path), text.getvalue().encode())
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
 
-        Without such an ending, or where a directory stands, a run (a prediction, a measurement, an evaluation, a
+        Without an ending, or where a directory stands, a run (a prediction, a measurement, an evaluation, a
         decomposition, an audit, a record) becomes a directory, which `load_record` and the command line read; it is
-        written atomically and replaces an older run and its report.
+        written atomically. `overwrite`: another finished run there, with its report, is replaced.
 
         Raises:
-            UsageError: another ending, or a directory, for what is no run; or no curves to draw.
+            UsageError: another ending; a directory for what is no run, or one with another finished run; or no curves
+                to draw.
             RunError: the file or directory cannot be written, or the disk is full; nothing half-written stays.
         """
+        named = str(path)
         path = Path(path)
         ending = path.suffix.lower()
-        if ending not in FILES or path.is_dir():
-            run = self.as_run()
-            if run is None:
-                reason = ", a directory" if path.is_dir() else f"; allowed are the endings {', '.join(FILES)}"
-                raise UsageError(f"cannot save to {path.name!r}{reason}")
-            written: Path = run.write_run(path)
+        whole = path.is_dir() or named.endswith(("/", os.sep))
+        run = self.as_run() if ending not in FILES or whole else None
+        if run is None and whole:
+            raise UsageError(f"cannot save to {path.name!r}, a directory")
+        if (run is None or ENDING.fullmatch(ending)) and ending not in FILES and not whole:
+            also = "; a directory with such a name ends in a slash" if run is not None else ""
+            raise UsageError(f"cannot save to {path.name!r}; allowed are the endings {', '.join(FILES)}{also}")
+        if run is not None:
+            written: Path = run.write_run(path, overwrite=overwrite)
             return written
         if ending == ".csv":
             return self.to_csv(path)

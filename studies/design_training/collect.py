@@ -151,4 +151,4 @@ if __name__ == "__main__":
     for each in given.studies:
         record.scalars[each], added = collected(each, given.runs)
         record.arrays |= added
-    record.save(HERE / "record")
+    record.save(HERE / "record", overwrite=True)

@@ -118,7 +118,7 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
         "positions": found[0].arrays["positions"],
         **{f"scores/{measure}/{number}": each for number, each in enumerate(scores)},
     }
-    record.save(out)
+    record.save(out, overwrite=True)
 
 
 def table(*directories: str) -> None:

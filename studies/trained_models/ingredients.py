@@ -47,7 +47,7 @@ def main() -> None:
         record.scalars[name] = _compare(measured, rows)
     print(_table(record))
     if given.out is not None:
-        record.save(given.out)
+        record.save(given.out, overwrite=True)
 
 
 def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str, np.ndarray]:

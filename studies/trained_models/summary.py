@@ -272,7 +272,7 @@ def main() -> None:
         if cell.n_positions in given.keep:
             keep(cell, given.kept)
     record = judged(found, load_record(given.out) if given.out.is_dir() else None)
-    record.save(given.out)
+    record.save(given.out, overwrite=True)
     tables = tables_of(record)
     print(f"chosen on {CHOSEN_ON}: {record.scalars['chosen_form']}\n\n" + "\n\n".join(tables.values()))
     if given.page is not None:

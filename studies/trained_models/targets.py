@@ -39,7 +39,7 @@ def main() -> None:
             record.scalars.setdefault(name, {})[text] = _compare(rows)
     print(table(record))
     if given.out is not None:
-        record.save(given.out)
+        record.save(given.out, overwrite=True)
 
 
 def _texts(given: list[str], model: Model, n_positions: int, count: int) -> Iterator[tuple[str, Prompts]]:

@@ -59,7 +59,7 @@ def run(experiment: Experiment, description: str) -> None:
                 record.scalars.setdefault(name, {})[kind] = _compare(experiment, measured, rows)
                 print(_line(name, kind, record.scalars[name][kind]), flush=True)
     if given.out is not None:
-        record.save(given.out)
+        record.save(given.out, overwrite=True)
 
 
 def options(description: str, *, count: int = 8) -> argparse.ArgumentParser:

@@ -183,8 +183,17 @@ def test_a_finished_measurement_of_one_model_is_taken_over_too(posbias, tiny_lla
     before = pb.load_record(tmp_path / "out").run_id
     assert posbias(*command, "--resume").returncode == 0
     assert pb.load_record(tmp_path / "out").run_id == before
-    assert posbias(*command).returncode == 0
+    assert posbias(*command, "--overwrite").returncode == 0
     assert pb.load_record(tmp_path / "out").run_id != before
+
+
+def test_no_model_is_measured_where_one_of_them_is_finished(posbias, tiny_llama, other_llama, tmp_path):
+    _, second = names_of(tiny_llama, other_llama)
+    assert posbias("measure", other_llama, *FLAGS, "--out", tmp_path / second).returncode == 0
+    result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)
+    assert result.returncode == 2
+    assert f"{second}' holds a finished run of posbias measure" in result.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [second]
 
 
 def test_json_is_one_document(posbias, tiny_llama, other_llama):

@@ -104,7 +104,7 @@ def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(po
         assert other.returncode == 0, other.stderr
         assert "answers that are kept are not asked for again" in other.stderr
         assert asked < len(server.asked) <= asked + 24, "only those with the question first"
-        refused = posbias(*command, "--methods", "temperature(scale=0.3)")
+        refused = posbias(*command, "--methods", "temperature(scale=0.3)", "--resume")
         assert refused.returncode == 2
         assert "temperature needs the model itself, not one behind a server" in refused.stderr.splitlines()[-1]
     assert (out / "report.html").is_file()

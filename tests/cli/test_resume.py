@@ -71,9 +71,9 @@ def test_workers_and_one_process_finish_each_others_runs(tiny_llama, tmp_path):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=24, count=4)
 
-    def measured(workers, directory=None, resume=False):
+    def measured(workers, directory=None, **kept):
         engine = pb.engines.Local(workers=workers, threads=1)
-        run = RunOptions(engine, directory=directory, resume=resume)
+        run = RunOptions(engine, directory=directory, **kept)
         return pb.measure(model, prompts, kinds="jacobian", options=pb.MeasureOptions(run=run))
 
     one, two = measured(1), measured(2, tmp_path)
@@ -83,7 +83,10 @@ def test_workers_and_one_process_finish_each_others_runs(tiny_llama, tmp_path):
     again = measured(1, tmp_path, resume=True)
     assert before.items() <= kept(tmp_path).items()
     np.testing.assert_array_equal(one.per_prompt["jacobian"], again.per_prompt["jacobian"])
-    anew = measured(1, tmp_path)
+    with pytest.raises(pb.UsageError, match="holds 4 finished pieces; resume=True takes over what is the same"):
+        measured(1, tmp_path)
+    assert before.items() <= kept(tmp_path).items()
+    anew = measured(1, tmp_path, overwrite=True)
     assert not before.items() & kept(tmp_path).items()
     np.testing.assert_array_equal(one.per_prompt["jacobian"], anew.per_prompt["jacobian"])
     parts.clear_parts(tmp_path)
@@ -108,6 +111,97 @@ def test_a_second_verb_that_writes_into_the_directory_is_refused(posbias, tiny_l
     assert result.returncode == 2
     assert "another run is writing" in result.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK_FILE]
+
+
+@pytest.mark.parametrize(
+    ("command", "resumes"),
+    [
+        ("measure MODEL --length 8 --count 1 --kinds probability", True),
+        ("evaluate MODEL --task key_value(pairs=2) --count 1 --max-tokens 1 --no-score", True),
+        ("predict --depth 1 --length 4", False),
+        ("list masks", False),
+        ("verify wu2025/theorem-4.1", False),
+    ],
+)
+def test_a_directory_with_a_finished_run_is_refused(posbias, long_llama, tmp_path, command, resumes):
+    words = [long_llama if word == "MODEL" else word for word in command.split()]
+    out = tmp_path / "run"
+    assert posbias(*words, "--out", out).returncode == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    refused = posbias(*words, "--out", out)
+    assert refused.returncode == 2
+    verb, record = words[0], pb.load_record(out)
+    assert f"run' holds a finished run of posbias {verb} ({record.created}" in refused.stderr
+    assert refused.stderr.endswith("--overwrite replaces it, or choose another --out\n")
+    assert ("--resume takes over what is the same" in refused.stderr) == resumes
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before, "nothing was touched"
+    assert posbias(*words, "--out", out, "--overwrite").returncode == 0
+    anew = pb.load_record(out)
+    assert anew.run_id != record.run_id
+    assert "overwrite" not in anew.arguments
+    if resumes:
+        assert posbias(*words, "--out", out, "--resume").returncode == 0
+        assert pb.load_record(out).run_id == anew.run_id
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [
+        ("parts", "3 finished pieces"),
+        ("arms/one/parts", "3 finished pieces"),
+        ("studies/depth/parts", "3 finished pieces"),
+    ],
+)
+def test_finished_pieces_of_a_run_that_did_not_end_are_refused_with_their_count(posbias, tmp_path, place, count):
+    out = tmp_path / "run"
+    store = PartStore((out / place).parent, {}, resume=False)
+    for name in ("a", "b", "c"):
+        store.keep(name, {"x": np.zeros(1)})
+    command = ["predict", "--depth", 1, "--length", 4, "--out", out]
+    refused = posbias(*command)
+    assert refused.returncode == 2
+    assert f"run' holds {count}; --overwrite replaces it" in refused.stderr
+    assert len(list((out / place).glob("*.safetensors"))) == 3
+    assert posbias(*command, "--overwrite").returncode == 0
+    assert not list((out / place).glob("*.safetensors"))
+
+
+def test_answers_of_a_server_arms_and_studies_count_as_finished_work(posbias, tmp_path):
+    for name in ("answers/ab/abc.json", "answers/cd/cde.json", "arms/one/record.json", "studies/depth/record.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("{}")
+    refused = posbias("predict", "--depth", 1, "--length", 4, "--out", tmp_path)
+    assert refused.returncode == 2
+    assert "holds 2 answers of a server, 1 finished arms, 1 finished studies; " in refused.stderr
+
+
+def test_a_run_that_failed_leaves_room_for_another(posbias, long_llama, tmp_path):
+    command = [
+        "evaluate",
+        long_llama,
+        "--task",
+        "key_value(pairs=2)",
+        "--count",
+        1,
+        "--no-score",
+        "--out",
+        tmp_path / "run",
+    ]
+    assert posbias(*command, "--max-tokens", 9000).returncode == 1
+    again = posbias(*command, "--max-tokens", 1)
+    assert "holds 1 finished pieces" in again.stderr, "the sample that did not fit"
+    assert posbias(*command, "--max-tokens", 1, "--overwrite").returncode == 0
+
+
+def test_a_saved_run_is_not_replaced_unasked(tmp_path):
+    first, second = (pb.Record("predict", {}, scalars={"number": number}) for number in (1, 2))
+    first.save(tmp_path / "run")
+    first.save(tmp_path / "run")  # the same once more
+    with pytest.raises(pb.UsageError, match=r"holds a finished run of posbias predict .* overwrite=True replaces it"):
+        second.save(tmp_path / "run")
+    assert pb.load_record(tmp_path / "run").scalars == {"number": 1}
+    second.save(tmp_path / "run", overwrite=True)
+    assert pb.load_record(tmp_path / "run").scalars == {"number": 2}
 
 
 def test_pieces_of_other_settings_are_not_reused(tmp_path):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.comparison.subject import Contrast, Sample, compare_with_prompts, contrast
+from posbias.comparison.subject import Contrast, Sample, compare_with_prompts, contrast, decided, undecided
 from posbias.measurement.measurement import RunOptions
+from posbias.statistics import Interval
 
 READING = {"n_positions": 24, "count": 6}
 
@@ -51,6 +52,19 @@ def test_a_prediction_has_intervals_over_the_prompts_of_the_measurement(both):
     assert str(found.flat.values) == str(plain.flat.values)
     assert plain.intervals is None
     assert repr(plain).startswith("Comparison(profile (1) beside profile (2): W1 ")
+
+
+@pytest.mark.parametrize(
+    ("difference", "n_units", "told"),
+    [
+        (Interval(0.1, 0.05, 0.2), 3, "3 prompts or seeds are too few to decide, which takes 6"),
+        (Interval(0.1, -0.05, 0.2), 3, "the data do not decide"),
+        (Interval(0.1, -0.05, 0.2), 30, "the data do not decide"),
+    ],
+)
+def test_why_nothing_is_decided_is_the_interval_or_the_number(difference, n_units, told):
+    assert decided(difference, n_units) == 0
+    assert undecided(difference, n_units) == told
 
 
 def test_a_theory_that_read_the_same_prompts_is_compared_on_each(model, both):

@@ -50,7 +50,7 @@ def test_records_of_earlier_versions_have_the_names_of_today_once_loaded(tmp_pat
     )
     assert given.scalars["pooled"] == expected.scalars["pooled"]
     found = {"pooled": [{"ties": {"accuracy": {"n_contents": 8}}}]}
-    pb.Record(verb="tie", arguments={}, scalars=found).save(tmp_path)
+    pb.Record(verb="tie", arguments={}, scalars=found).save(tmp_path, overwrite=True)
     loaded = pb.load_record(tmp_path)
     assert (loaded.verb, loaded.scalars) == (
         "correlate",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,18 @@ def test_the_test_sees_every_variant() -> None:
         assert KEY in said(f'"{variant}"'), name
         assert KEY not in said(Mask(KEY).answer(f'"{variant}"')), name
         assert KEY not in said(Mask(KEY).answer(json.loads(f'"{variant}"'))), name
+
+
+CUTS = [KEY[:-1], KEY[:-2], KEY[1:], KEY[2:], KEY[1:-1], KEY[2:-2]]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_key_that_lost_characters_is_masked(cut: str) -> None:
+    text = f"the key {cut} is not known"
+    assert Mask(KEY).message(text) == Mask(KEY).answer(text) == "the key *** is not known"
+    assert cut not in Mask(KEY).answer(f'"{b64encode(cut.encode()).decode()}"')
+    assert KEY[4:-4] not in Mask(KEY).line(cut.encode().hex())
+    assert Mask(KEY).message(KEY[3:-3]) == KEY[3:-3], "what lost more is no key any more"
 
 
 @pytest.mark.parametrize("text", ["", "nothing & more", "100 % of \\ it", "sk-very", "a key_1234567890", "İ\u200b \n"])

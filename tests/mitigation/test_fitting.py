@@ -19,7 +19,7 @@ from posbias.mitigation.base import MITIGATIONS
 from posbias.mitigation.calibration import contents
 from posbias.mitigation.checkpoint import Checkpoint
 from posbias.mitigation.fitting import FitOptions, fit, passes_of_fit
-from posbias.mitigation.recipe import read_recipe, write_recipe
+from posbias.mitigation.recipe import read_recipe, samples_of_recipe, write_recipe
 from posbias.parts import PartStore
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
 from posbias.tasks.language.base import locate
@@ -245,15 +245,24 @@ def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):
     other = shaken_model("llama")
     with pytest.raises(UsageError, match=r"recipe of another model, .*: its depth is 2, this model's 3"):
         mitigated(other, str(path)).install()
-    changed = {**json.loads(path.read_text()), "recipe": 2}
+    whole = json.loads(path.read_text())
     for content, message in (
-        (json.dumps(changed), r"recipe.json' is not a recipe of posbias \(version 1\)"),
+        ({**whole, "recipe": 2}, "recipe.json' is not a recipe of posbias: its format is 2, and this posbias reads 1"),
         ("{", r"recipe.json': is not JSON \(character 2: "),
-        ("[1]", "recipe.json' is not a recipe"),
+        ([1], "recipe.json' is not a recipe of posbias: it holds a list, not an object"),
+        ({"method": "temperature"}, "it has no field 'recipe', which gives the version of the format"),
+        ({**whole, "method": 3}, "its field 'method' must be the spelling of a method, got 3"),
+        ({**whole, "method": "magic"}, "recipe.json': unknown mitigation 'magic'; known: "),
+        ({**whole, "model": "demo"}, "recipe.json' does not say which model it belongs to"),
+        ({**whole, "model": {}}, "recipe.json' is a recipe of another model, None: its model_type is None, this"),
     ):
-        path.write_text(content)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(UsageError, match=message):
             read_recipe(path, model)
+    for fitted, message in (([1], "its field 'fitted' must be an object"), ({"samples": "a"}, "its samples must be")):
+        path.write_text(json.dumps({**whole, "fitted": fitted}))
+        with pytest.raises(UsageError, match=message):
+            samples_of_recipe(path)
     with pytest.raises(UsageError, match=r"cannot read '.*none.json': No such file"):
         read_recipe(tmp_path / "none.json", model)
 

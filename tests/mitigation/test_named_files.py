@@ -102,7 +102,7 @@ def test_a_run_is_taken_over_only_while_its_files_are_the_same(responder, tmp_pa
     def run():
         method = "key_bias" if "begin" in named else str(recipe)
         record = mitigate(PAIRS, responder, options(method, resume=True, **further), directory=tmp_path / "run")
-        record.save(tmp_path / "run")
+        record.save(tmp_path / "run", overwrite=True)
         return record
 
     write(0)
@@ -121,7 +121,7 @@ def test_a_run_that_follows_another_is_made_again_where_that_has_changed(tmp_pat
 
     def measure(curve):
         found = evaluate(task, PlantedResponder(curve), options=EvaluateOptions(count=40))
-        evaluation_record(found, {}).save(followed)
+        evaluation_record(found, {}).save(followed, overwrite=True)
 
     def run():
         given = MitigateOptions(
@@ -130,7 +130,7 @@ def test_a_run_that_follows_another_is_made_again_where_that_has_changed(tmp_pat
             evaluation=EvaluateOptions(count=8, resume=True),
         )
         record = mitigate(task, PlantedResponder((1.0, 0.0, 0.0)), given, directory=tmp_path / "run")
-        record.save(tmp_path / "run")
+        record.save(tmp_path / "run", overwrite=True)
         return record
 
     measure((1.0, 0.0, 0.0))

@@ -157,6 +157,9 @@ def test_calibration_and_test_must_not_overlap(tmp_path):
     given = MitigateOptions(methods=[PlantedMethod()], calibration=1, evaluation=EvaluateOptions(count=4))
     with pytest.raises(UsageError, match=r"test sample 0-4 is calibration sample 0-0 again, but the two must not"):
         mitigate(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
+    more = MitigateOptions(methods=[PlantedMethod()], calibration=3, evaluation=EvaluateOptions(count=9))
+    with pytest.raises(UsageError, match=r"holds 5 examples; 9 to judge and 3 for calibration asked$"):
+        mitigate(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), more)
 
 
 @pytest.mark.parametrize("told", ["", ", order='shuffled'"])

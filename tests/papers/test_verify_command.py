@@ -87,6 +87,17 @@ def test_mask_files_that_are_refused(tmp_path, content):
 def test_a_missing_or_pickled_mask_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         read_mask(str(tmp_path / "none.npy"), 4)
+    np.save(tmp_path / "whole.npy", np.eye(3))
+    whole = (tmp_path / "whole.npy").read_bytes()
+    damages = (whole[:40], whole[:-9], whole.replace(b"'descr'", b"'d(scr'"), whole.replace(b"(3, 3)", b"(3, -)"))
+    more = (b"", whole.replace(b"<f8", b"<x8"), whole.replace(b"False", b"Fals]"), whole.replace(b"(3, 3)", b"[3, 3]"))
+    for damaged in (*damages, *more, whole.replace(b"{", b"("), whole[:8] + b"\xff\xff" + whole[10:]):
+        (tmp_path / "damaged.npy").write_bytes(damaged)
+        with pytest.raises(
+            UsageError, match=r"mask file '.*damaged\.npy' is damaged or not a matrix of 0 and 1: "
+        ) as told:
+            read_mask(str(tmp_path / "damaged.npy"), 4)
+        assert "\n" not in str(told.value)
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(UsageError, match=r"objects\.npy"):
         read_mask(str(tmp_path / "objects.npy"), 4)

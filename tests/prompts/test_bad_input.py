@@ -38,6 +38,11 @@ def test_requests(model, request_, message):
         refused("default", model, message, **request_)
 
 
+@pytest.mark.parametrize("texts", [["one text", "another"], ("one text",), [[1, 2], "text"]])
+def test_a_list_of_texts_is_no_source(model, texts):
+    refused(texts, model, r"got a list of texts; give the path of a .jsonl file, with \{\"text\": ...\} on each line$")
+
+
 def test_fewer_windows_than_asked(model, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text('{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n')

@@ -145,7 +145,7 @@ def test_positions_that_are_alike_are_all_named(values: list[float], said: str) 
 
 def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answers() -> None:
     record = evaluated()
-    record.scalars |= {"skipped": {"9": 4}, "cut_off": 3, "empty": 2, "verdicts": {"undecided": 1, "findings": []}}
+    record.scalars |= {"skipped": {"9": 4}, "cut_off": 3, "empty": 2, "verdicts": {"unread": 1, "findings": []}}
     record.resolved["max_tokens"] = 8
     record.scalars["verdicts"] |= {rate: {"value": 0.5, "low": 0.1, "high": 0.9} for rate in VERDICTS}
     record.scalars["verdicts"] |= {"n_pairs": 8, "n_both": 7}
@@ -153,7 +153,7 @@ def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answer
     assert list(report.caveats) == [
         "3 of 20 generated answers ended at --max-tokens 8, not by themselves.",
         "2 of 20 generated answers are empty; they count as wrong.",
-        "1 of 20 answers name neither response; they count as wrong.",
+        "1 of 20 answers hold no verdict that can be read; they count as wrong.",
     ]
     assert [reason[:42] for reason in report.left_out] == ["4 examples with the answer at position 9 a"]
 
@@ -169,7 +169,7 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
     record = evaluated("chat")
     record.scalars["notices"] = noticed()
     record.resolved["count"] = 12
-    repeated, spelled = report_of(record).caveats
+    repeated, spelled = report_of(record).notices
     assert repeated.startswith(
         "In 9 of 12 samples (number 0, 1, 2, 3, 4, 5, 6, 7 ...) the right passage stands in the "
     )

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from posbias.errors import UsageError
+from posbias.models.loading import load_model
 from posbias.models.reference.network import WEIGHTS_FILE
 from posbias.parts import _digest, made_by
 from posbias.records import load_record
@@ -80,18 +82,23 @@ def test_what_differs_from_the_record_is_not_taken_from_it(finished, changed):
 
 def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(finished):
     directory, done = finished
-    assert trained(directory).found is None
+    with pytest.raises(UsageError, match=r"holds a finished run of posbias train .*--overwrite replaces it"):
+        trained(directory)
+    assert finished_training(done.study.members(), done.study.options, directory) is not None
+    assert trained(directory, overwrite=True).found is None
     training_record(done, {}).save(directory)
     study = study_of(STUDY, name="tiny")
     assert finished_training(study.members(), study.options, directory) is not None
-    weights = directory / done.models[0] / WEIGHTS_FILE
+    assert done.models[0] is not None
+    assert load_model(done.models[0]).vocabulary_size == 5
+    weights = done.models[0] / WEIGHTS_FILE
     content = weights.read_bytes()
     weights.write_bytes(content[:-8])
     assert finished_training(study.members(), study.options, directory) is None
     weights.unlink()
     assert trained(directory, resume=True).found is None
     assert weights.read_bytes() == content
-    replace(training_record(done, {}), status="failed", error="all diverged").save(directory)
+    replace(training_record(done, {}), status="failed", error="all diverged").save(directory, overwrite=True)
     assert finished_training(study.members(), study.options, directory) is None
     assert finished_training(study.members(), study.options, directory / "elsewhere") is None
 
@@ -104,7 +111,7 @@ def test_models_of_another_study_are_never_taken_for_these(finished):
         "optimiser": "sgd(learning_rate=0.2)",
         "grid": {"task.target": [0, 5], "optimiser.momentum": [0.1, 0]},
     }
-    trained(directory, other)
+    trained(directory, other, overwrite=True)
     study = study_of(STUDY, name="tiny")
     assert finished_training(study.members(), study.options, directory) is None
 

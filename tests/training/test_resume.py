@@ -86,7 +86,7 @@ def test_it_may_stop_anywhere(tmp_path, monkeypatch, checkpoint):
         with monkeypatch.context() as patch:
             patch.setattr(PartStore, "keep", stopping)
             with pytest.raises(Stopped):
-                train(stack, OPTIONS, run=in_process(tmp_path))
+                train(stack, OPTIONS, run=in_process(tmp_path, overwrite=True))
         resumed = train(stack, OPTIONS, run=in_process(tmp_path, resume=True))
         for first, second in zip(whole.members, resumed.members, strict=True):
             assert_same(first, second)

@@ -208,13 +208,14 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
     return replace(plan, cost={**cost, "prompts": len(fitting)} if cost else {})
 
 
+@checked
 def link_behaviour(audit: Record, directory: Path) -> Path:
     """Let the page of a finished audit lead to that of the behaviour below it, and draw it anew."""
     related = {"behaviour: does what weighs also get used?": f"{BEHAVIOUR}/{REPORT_FILE}"}
     with held(directory):
         if audit.resolved.get("related") != related:
             audit.resolved["related"] = related
-            audit.save(directory)
+            audit.write_run(directory)
         return write_report([audit], directory)
 
 
@@ -241,7 +242,8 @@ def audit_behaviour(
         RunError: the run failed; finished samples and prompts are kept.
     """
     given = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
-    with run_directory(out, verb="evaluate", arguments=given, resume=plan.evaluation.resume) as directory:
+    resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
+    with run_directory(out, verb="evaluate", arguments=given, resume=resume, overwrite=overwrite) as directory:
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
         finished = finished_evaluation(plan.asked, responder, options, **plan.measured)
         if finished is not None and directory is not None:

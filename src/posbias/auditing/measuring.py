@@ -24,7 +24,7 @@ from posbias.models.model import Model
 from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
-from posbias.records import Record, failed_record, finished_record, plain, portable, run_directory
+from posbias.records import Record, check_unfinished, failed_record, finished_record, plain, portable, run_directory
 from posbias.report import conclude, write_report
 from posbias.report.layout import store_subjects
 
@@ -164,6 +164,7 @@ class MeasurePlan(Loading):
         }
 
 
+@checked
 def measure_source(
     source: str, plan: MeasurePlan, *, directory: Path | None, arguments: Mapping[str, Any], command: str = ""
 ) -> tuple[Record, bool]:
@@ -224,12 +225,16 @@ def measure_models(
     resolve_kinds(list(plan.kinds))
     shared = plan.describe() if arguments is None else dict(arguments)
     records: list[Record] = []
+    resume, overwrite = plan.options.run.resume, plan.options.run.overwrite
     with nullcontext() if out is None else held(out) as directory:
+        if directory is not None and not (resume or overwrite):
+            for name in names:
+                check_unfinished(directory / name)  # of all, before hours go into the first
         for name, source in names.items():
             each = {"model": source, **shared}
             own = None if directory is None else directory / name
             try:
-                with run_directory(own, verb="measure", arguments=each, resume=plan.options.run.resume) as path:
+                with run_directory(own, verb="measure", arguments=each, resume=resume, overwrite=overwrite) as path:
                     record, found = measure_source(source, plan, directory=path, arguments=each, command=command)
                     if path is not None:
                         conclude(record, path, found=found)
@@ -241,7 +246,7 @@ def measure_models(
                     # Not where a finished record is, or another run is at work.
                     with suppress(RunError, UsageError), held(own) as path:
                         if finished_record(path) is None:
-                            failed_record("measure", each, error).save(path)
+                            failed_record("measure", each, error).write_run(path)
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]

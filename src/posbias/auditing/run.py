@@ -48,7 +48,7 @@ from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, tra
 MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
 
-UNRECORDED = {"resume", "command", "engine", "max_memory"}
+UNRECORDED = {"resume", "overwrite", "command", "engine", "max_memory"}
 """Options that change no result, the engine's threads apart."""
 
 
@@ -70,6 +70,8 @@ class AuditOptions(Loading):
     """Each measured on a prompt of its own; None: as many as prompts, at most MOST_INITIALISATIONS."""
     resume: bool = False
     """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
+    overwrite: bool = False
+    """Replace finished work in the directory, which is refused otherwise."""
     passes: PassOptions = field(default_factory=PassOptions)
     engine: Engine = field(default_factory=Local)
     command: str = ""
@@ -279,7 +281,8 @@ def audit(
         "prompts": "given prompts" if isinstance(prompts, Prompts) else prompts,
         **options.describe(),
     }
-    with run_directory(out, verb="audit", arguments=arguments, resume=options.resume) as directory:
+    resume, overwrite = options.resume, options.overwrite
+    with run_directory(out, verb="audit", arguments=arguments, resume=resume, overwrite=overwrite) as directory:
         return _run(model, n_positions, prompts, options, arguments, directory)
 
 
@@ -311,7 +314,7 @@ def _run(
         view = view_of(finished)
         found = conclude(finished, directory, found=True)
         return Audit(finished, view.subjects, dict(view.contrasts), directory, found)
-    store = PartStore(directory, settings, resume=options.resume)
+    store = PartStore(directory, settings, resume=options.resume, overwrite=options.overwrite)
     states = _states(model, prompts, options)
     cost = preflight(
         model,

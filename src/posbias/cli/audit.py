@@ -55,6 +55,7 @@ class BehaviourFlags:
             max_tokens=self.behaviour_tokens,
             seed=settings.seed,
             resume=settings.resume,
+            overwrite=settings.overwrite,
             max_memory=settings.max_memory,
         )
         kinds = resolve_kinds(options.split_literals(self.behaviour_kinds))
@@ -79,6 +80,7 @@ def audit(
     max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
     resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     out: Annotated[Path | None, options.out_option("Directory for record and report.", default="runs/MODEL")] = None,
     json: options.Json = False,
 ) -> None:
@@ -97,6 +99,7 @@ def audit(
         seed=seed,
         initialisations=initialisations,
         resume=resume,
+        overwrite=overwrite,
         passes=PassOptions(checkpointing=checkpointing, precision_prompts=precision_prompts),
         **vars(loading),
         max_memory=options.bytes_of(max_memory),

@@ -53,6 +53,7 @@ def list_variants(
     name: Annotated[str | None, typer.Argument(help="One of that sort, with its parameters.")] = None,
     seed: options.UnusedSeed = 0,
     out: Annotated[Path | None, options.out_option("Directory for a record.")] = None,
+    overwrite: options.Overwrite = False,
     json: options.Json = False,
 ) -> None:
     """List what posbias knows. Masks, encodings, theories, kinds, outputs, families, metrics, claims, tasks ..."""
@@ -65,9 +66,9 @@ def list_variants(
     else:
         catalogue = described_variant(sort, name)
     arguments = options.passed_arguments(context)
-    with run_directory(out, verb="list", arguments=arguments) as directory:
+    with run_directory(out, verb="list", arguments=arguments, resume=None, overwrite=overwrite) as directory:
         if directory is not None:
-            Record(verb="list", arguments=arguments, scalars=dict(catalogue)).save(directory)
+            Record(verb="list", arguments=arguments, scalars=dict(catalogue)).write_run(directory)
     if json:
         print_json(catalogue)
     elif name is not None:

@@ -75,7 +75,10 @@ def measure(
         precision_prompts=measured.precision_prompts,
     )
     settings = MeasureOptions(
-        averaging=measured.averaging, keep=measured.keep, passes=passes, run=RunOptions(engine.made(), resume=resume)
+        averaging=measured.averaging,
+        keep=measured.keep,
+        passes=passes,
+        run=RunOptions(engine.made(), resume=resume, overwrite=flags.overwrite),
     )
     plan = MeasurePlan(
         source=prompts.source,

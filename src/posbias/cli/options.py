@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from posbias.prompts.prompts import Prompts, PromptSource
     from posbias.tasks.language import LanguageTask
 
-UNRECORDED = {"json", "resume"}
+UNRECORDED = {"json", "resume", "overwrite"}
 """Options that change no result."""
 SPREAD = "spread"
 
@@ -79,6 +79,7 @@ MaxMemory = Annotated[
     str | None, typer.Option(help="Most that the process may hold, e.g. 6GB.", show_default="what is free")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run without redoing what it finished.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace finished work in --out, else refused.")]
 Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Trade time for memory.")]
 
 
@@ -166,6 +167,7 @@ class RunFlags:
 
     seed: Seed = 0
     out: Out = None
+    overwrite: Overwrite = False
     json: Json = False
 
 

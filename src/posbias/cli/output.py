@@ -53,16 +53,18 @@ class Run:
 
 @contextmanager
 def running(
-    context: typer.Context, flags: RunFlags, *, resume: bool = False, arguments: dict[str, Any] | None = None
+    context: typer.Context, flags: RunFlags, *, resume: bool | None = None, arguments: dict[str, Any] | None = None
 ) -> Iterator[Run]:
     """The run of a verb, in a directory that other runs keep out of; a failure leaves a record of why there.
 
-    With `resume`, a finished run in the directory is kept; `arguments` go into the record where they are not as passed.
+    With `resume`, a finished run in the directory is kept (None: the verb takes none over); `arguments` go into the
+    record where they are not as passed.
     """
     from posbias.records import run_directory
 
     arguments = passed_arguments(context) if arguments is None else arguments
-    with run_directory(flags.out, verb=str(context.info_name), arguments=arguments, resume=resume) as directory:
+    verb, overwrite = str(context.info_name), flags.overwrite
+    with run_directory(flags.out, verb=verb, arguments=arguments, resume=resume, overwrite=overwrite) as directory:
         yield Run(directory, arguments, command_line(context), flags.json)
 
 

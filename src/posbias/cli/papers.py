@@ -82,7 +82,7 @@ def verify(
             raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
         record = claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)
         if run.directory is not None:
-            record.save(run.directory)
+            record.write_run(run.directory)
         page = write_report([record], run.directory) if report and run.directory is not None else None
     if flags.json:
         print_json([verdict.as_dict() for verdict in verdicts])
@@ -156,7 +156,9 @@ def reproduce(
     _ = PAPERS[paper]
     _refuse_settings(context, paper)
     options.check_resume(resume, flags.out)
-    training = TrainingRun(engine=engine.made(), device=trained.device, directory=flags.out, resume=resume)
+    training = TrainingRun(
+        engine=engine.made(), device=trained.device, directory=flags.out, resume=resume, overwrite=flags.overwrite
+    )
     settings = requested_settings(
         paper, size=size, seed=flags.seed, birth=vars(birth), studies=tuple(trained.study or ()), run=training
     )

@@ -34,7 +34,12 @@ def train(
     chosen, wanted = engine.made(), load_study(study)
     with running(context, flags, resume=resume) as run:
         training = TrainingRun(
-            engine=chosen, device=device, directory=run.directory, resume=resume, stack_size=stack_size
+            engine=chosen,
+            device=device,
+            directory=run.directory,
+            resume=resume,
+            overwrite=flags.overwrite,
+            stack_size=stack_size,
         )
         done = run_study(wanted, run=training, confirmed=yes)
         record = training_record(done, run.arguments, command=run.command)

@@ -223,6 +223,13 @@ def decided(difference: Interval, n_units: int) -> int:
     return -1 if difference.value < 0 else 1
 
 
+def undecided(difference: Interval, n_units: int) -> str:
+    """Why a difference is not decided: its interval, or, where that excludes 0, the number of units."""
+    if n_units < UNITS_FOR_CLAIM and difference.excludes(0.0):
+        return f"{n_units} prompts or seeds are too few to decide, which takes {UNITS_FOR_CLAIM}"
+    return "the data do not decide"
+
+
 def _gaps(averages: Averages, others: Averages) -> Float64[np.ndarray, "two rows"]:
     """W1 to the averages: of the other profiles, and of the flat line."""
     flat = uniform_profile(averages.shape[1]).influence[None]
@@ -318,8 +325,9 @@ class Comparison(Showing, Distances):
         facts = {}
         if found is not None:
             own, flat = str(found.distance), str(found.flat)
-            words = {-1: "closer than the flat line", 0: "the data do not decide", 1: "farther than the flat line"}
-            facts["W1 less the flat line's"] = f"{found.difference}: {words[found.decides]}"
+            words = {-1: "closer than the flat line", 1: "farther than the flat line"}
+            told = words.get(found.decides) or undecided(found.difference, found.n_units)
+            facts["W1 less the flat line's"] = f"{found.difference}: {told}"
         if isinstance(found, Contrast):
             for name in ("first_tenth", "middle_tenth", "last_tenth"):
                 facts[f"{name.replace('_', ' ')}, {one} less {other}"] = str(found.statistics[name])

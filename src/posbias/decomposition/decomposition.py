@@ -66,6 +66,8 @@ class DecompositionOptions:
     directory: Path | None = None
     """Run directory in which every finished piece is kept until the record is saved; None keeps nothing."""
     resume: bool = False
+    overwrite: bool = False
+    """Whether finished pieces in the directory are removed; they are refused otherwise."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +351,7 @@ def counterfactuals(
     settings = settings_of(checked, prompts, options)
     whole = fingerprint(settings_of(checked, prompts, options, resolved))
     describes = {"model": settings["model"], "prompts": settings["prompts"], "fingerprint": whole}
-    store = PartStore(options.directory, settings, resume=options.resume)
+    store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     examiner = examiner_of(checked, prompts, kinds, seed=options.seed, store=store)
     baseline, left_out = examiner.profiles(None, list(SOURCES))
     if MEASURED in left_out:

@@ -225,7 +225,7 @@ def evaluate(
     described = responder.describe()
     settings = _settings(task, options, described)
     data = file_sha256(task)
-    store = PartStore(options.directory, settings, resume=options.resume)
+    store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     finished |= answered or {}
     waiting = [sample for sample in samples if sample.piece not in finished]
@@ -434,6 +434,7 @@ def finished_evaluation(
     return finished_run(options.directory, settings, resume=options.resume)
 
 
+@checked
 def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     """`Evaluation.outputs`, one JSON object per line."""
     path = directory / OUTPUTS_FILE

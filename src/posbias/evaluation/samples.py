@@ -59,6 +59,8 @@ class EvaluateOptions:
     """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
     resume: bool = False
     """Whether to continue from the samples that are there."""
+    overwrite: bool = False
+    """Whether finished work in the directory is replaced; it is refused otherwise."""
     max_memory: int | None = None
     """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
 

@@ -44,7 +44,9 @@ class RunOptions:
     directory: Path | None = None
     """Where finished prompts are kept (in `parts/`) until `posbias.parts.clear_parts`; None: nowhere."""
     resume: bool = False
-    """Take finished prompts of the same measurement from the directory; otherwise older ones are removed."""
+    """Take finished prompts of the same measurement from the directory."""
+    overwrite: bool = False
+    """Replace finished work in the directory, which is refused otherwise."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,12 @@ def measure(
         kind.check_output(options.passes.read_output)
     run = options.run
     described = None if run.directory is None else model.describe()
-    store = PartStore(run.directory, _settings(described, prompts, resolved, seed, options), resume=run.resume)
+    store = PartStore(
+        run.directory,
+        _settings(described, prompts, resolved, seed, options),
+        resume=run.resume,
+        overwrite=run.overwrite,
+    )
     work = UnitWork(
         request=model.reload_request,
         network_sha256=None if run.engine.in_process else network_sha256(model.network, described),

@@ -76,7 +76,9 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     def __enter__(self) -> Any:
         model, method = self._model, self._method
         if model.intervention is not None:
-            raise UsageError(f"{method}: the model is already under {model.intervention}; one at a time is allowed")
+            raise UsageError(
+                f"{method.name}: the model is already under {model.intervention}; one at a time is allowed"
+            )
         with ExitStack() as opened:
             opened.enter_context(method.on(model, self._places))
             if method.strength > 0:

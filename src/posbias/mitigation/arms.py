@@ -146,7 +146,11 @@ def split_samples(
 ) -> tuple[list[Sample], list[Sample]]:
     """Calibration samples, and the test samples after them; none of the first may occur among the second again."""
     together = replace(options.evaluation, count=options.calibration + options.evaluation.count)
-    samples = list(samples_of(task, responder.tokenizer, together))
+    try:
+        samples = list(samples_of(task, responder.tokenizer, together))
+    except UsageError as error:  # a file with too few lines
+        asked = f"{options.evaluation.count} to judge and {options.calibration} for calibration asked"
+        raise UsageError(str(error).replace(f"{together.count} asked", asked)) from None
     calibration, test = samples[: options.calibration], samples[options.calibration :]
     seen = {content: sample.name for sample in calibration for content in contents(sample.examples)}
     for sample in test:

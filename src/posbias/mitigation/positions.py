@@ -309,7 +309,7 @@ def check_masks(model: HuggingFaceModel, method: Mitigation) -> None:
     """Refuse attention that is not told by a mask which keys a query sees."""
     implementation = getattr(model.config, "_attn_implementation", None)
     if implementation not in ("eager", "sdpa"):
-        raise UsageError(f"{method}: attention {implementation!r} takes no mask; allowed are eager and sdpa")
+        raise UsageError(f"{method.name}: attention {implementation!r} takes no mask; allowed are eager and sdpa")
 
 
 class _Table:

@@ -75,24 +75,38 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
                     f"{str(path)!r} is a recipe of another model, {wanted.get('source')!r}: its {name} is "
                     f"{wanted.get(name)!r}, this model's {value!r}"
                 )
-    return MITIGATIONS.parse(recipe["method"])
+    try:
+        return MITIGATIONS.parse(recipe["method"])
+    except UsageError as error:
+        raise UsageError(f"{str(path)!r}: {error}") from None
 
 
 def samples_of_recipe(path: str | Path) -> set[str]:
     """`contents` of the samples that a recipe was fitted to; empty where it does not say."""
-    fitted = _content(path).get("fitted")
-    samples = fitted.get("samples", []) if isinstance(fitted, dict) else []
+    fitted = _content(path).get("fitted", {})
+    if not isinstance(fitted, dict):
+        raise UsageError(f"{str(path)!r}: its field 'fitted' must be an object, got {fitted!r:.80}")
+    samples = fitted.get("samples", [])
     if not isinstance(samples, list) or not all(isinstance(sample, str) for sample in samples):
-        raise UsageError(f"{str(path)!r}: samples must be a list of texts")
+        raise UsageError(f"{str(path)!r}: its samples must be a list of texts, got {samples!r:.80}")
     return set(samples)
 
 
 def _content(path: str | Path) -> dict[str, Any]:
     """What the file of a recipe holds."""
     recipe = parsed_json(read_whole(path, "recipe"), repr(str(path)))
-    if not isinstance(recipe, dict) or recipe.get("recipe") != VERSION or not isinstance(recipe.get("method"), str):
-        raise UsageError(f"{str(path)!r} is not a recipe of posbias (version {VERSION})")
-    return recipe
+    wrong = ""
+    if not isinstance(recipe, dict):
+        wrong = f"it holds a {type(recipe).__name__}, not an object"
+    elif "recipe" not in recipe:
+        wrong = "it has no field 'recipe', which gives the version of the format"
+    elif recipe["recipe"] != VERSION:
+        wrong = f"its format is {recipe['recipe']!r:.80}, and this posbias reads {VERSION}"
+    elif not isinstance(recipe.get("method"), str):
+        wrong = f"its field 'method' must be the spelling of a method, got {recipe.get('method')!r:.80}"
+    if wrong:
+        raise UsageError(f"{str(path)!r} is not a recipe of posbias: {wrong}")
+    return dict(recipe)
 
 
 def _identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:

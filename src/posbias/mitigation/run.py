@@ -132,11 +132,12 @@ def _stores(
     directory: Path | None, settings: Mapping[str, Any], options: MitigateOptions
 ) -> tuple[PartStore, PartStore]:
     """Of pieces that go when the record is saved, and of those that stay for another call."""
-    own, resume = _of_one_method(settings, options), options.evaluation.resume
+    own = _of_one_method(settings, options)
+    kept = {"resume": options.evaluation.resume, "overwrite": options.evaluation.overwrite}
     lasting = None if directory is None else directory / ARMS
     if lasting is not None:
         clear_unfinished(lasting)
-    return PartStore(directory, own, resume=resume), PartStore(lasting, own, resume=resume)
+    return PartStore(directory, own, **kept), PartStore(lasting, own, **kept)
 
 
 def _check_asked(options: MitigateOptions, responder: Responder) -> None:
@@ -244,7 +245,8 @@ def _answered(
     """The evaluation of one arm, in a directory of its own; a finished one is taken over."""
     own = None if directory is None else directory / ARMS / arm.slug / within
     arguments = {"task": str(task), "method": arm.name}
-    with run_directory(own, verb="evaluate", arguments=arguments, resume=options.resume) as held:
+    # What the whole run may replace is checked once, for the directory of the whole.
+    with run_directory(own, verb="evaluate", arguments=arguments, resume=options.resume, overwrite=True) as held:
         options, responder = replace(options, directory=held), arm.answering
         record = finished_evaluation(task, responder, options)
         if record is None:
@@ -254,7 +256,7 @@ def _answered(
             if held is not None:
                 remove_record(held)
                 write_outputs(found, held)
-                record.save(held)
+                record.write_run(held)
         if held is not None:
             clear_parts(held)  # a kill may have left them beside the record
     return record

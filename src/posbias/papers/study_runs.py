@@ -139,7 +139,7 @@ def _settled(study: Study, run: TrainingRun, *, found: StudyRun | None, argument
         done = found or run_study(study, run=run, confirmed=True)
         if run.directory is not None:
             if done.found is None:
-                training_record(done, arguments).save(run.directory)
+                training_record(done, arguments).write_run(run.directory)
             clear_parts(run.directory)
     return done
 

@@ -7,7 +7,7 @@ any document has room, windows do not overlap; after that, other starts follow.
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -86,6 +86,11 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
     if request.windows == "starts" and (ready or source == "synthetic"):
         raise UsageError(f"windows 'starts' needs documents; {'token ids' if ready else repr(source)} have none")
     if ready:
+        if isinstance(source, Sequence) and any(isinstance(entry, str) for entry in source):
+            raise UsageError(
+                "prompts must be token ids or a source of text, got a list of texts; give the path of a .jsonl file, "
+                'with {"text": ...} on each line'
+            )
         prompts = source if isinstance(source, Prompts) else None
         token_ids = as_token_ids(source, "token ids") if prompts is None else prompts.token_ids
         token_ids = _ready(token_ids, model, n_positions=n_positions, count=count)

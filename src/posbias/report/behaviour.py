@@ -274,7 +274,8 @@ def _reasons(record: Record) -> list[str]:
         reasons.append(f"the right answers were not scored: {unscored}")
     elif missing := record.scalars.get("unscored"):
         reasons.append(
-            f"{missing} of {answered(record)} right answers were not scored: the server's tokens do not tell where they begin"
+            f"{missing} of {answered(record)} right answers were not scored: the server's tokens do not tell where "
+            "they begin"
         )
     if apart := record.resolved["responder"].get("answers_apart"):
         reasons.append(

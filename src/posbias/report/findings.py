@@ -120,7 +120,8 @@ def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> t
     gap = points.text(".0f" if sign else "+.0f", scale=PERCENT, unit=" percentage points")
     if not sign:
         numbers = f"its last tenth has {shares['end']}, its first tenth {shares['beginning']}"
-        return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}"
+        few = f"; {_too_few(n_units).text.removesuffix('.')}" if n_units < UNITS_FOR_CLAIM else ""
+        return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}{few}"
     end, other = ("end", "beginning") if sign > 0 else ("beginning", "end")
     tenth = {"end": "last", "beginning": "first"}
     numbers = f"the {tenth[end]} tenth has {shares[end]} of the influence, the {tenth[other]} tenth {shares[other]}"

@@ -199,6 +199,7 @@ def show_report(report: Report, console: "Console") -> None:
     print_notes(report.verdict, console, mark="")
 
 
+@checked
 def conclude(record: Record, directory: Path, *, found: bool = False) -> Path:
     """The end of every run: its record is saved, its report drawn, and the pieces they are made of are removed.
 
@@ -207,7 +208,7 @@ def conclude(record: Record, directory: Path, *, found: bool = False) -> Path:
     if found:
         remove_report(directory)
     else:
-        record.save(directory)
+        record.write_run(directory)
     page = write_report([record], directory)
     clear_parts(directory)
     return page

@@ -132,8 +132,9 @@ class TrainingRun:
     directory: Path | None = None
     """Where checkpoints and finished stacks are kept (in `parts/`) until `posbias.parts.clear_parts`; None: nowhere."""
     resume: bool = False
-    """Continue from the checkpoints of the same training, and read a study back that is finished; otherwise older
-    checkpoints are removed and all is trained."""
+    """Continue from the checkpoints of the same training, and read a study back that is finished."""
+    overwrite: bool = False
+    """Train all anew, in place of what the directory holds; finished work there is refused otherwise."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
     stack_size: int = 64

@@ -28,7 +28,7 @@ from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
 from posbias.parts import below
-from posbias.records import Record, load_record, plain, remove_record
+from posbias.records import Record, check_unfinished, load_record, plain, remove_record
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
 from posbias.training.members import STATUSES, Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS
@@ -53,8 +53,8 @@ class StudyRun:
 
     study: Study
     trained: Trained
-    models: tuple[str | None, ...]
-    """Every member's directory within the run's; None where nothing was saved."""
+    models: tuple[Path | None, ...]
+    """Every member's directory, for `load_model`; None where nothing was saved."""
     found: Record | None = None
     """The record of the run that trained it, where the directory held it finished; None: trained now."""
 
@@ -77,6 +77,8 @@ def run_study(study: Study, *, run: TrainingRun | None = None, confirmed: bool =
     members, found = planned(study, run=run, confirmed=confirmed)
     if found is not None:
         return found
+    if run.directory is not None and not (run.resume or run.overwrite):
+        check_unfinished(run.directory)
     trained = train(members, study.options, run=run)
     if run.directory is not None:
         remove_record(run.directory)  # of an earlier study, whose models are about to be replaced
@@ -94,7 +96,8 @@ def planned(study: Study, *, run: TrainingRun, confirmed: bool) -> tuple[list[Me
         check_disk(members, run)
         return members, None
     trained, record = known
-    models = tuple(entry["model"] for entry in record.scalars["members"])
+    saved = (entry["model"] for entry in record.scalars["members"])
+    models = tuple(None if place is None else run.directory / place for place in saved)
     return members, StudyRun(study, trained, models, record)
 
 
@@ -118,13 +121,13 @@ def check_disk(members: list[Member], run: TrainingRun) -> int:
     return needed
 
 
-def _saved(index: int, trained: TrainedMember, directory: Path | None) -> str | None:
-    """Save a member's model, if it has one; its place within the run."""
+def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path | None:
+    """Save a member's model, if it has one; its directory."""
     if directory is None or trained.parameters is None:
         return None
-    place, member = f"{MODELS}/{index:04d}", trained.member
+    place, member = directory / MODELS / f"{index:04d}", trained.member
     save_reference(
-        directory / place,
+        place,
         member.config,
         parameters=trained.parameters,
         provenance={**plain(member.describe()), "status": trained.status, "steps": trained.steps},
@@ -173,7 +176,7 @@ def training_record(done: StudyRun, arguments: Mapping[str, Any], *, command: st
             "reason": each.reason,
             "steps": each.steps,
             "loss": plain(each.losses[-1]) if len(each.losses) else None,
-            "model": model,
+            "model": None if model is None else f"{MODELS}/{model.name}",
         }
         for each, model in zip(trained.members, done.models, strict=True)
     ]

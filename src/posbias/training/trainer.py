@@ -137,7 +137,7 @@ class StackWork:
             "device": self.run.device,
             "made_by": made_by(DECIDING),
         }
-        return PartStore(self.run.directory, settings, resume=resume)
+        return PartStore(self.run.directory, settings, resume=resume, overwrite=self.run.overwrite)
 
     def prepare(self) -> Report:
         """A worker has no terminal to report to."""

@@ -1,7 +1,8 @@
 """A key taken out of texts that leave the process, however a server spells it.
 
-A text is searched as it is, and with the escapes of JSON, URLs and HTML undone up to three times over and blanks left
-out. Beside the key itself its base64 is searched for, as in a repeated `Authorization` header, and its hexadecimal.
+A text is searched as it is, also for a key that lost its first or last characters, and with the escapes of JSON, URLs
+and HTML undone up to three times over and blanks left out. Beside the key itself its base64 is searched for, as in a
+repeated `Authorization` header, and its hexadecimal.
 """
 
 import base64
@@ -14,6 +15,8 @@ from html.entities import html5
 
 SECRET = 12
 """Characters from which a key is one: shorter ones are placeholders, such as `none`, that answers may well hold."""
+CUT = 2
+"""Characters that may be missing at either end of a key which a text repeats."""
 SHOWN = 200
 """Characters of a server's own message that ours repeats."""
 MASKED = "***"
@@ -39,9 +42,14 @@ class Mask:
         self._in_answers = key is not None and len(key) >= SECRET
         spellings = [] if key is None else [key]
         if key is not None and self._in_answers:
-            spellings += [*_in_base64(key.encode()), key.encode().hex()]
+            core = key[CUT:-CUT]
+            spellings += [
+                spelling for each in (key, core) for spelling in (*_in_base64(each.encode()), each.encode().hex())
+            ]
         # Base64 of either alphabet.
         patterns = [re.escape(spelling).replace(r"\+", "[+-]").replace("/", "[/_]") for spelling in spellings]
+        if key is not None and self._in_answers:
+            patterns.insert(0, _cut(key))
         self._key = re.compile("|".join(patterns), re.IGNORECASE) if patterns else None
 
     def message(self, text: str) -> str:
@@ -80,6 +88,16 @@ class Mask:
     def _masked(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = self.message(record.getMessage()), None
         return True
+
+
+def _cut(key: str) -> str:
+    """Matches a key of which up to `CUT` characters are missing at either end."""
+    before = after = ""
+    for letter in map(re.escape, key[:CUT]):
+        before = f"(?:{before}{letter})?"
+    for letter in map(re.escape, reversed(key[-CUT:])):
+        after = f"(?:{letter}{after})?"
+    return before + re.escape(key[CUT:-CUT]) + after
 
 
 def _occurs(key: re.Pattern[str], text: str) -> bool:

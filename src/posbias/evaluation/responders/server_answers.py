@@ -291,7 +291,7 @@ class AnswerCache:
     """
 
     def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:
-        self._directory = directory
+        self._directory = None if directory is None else Path(directory)
         self._hide = hide
         self._memory: dict[str, ServerAnswer] | None = {} if directory is None or not reuse else None
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import MASKS, Causal, Prefix, SlidingWindow
-from posbias.errors import UsageError
+from posbias.errors import UsageError, one_line
 from posbias.files import read_whole
 from posbias.limits import MASK_BYTES
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, Verdict, claim_generator, curve
@@ -147,8 +147,8 @@ def read_mask(text: str, n_positions: int) -> Bool[np.ndarray, "query key"]:
                 values = np.lib.format.read_array(content, allow_pickle=False)
             else:
                 values = np.loadtxt(content, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
-    except (ValueError, EOFError, MemoryError) as error:
-        raise UsageError(f"mask file {text!r} is not a matrix of 0 and 1: {str(error).split(chr(10))[0]}") from None
+    except Exception as error:  # whatever numpy raises at a damaged header: of syntax, of tokens, of types
+        raise UsageError(f"mask file {text!r} is damaged or not a matrix of 0 and 1: {one_line(error)}") from None
     if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isin(values, (0, 1)).all():
         raise UsageError(f"mask file {text!r} must hold a matrix of 0 and 1, got shape {list(values.shape)}")
     return np.asarray(values, dtype=bool)
