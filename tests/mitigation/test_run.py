@@ -11,7 +11,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from posbias.engines import Local
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.responders import LocalOptions, LocalResponder
+from posbias.evaluation.responders import LocalOptions, LocalResponder, Response
+from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.mitigation import arms, ordinary_text
 from posbias.mitigation import run as running
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
@@ -423,6 +424,25 @@ class Silent(PlantedResponder):
             replace(reply, response=replace(reply.response, text="")) if len(request.text) > SINGLE else reply
             for request, reply in zip(requests, found, strict=True)
         ]
+
+
+class Thinking(PlantedResponder):
+    """Never comes out of its thoughts."""
+
+    def respond(self, requests, *, generate=True, score=False):
+        found = super().respond(requests, generate=generate, score=score)
+        response = Response("", "length", thoughts="hm", thinking=UNFINISHED)
+        return [replace(reply, response=response) for reply in found]
+
+
+def test_methods_are_not_judged_by_answers_that_never_came_out_of_thoughts():
+    record = mitigate(TASK, Thinking(CURVE), options(HELPFUL))
+    judgement = record.scalars["judgement"]
+    assert judgement["measure"] == "logprob"
+    unread = "unchanged: 120 of 120 generated answers could not be read, so none counts"
+    assert unread in judgement["warnings"]
+    with pytest.raises(UsageError, match=f"--by accuracy: measured are logprob, reciprocal_rank; {unread}"):
+        mitigate(TASK, Thinking(CURVE), options(HELPFUL, by="accuracy"))
 
 
 def test_a_method_under_which_answers_are_empty_is_named():

@@ -323,7 +323,8 @@ def _record(
     measure, warnings = choose_measure(measures[0])
     if options.by is not None:
         if options.by not in measures[0]:
-            raise UsageError(f"--by {options.by}: measured are {', '.join(measures[0])}")
+            unread = "".join(f"; {text}" for text in _unread_answers(arms[:1], found[:1]))
+            raise UsageError(f"--by {options.by}: measured are {', '.join(measures[0])}{unread}")
         measure, warnings = choose_measure({options.by: measures[0][options.by]})
     positions = tuple(int(position) for position in found[0].arrays["positions"])
 
@@ -333,7 +334,7 @@ def _record(
         for number, arm in enumerate(arms)
         if number
     ]
-    warnings = (*warnings, *_empty_answers(arms, found))
+    warnings = (*warnings, *_unread_answers(arms, found), *_empty_answers(arms, found))
     judgement = judge(measures[0][measure], tried, positions=positions, measure=measure, warnings=warnings)
     described = found[0].resolved["responder"]
     names = [arm.name for arm in arms]
@@ -371,6 +372,15 @@ def _record(
         **{f"text/{number}": nats for number, nats in enumerate(texts) if nats is not None},
     }
     return record
+
+
+def _unread_answers(arms: Sequence[Arm], found: Sequence[Record]) -> list[str]:
+    """Which arms' generated answers are not judged, since too many could not be read: no verdict, unended thoughts."""
+    return [
+        f"{arm.name}: {reading['unread']} of {reading['answers']} generated answers could not be read, so none counts"
+        for arm, reading in zip(arms, (each.scalars["reading"] for each in found), strict=True)
+        if reading["withheld"]
+    ]
 
 
 def _empty_answers(arms: Sequence[Arm], found: Sequence[Record]) -> list[str]:
