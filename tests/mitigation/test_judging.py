@@ -50,12 +50,12 @@ def test_the_worst_position_is_bounded_by_the_ends_of_all_pairs():
         [[stats.ttest_1samp(new - old, 0).confidence_interval(level) for old in before.T] for new in after.T]
     )
     assert change.value.value == pytest.approx(after.mean(axis=0).min() - before.mean(axis=0).min())
-    # Student's interval corrected for skewness is at most wider.
+    # Student's interval, cautious about skewness, is at most wider.
     assert change.value.low <= ends[:, :, 0].max(axis=1).min() + 1e-12
     assert change.value.high >= ends[:, :, 1].max(axis=1).min() - 1e-12
     assert change.value.low == pytest.approx(ends[:, :, 0].max(axis=1).min(), abs=0.02)
     p = [[stats.ttest_1samp(new - old, 0, alternative="greater").pvalue for old in before.T] for new in after.T]
-    assert change.p == pytest.approx(3 * 2 * np.min(p, axis=1).max(), rel=0.5)
+    assert 1 <= change.p / (3 * 2 * np.min(p, axis=1).max()) < 2
 
 
 def test_an_interval_leaves_out_nothing_exactly_where_its_p_value_is_below_5_percent():
@@ -142,7 +142,7 @@ def test_a_gain_of_one_position_at_the_cost_of_another_does_not_raise_the_worst(
 
 
 def test_the_more_methods_the_more_each_must_show():
-    before, after = paired((0.5, 0.4, 0.6), (0.57, 0.47, 0.67), count=12, seed=5)
+    before, after = paired((0.5, 0.4, 0.6), (0.57, 0.47, 0.67), count=16, seed=5)
     alone = judge(before, [Tried("good", after)], positions=PLACES)
     idle = [Tried(f"idle {number}", before) for number in range(9)]
     among = judge(before, [Tried("good", after), *idle], positions=PLACES)

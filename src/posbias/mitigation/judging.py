@@ -20,15 +20,23 @@ from posbias.checks import check_number, check_whole
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     AGREEMENT,
-    SAMPLES_FOR_CLAIM,
     Contrast,
     Scores,
     complete_samples,
     is_binary,
-    paired_difference,
     position_means,
 )
-from posbias.mitigation.endpoints import ALPHA, MEAN, UNCHANGED, Change, changes_of, gaps_of, tested
+from posbias.mitigation.endpoints import (
+    ALPHA,
+    MEAN,
+    UNCHANGED,
+    Change,
+    bounds_of,
+    change_between,
+    changes_of,
+    gaps_of,
+    samples_needed,
+)
 from posbias.mitigation.power import Sought, detectable_rises, samples_for
 from posbias.mitigation.verdicts import NOTHING, Effect, Levels, Verdict, corrected_together, settle
 from posbias.records import plain
@@ -221,8 +229,8 @@ def _spread_level(scores: Scores) -> Interval:
     gaps = gaps_of(scores)
     if not gaps.shape[1]:
         return Interval(0.0, 0.0, 0.0)
-    low, _, _ = tested(gaps, is_binary(scores), ALPHA / gaps.shape[1])
-    _, high, _ = tested(gaps, is_binary(scores), ALPHA)
+    low, _, _ = bounds_of(gaps, scores, ALPHA / gaps.shape[1])
+    _, high, _ = bounds_of(gaps, scores, ALPHA)
     most = 1.0 if scores.min() >= 0 and scores.max() <= 1 else np.inf
     return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
 
@@ -236,7 +244,8 @@ def _complete(before: Scores, after: Scores) -> tuple[Kept, Kept]:
 def _examined(before: Scores, tried: Tried, positions: Sequence[int], smallest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
     old, new = _complete(before, tried.after)
-    enough = len(old) >= SAMPLES_FOR_CLAIM
+    needed = samples_needed(np.hstack([before, tried.after]))
+    enough = len(old) >= needed
     rises = new.mean(axis=0) - old.mean(axis=0) if enough else np.zeros(0)
     return Verdict(
         name=tried.name,
@@ -250,6 +259,7 @@ def _examined(before: Scores, tried: Tried, positions: Sequence[int], smallest: 
         gains={},
         harms={},
         n_samples=len(old),
+        samples_needed=needed,
         lost=int((~np.isnan(before).any(axis=1)).sum() - len(old)),
         formerly_best=positions[int(np.argmax(old.mean(axis=0)))] if enough else None,
         lowered=int((rises <= -max(smallest, AGREEMENT)).sum()),
@@ -281,17 +291,10 @@ def _effect(given: SideEffect, smallest: float) -> Effect:
     smallest = smallest if given.worse < 0 else 0.0
     there = ~(np.isnan(given.before) | np.isnan(given.after))
     before, after = given.before[there], given.after[there]
-    if len(before) < SAMPLES_FOR_CLAIM:
-        value = float((after - before).mean()) if len(before) else np.nan
-        return Effect(
-            Interval(value, -np.inf, np.inf), 1.0, len(before), given.tolerance, given.unit, smallest, given.worse < 0
-        )
-    bound = given.worse * given.tolerance
-    if given.tolerance:
-        found = mean_of(after - before)
-        compared = Contrast(found.interval(), float(found.p(bound)))
-    else:
-        compared = paired_difference(after, before)
-    harmful = given.worse * (compared.value.value - bound) > 0
-    p = compared.p if harmful else 1.0
-    return Effect(compared.value, p, len(before), given.tolerance, given.unit, smallest, given.worse < 0)
+    bound, needed = given.worse * given.tolerance, samples_needed(np.concatenate([before, after]))
+    compared = Contrast(Interval(float((after - before).mean()) if len(before) else np.nan, -np.inf, np.inf), 1.0)
+    if len(before) >= needed:
+        compared = change_between(after, before, bound)
+    p = compared.p if given.worse * (compared.value.value - bound) > 0 else 1.0
+    of_scores = given.worse < 0
+    return Effect(compared.value, p, len(before), given.tolerance, given.unit, smallest, of_scores, needed)

@@ -21,8 +21,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Scores, is_binary
-from posbias.mitigation.endpoints import ALPHA, MEAN, WORST
+from posbias.evaluation.curve import AGREEMENT, Scores, is_binary
+from posbias.mitigation.endpoints import ALPHA, MEAN, WORST, samples_needed
 from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate, detectable
 
 PRECISION = 0.01
@@ -134,7 +134,7 @@ def samples_for(before: Scores, after: Scores, rise: float, sought: Sought) -> t
         sought: What counts as found.
 
     Returns:
-        The rise, and samples >= `SAMPLES_FOR_CLAIM`; None where there is no room.
+        The rise, and samples, as many at least as a verdict takes; None where there is no room.
     """
     old, most = before.mean(axis=0), sought.limits[1]
     missing = most - old if np.isfinite(most) else np.ones_like(old)
@@ -149,7 +149,8 @@ def samples_for(before: Scores, after: Scores, rise: float, sought: Sought) -> t
     drawn = _Draws(before[rows], after[rows], luck, old, after.mean(axis=0), sought)
     values = (drawn.moved(old + rise * missing / missing.mean()) - drawn.before).mean(axis=2)
     spread, alpha = float(values.std()), ALPHA / sought.tests
-    low, high = SAMPLES_FOR_CLAIM - 1, SAMPLES_FOR_CLAIM
+    high = samples_needed(np.hstack([before, after]))
+    low = high - 1
     while detectable(spread, high, alpha=alpha) > rise:
         low, high = high, 2 * high
     while high - low > 1:
@@ -252,16 +253,16 @@ def _powers_of_gaps(after: Drawn, before: Drawn) -> tuple[Pairs, Pairs]:
 
 
 def _p_of_means(value: Numbers, second: Numbers, third: Numbers, *, count: int, least: float) -> Numbers:
-    """Of means over samples, from sums of their centred squares and cubes: the p-values of `contrast_of`.
+    """Of means over samples, from sums of their centred squares and cubes: the p-values of `changes_of`.
 
-    `least` is the least error that so many samples can have.
+    `least` is the least error that so many samples can have; 0 where scores are not 0 and 1.
     """
     known = second > count * (AGREEMENT * value) ** 2
     error = np.where(known, np.sqrt(second / (count * (count - 1))), np.abs(value) / count)
     skewed = known & (error >= least) & (count >= UNITS_FOR_SKEWNESS)
     skewness = np.divide(third, second**1.5, out=np.zeros_like(value), where=skewed)
     freedom = np.full(value.shape, count - 1.0)
-    p = Estimate(value, np.maximum(error, least), skewness, freedom).p()
+    p = Estimate(value, np.maximum(error, least), skewness, freedom, cautious=not least).p()
     return np.asarray(np.maximum(p, np.where(known, 0.0, 2.0 ** (1 - count))))
 
 

@@ -60,6 +60,8 @@ class Effect:
     """Change that matters, where it is one of scores."""
     of_scores: bool = False
     """Whether it is a change of scores of the measure that decides, rather than of nats on ordinary text."""
+    units_needed: int = SAMPLES_FOR_CLAIM
+    """Units below which it is not tested."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Verdict:
     """Complete before and after."""
     lost: int
     """Samples that are complete without the method and not with it, such as prompts that became too long."""
+    samples_needed: int = SAMPLES_FOR_CLAIM
+    """Complete samples below which nothing is judged."""
     formerly_best: int | None = None
     """The position that was best without the method; None where too few samples are complete."""
     lowered: int = 0
@@ -165,7 +169,7 @@ def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
                 **{
                     name: effect.p
                     for name, effect in each.effects.items()
-                    if effect.n_units >= SAMPLES_FOR_CLAIM and not (each.withheld and effect.of_scores)
+                    if effect.n_units >= effect.units_needed and not (each.withheld and effect.of_scores)
                 },
             }
             for each, own, names in zip(verdicts, judged, falls, strict=True)
@@ -209,10 +213,15 @@ def _decided(verdict: Verdict, measure: str, *, smallest: float, tests: int) -> 
     reasons += [f"{_capital(dependence_text(verdict))}."] if verdict.dependence else []
     if verdict.lost:
         reasons.append(f"{verdict.lost} samples lack a score at some position with the method and are left out.")
+    reasons += [
+        f"Not judged: {name}, of which there are {effect.n_units} units; a verdict needs {effect.units_needed}."
+        for name, effect in verdict.effects.items()
+        if effect.n_units < effect.units_needed
+    ]
     if not verdict.changes:
         reasons.append(
-            f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict needs "
-            f"{SAMPLES_FOR_CLAIM}."
+            f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict by "
+            f"{label_of(measure)} needs {verdict.samples_needed}."
         )
     elif all(change is UNCHANGED for change in verdict.changes.values()):
         reasons = [f"It changes no score of these {verdict.n_samples} samples at all."]
@@ -329,9 +338,8 @@ def label_of(measure: str) -> str:
 
 def _tried_besides(verdict: Verdict) -> str:
     """On what else harm was looked for."""
-    if not verdict.effects:
-        return "but harm elsewhere was not measured"
-    return f"neither here nor for {' and '.join(verdict.effects)}"
+    besides = [name for name in verdict.effects if name in verdict.harms]
+    return f"neither here nor for {' and '.join(besides)}" if besides else "but harm elsewhere was not measured"
 
 
 def _recommendation(verdicts: Sequence[Verdict], measure: str, smallest: float) -> tuple[str | None, str]:

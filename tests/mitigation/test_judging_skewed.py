@@ -1,0 +1,119 @@
+"""Strongly skewed changes: false verdicts stay below 5 %, and too few samples give none."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from posbias.mitigation.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST, bounds_of, changes_of
+from posbias.mitigation.judging import JudgeOptions, SideEffect, Tried, judge
+from posbias.mitigation.verdicts import GAINS, HARM, NOTHING
+from posbias.statistics import mean_of
+
+CHANGES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda generator, shape: generator.normal(size=shape),
+    "exponential": lambda generator, shape: generator.exponential(size=shape) - 1,
+    "lognormal": lambda generator, shape: generator.lognormal(size=shape) - np.exp(0.5),
+    "sigma 1.5": lambda generator, shape: generator.lognormal(0, 1.5, size=shape) - np.exp(1.125),
+}
+"""Of mean 0."""
+
+
+def false_verdicts(name: str, count: int, n_methods: int, runs: int = 4000) -> float:
+    """Share of runs in which any of the methods, which change every position alike, is found to help or harm."""
+    values = CHANGES[name](np.random.default_rng(count), (count, runs * n_methods))
+    p = bounds_of(values, values, 0.05)[2].reshape(runs, n_methods)
+    return float(np.mean(p.min(axis=1) * 2 * n_methods < 0.05))
+
+
+@pytest.mark.parametrize("n_methods", [1, 4])
+@pytest.mark.parametrize("count", [16, 20, 40])
+@pytest.mark.parametrize("name", CHANGES)
+def test_of_skewed_changes_without_effect_at_most_5_percent_get_a_verdict(name: str, count: int, n_methods: int):
+    """Before caution: of lognormal changes 8 % with 16 samples and four methods, of sigma 1.5 14 %."""
+    assert false_verdicts(name, count, n_methods) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [16, 20, 40])
+@pytest.mark.parametrize("name", ["normal", "exponential", "lognormal"])
+def test_of_sixteen_methods_too(name: str, count: int):
+    assert false_verdicts(name, count, 16, runs=10_000) <= 0.05
+
+
+def test_the_verdict_is_by_these_p_values_whatever_the_sign():
+    values = CHANGES["lognormal"](np.random.default_rng(0), (16, 1))
+    for sign in (1, -1):
+        change = changes_of(np.zeros((16, 1)), sign * values)[MEAN]
+        low, high, p = bounds_of(sign * values, values, 0.05)
+        assert (change.value.low, change.value.high, change.p) == (low[0], high[0], p[0])
+        assert p == bounds_of(values, values, 0.05)[2]
+
+
+def test_a_whole_judgement_of_skewed_changes_rarely_finds_anything():
+    generator, decided = np.random.default_rng(1), 0
+    for _ in range(60):
+        before = generator.normal(-3, 1, (16, 2))
+        changes = CHANGES["lognormal"](generator, (4, 16, 1))
+        tried = [Tried(str(number), before - change) for number, change in enumerate(changes)]
+        found = judge(before, tried, positions=(0, 1), measure="logprob", options=JudgeOptions(draws=0))
+        decided += any(verdict.verdict in (*GAINS, HARM) for verdict in found.verdicts)
+    assert decided <= 5  # of 60 runs at 5 %, three
+
+
+def test_caution_widens_on_both_sides_and_costs_little_with_forty_samples():
+    units = np.random.default_rng(2).normal(0.6, 1, size=(40, 2000))
+    low, high, p = bounds_of(units, units, 0.05)
+    plain = mean_of(units)
+    assert (low <= plain.ends()[0] + 1e-12).all()
+    assert (high >= plain.ends()[1] - 1e-12).all()
+    assert (p >= plain.p() - 1e-12).all()
+    found, before = np.mean(p < 0.00625), np.mean(plain.p() < 0.00625)
+    assert before - 0.08 < found < before, "the power of one method among four"
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.999])
+def test_a_cautious_interval_leaves_out_a_value_exactly_where_its_p_is_below_the_level(confidence: float):
+    units = np.random.default_rng(3).lognormal(size=(16, 500)) - 1
+    for reference in (0.0, 0.4):
+        low, high, p = bounds_of(units, units, 1 - confidence, reference=reference)
+        np.testing.assert_array_equal((low > reference) | (high < reference), p < 1 - confidence)
+
+
+def test_fewer_than_16_samples_of_other_scores_than_right_or_wrong_are_not_judged():
+    generator = np.random.default_rng(4)
+    before = generator.normal(-3, 0.1, (15, 3))
+    (verdict,) = judge(before, [Tried("clear", before + 2)], positions=range(3), measure="logprob").verdicts
+    assert (verdict.verdict, verdict.samples_needed, dict(verdict.changes)) == (NOTHING, 16, {})
+    assert "Only 15 samples" in verdict.reasons[-1]
+    assert verdict.reasons[-1].endswith("a verdict by log-probability per token needs 16.")
+    longer = np.vstack([before, before[:1]])
+    (verdict,) = judge(longer, [Tried("clear", longer + 2)], positions=range(3), measure="logprob").verdicts
+    assert verdict.verdict in GAINS
+    right = np.zeros((15, 3))
+    (verdict,) = judge(right, [Tried("clear", right + 1)], positions=range(3)).verdicts
+    assert verdict.verdict in GAINS
+    assert verdict.samples_needed == 6
+
+
+def test_a_side_effect_with_too_few_units_is_named_as_not_judged():
+    right, nats = np.zeros((15, 3)), np.full(15, 3.0) + np.random.default_rng(5).normal(0, 0.01, 15)
+    text = SideEffect("ordinary text", nats, nats + 1, worse=1, tolerance=0.02, unit="nats per token")
+    found = judge(right, [Tried("clear", right + 1, (text,))], positions=range(3))
+    (verdict,) = found.verdicts
+    assert "Not judged: ordinary text, of which there are 15 units; a verdict needs 16." in verdict.reasons
+    assert "ordinary text" not in verdict.harms
+    assert "harm elsewhere was not measured" in found.recommendation
+    assert verdict.effects["ordinary text"].value.value == pytest.approx(1)
+    assert not verdict.effects["ordinary text"].value.known
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-13])
+def test_samples_that_all_change_alike_show_what_so_many_can(noise: float):
+    before = np.random.default_rng(6).normal(size=(16, 2))
+    after = before + 0.25 + noise * np.random.default_rng(7).normal(size=(16, 2))
+    changes = changes_of(before, after)
+    assert changes[MEAN].p == pytest.approx(2.0**-15)
+    assert changes[WORST].p >= 2 * 2.0**-15
+    assert changes[FORMERLY_BEST].p == pytest.approx(2 * 2.0**-15)
+    assert changes[SPREAD].p > 0.05
