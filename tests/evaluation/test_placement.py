@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from posbias.errors import UsageError
+from posbias.evaluation.curve import position_curve
 from posbias.evaluation.placement import (
     REFERENCES,
     SAMPLES_TO_CONFIRM,
@@ -17,6 +18,8 @@ from posbias.evaluation.placement import (
     shrink_to_flat,
     slot_weights,
 )
+from posbias.records import Record
+from posbias.report.placement import placement_report
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
 RELEVANCE = [0.1, 0.5, 0.05, 0.3, 0.05]
@@ -172,6 +175,21 @@ def test_other_numbers_of_passages_are_placed_by_interpolation_and_say_so():
     assert found.order[-1] == 1
     assert place([2.0], use(U_SHAPE, 50)).order == (0,)
     assert not place(RELEVANCE, use(U_SHAPE, 50)).interpolated
+
+
+def test_the_p_of_evaluate_on_the_same_samples_stands_beside_that_of_place():
+    differ = 0
+    for seed in range(20):
+        used = use((0.5, 0.8, 0.4, 0.7), 16, seed)
+        placed = place([0.4, 0.3, 0.2, 0.1], used)
+        curve = position_curve(used.scores, positions=used.positions)
+        assert placed.p_shape == curve.shape.p_flat
+        assert placed.p_flat == shrink_to_flat(used.scores, np.ones((1, 16))).p_flat[0]
+        differ += placed.decided != (placed.p_shape <= 0.05)
+        page = placement_report(Record(verb="place", arguments={}, resolved={"title": "x"}, scalars=placed.as_record()))
+        told = f"p {placed.p_flat:.2g}, an F-test of all differences between them; evaluate says {placed.p_shape:.2g}"
+        assert told in page.verdict[2]
+    assert differ, "a zigzag is neither trend nor bend"
 
 
 def test_few_samples_never_raise():

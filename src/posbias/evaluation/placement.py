@@ -19,7 +19,7 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
-from posbias.evaluation.curve import Scores, complete_samples
+from posbias.evaluation.curve import Scores, complete_samples, shape_of
 from posbias.statistics import DRAWS, Interval, halves, mean_of, percentile_interval, resample_counts
 
 FLAT_LEVEL = 0.05
@@ -100,7 +100,11 @@ class Placement:
     kept: float
     """Share of the measured differences between positions that shrinking keeps, 0 (flat) ... 1."""
     p_flat: float
-    """p-value against a flat curve; above 0.05 nothing is kept and best-first is the order."""
+    """p-value against a flat curve, of an F-test that any differences may raise; above 0.05 nothing is kept and
+    best-first is the order."""
+    p_shape: float
+    """p-value of `evaluate` on the same samples, which looks for a trend and a bend alone: smaller where there is one,
+    larger where places differ otherwise."""
     gains: tuple[Gain, ...]
     """Over each of `REFERENCES`."""
     n_samples: int
@@ -175,6 +179,7 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
         curve=curve,
         kept=float(shrunk.kept[0]),
         p_flat=float(shrunk.p_flat[0]),
+        p_shape=shape_of(complete, positions=np.array(use.positions, dtype=np.float64)).p_flat,
         gains=tuple(gains),
         n_samples=len(complete),
         interpolated=tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),

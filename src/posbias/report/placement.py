@@ -29,11 +29,11 @@ def placement_report(record: Record) -> Report:
         _worth(found),
         "Why: "
         + (
-            f"over {found['n_samples']} samples the places differ (p {found['p_flat']:.2g} against no difference); "
+            f"over {found['n_samples']} samples the places differ ({_tests(found)}); "
             f"{100 * found['kept']:.0f} % of the measured differences are kept, the rest is noise."
             if found["decided"]
-            else f"{found['n_samples']} samples do not show that the places differ (p {found['p_flat']:.2g} against no "
-            "difference), so best first is kept."
+            else f"{found['n_samples']} samples do not show that the places differ ({_tests(found)}), so best first is "
+            "kept."
         ),
     ]
     if found["interpolated"]:
@@ -55,6 +55,14 @@ def placement_report(record: Record) -> Report:
         summary=[Table(title, ["against", "its order", "gain", "judged on", "raises it"], cells)],
         record=record,
     )
+
+
+def _tests(found: Stored) -> str:
+    """The p-value that decides, and why that of `evaluate` on the same samples is another."""
+    told = f"p {found['p_flat']:.2g}, an F-test of all differences between them"
+    if "p_shape" not in found:  # records before it was kept
+        return told
+    return f"{told}; evaluate says {found['p_shape']:.2g}, since it looks for a trend and a bend alone"
 
 
 def _worth(found: Stored) -> str:
