@@ -177,6 +177,21 @@ def test_scores_are_log_probabilities_and_ranks() -> None:
     assert score_answer(logits, np.array([0], dtype=np.int64)).greedy
 
 
+@pytest.mark.parametrize(
+    ("prompt", "answer", "said"),
+    [("<end> t5", "t6", "prompt 1: token id 51 is"), ("t5", "t6 <end>", "answer 1: token id 51 is")],
+)
+def test_a_token_that_was_added_to_the_tokenizer_alone_is_refused(prompt: str, answer: str, said: str) -> None:
+    model = tiny("llama")
+    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<start>", "<end>"]})
+    requests = [Request("t5", answer="t6"), Request(prompt, answer=answer)]
+    with pytest.raises(UsageError, match=f"{said} outside the model's vocabulary 0 ... 49"):
+        LocalResponder(model).respond(requests, score=True)
+    for outside in (50, -1):
+        with pytest.raises(UsageError, match=f"token id {outside} is outside the model's vocabulary 0 ... 49"):
+            model.token_tensor([[3, 49], [outside, 0]])
+
+
 def test_requests_that_cannot_be_put_are_one_line() -> None:
     model = tiny("llama")
     responder = LocalResponder(model)

@@ -11,9 +11,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.responders import LocalResponder
 from posbias.models import sources as sources_room
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import load_model
+from posbias.models.loading import load_model, load_tokenizer
+from posbias.prompts.chat import chat_prompts
+from posbias.prompts.loading import load_prompts
 from tiny_families import CONFIGS
 
 TINY = {
@@ -58,6 +61,46 @@ def test_a_tokenizer_made_of_special_tokens_alone_is_none(name: str, tmp_path: P
     """Without its files, transformers makes one that knows no word; prompts would hold nothing else."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]().to_dict()))
     assert load_model(f"config:{tmp_path}").tokenizer is None
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 499723\n"
+OWN_CODE = {"tokenizer_class": "QWenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]}}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "the model has no tokenizer"),
+        ({"tokenizer_config.json": "{}", "special_tokens_map.json": "{}", "chat_template.jinja": "x"},
+         "the model has no tokenizer"),
+        ({"tokenizer_config.json": json.dumps(OWN_CODE), "qwen.tiktoken": "IQ== 0"},
+         r"needs its own code \(tokenization_qwen.QWenTokenizer\), which is not run"),
+        ({"tokenizer.json": '{"version": "1.0", "model": {"type": "BPX", "vocab": {}}}', "tokenizer_config.json":
+          '{"tokenizer_class": "PreTrainedTokenizerFast"}'}, r"tokenizer cannot be read \(.+\)"),
+        ({"tokenizer.model": "no protobuf at all", "tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'},
+         r"tokenizer cannot be read \(.+\)"),
+        ({"tokenizer.model": POINTER, "tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'},
+         r"only a Git LFS pointer is there \(tokenizer.model; git lfs pull\)"),
+        ({"tokenizer.json": POINTER}, r"only a Git LFS pointer is there \(tokenizer.json; git lfs pull\)"),
+        ({"vocab.json": POINTER, "merges.txt": "a b"}, r"only a Git LFS pointer is there \(vocab.json"),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_cannot_be_read_says_why(llama: Path, files: dict[str, str], said: str) -> None:
+    for name, text in files.items():
+        (llama / name).write_text(text)
+    model = load_model(llama)
+    assert model.tokenizer is None
+    refusals = [
+        lambda: load_prompts("default", model, n_positions=8, count=1),
+        lambda: LocalResponder(model),
+        lambda: chat_prompts(model, [[{"role": "user", "content": "hi"}]]),
+        lambda: load_tokenizer(llama),
+    ]
+    for refusal in refusals:
+        with pytest.raises(UsageError, match=said) as error:
+            refusal()
+        assert "\n" not in str(error.value)
+        assert str(llama.parent) not in str(error.value)
 
 
 def test_the_description_names_no_machine_path(llama: Path) -> None:

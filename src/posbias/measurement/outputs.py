@@ -180,7 +180,7 @@ class Target(Output):
         if self.tokens:
             targets = tuple(self.tokens)
         elif model.tokenizer is None:
-            raise UsageError(f"output {self}: the model has no tokenizer; give target(tokens=[...])")
+            raise UsageError(f"output {self}: {model.no_tokenizer}; give target(tokens=[...])")
         else:
             targets = tuple(int(token) for token in model.tokenizer(self.text, add_special_tokens=False)["input_ids"])
         for token in targets:

@@ -348,7 +348,7 @@ def _subsets(count: int, *, single: bool) -> Float[Tensor, "set element"]:
 def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:
     """A dummy's text in tokens."""
     if isinstance(dummy, str) and model.tokenizer is None:
-        raise UsageError("attention_calibration: the model has no tokenizer; allowed is a dummy in token ids")
+        raise UsageError(f"attention_calibration: {model.no_tokenizer}; allowed is a dummy in token ids")
     ids = model.tokenizer(dummy, add_special_tokens=False)["input_ids"] if isinstance(dummy, str) else list(dummy)
     if not ids:
         raise UsageError(f"attention_calibration: dummy must have tokens, got {dummy!r}")

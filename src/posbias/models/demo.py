@@ -111,8 +111,8 @@ def _convert(gguf: Path, target: Path) -> None:
     source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
     with quiet(local=True):
         network: Any = pretrained_network(read_config(source), Wanted(source))
-        tokenizer = read_tokenizer(source)
+        tokenizer, unread = read_tokenizer(source)
         if tokenizer is None:
-            raise RunError(f"{gguf.name} holds no tokenizer transformers can read")
+            raise RunError(f"{gguf.name} holds no tokenizer transformers can read: {unread}")
         network.save_pretrained(target)
         tokenizer.save_pretrained(target)

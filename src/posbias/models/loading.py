@@ -106,10 +106,12 @@ def load_model(
         config = read_config(resolved)
         wanted = Wanted(resolved, DTYPES[dtype], chosen_device, max_memory)
         network = pretrained_network(config, wanted) if init_seed is None else drawn_network(config, wanted, init_seed)
-        tokenizer = with_template_options(read_tokenizer(resolved), template_options)
+        read, unread = read_tokenizer(resolved)
+        tokenizer = with_template_options(read, template_options)
     drawn_from = None if init_seed is None else int(init_seed)
     with refused_configuration(resolved.name):
         model = HuggingFaceModel(network, tokenizer, origin=Origin(resolved.name, drawn_from, resolved.revision))
+    model.no_tokenizer = unread or model.no_tokenizer
     _check_usable(model, resolved.name)
     model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory, template_options)
     peak = peak_bytes()
@@ -173,9 +175,11 @@ def load_tokenizer(source: str | Path, *, template_options: Mapping[str, Any] | 
     """The tokenizer of a source as for `load_model`, or one that lies in a directory by itself; no weight is read."""
     resolved = _resolved(source)
     with quiet(resolved.local):
-        tokenizer = read_tokenizer(resolved)
+        tokenizer, unread = read_tokenizer(resolved)
     if tokenizer is None:
-        raise UsageError(f"{resolved.name!r} has no readable tokenizer; allowed: a model, or a directory, with one")
+        raise UsageError(
+            f"{resolved.name!r} has no readable tokenizer ({unread}); allowed: a model, or a directory, with one"
+        )
     return with_template_options(tokenizer, template_options)
 
 

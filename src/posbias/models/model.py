@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Model(ABC):
     network: nn.Module
     tokenizer: Any
     """A Hugging Face tokenizer, or None for models that only take token ids."""
+    no_tokenizer: str = "the model has no tokenizer"
+    """Where there is none, why."""
     width: int
     """Features d of the vectors that enter the network."""
     vocabulary_size: int
@@ -136,5 +138,15 @@ class Model(ABC):
         return True
 
     def token_tensor(self, token_ids: Sequence[Sequence[int]]) -> Int[Tensor, "batch position"]:
-        """Token ids on the model's device."""
-        return torch.as_tensor(token_ids, dtype=torch.long, device=self.device)
+        """Token ids on the model's device.
+
+        Raises:
+            UsageError: one without an embedding, such as a token that was added to the tokenizer alone.
+        """
+        tensor = torch.as_tensor(token_ids, dtype=torch.long)
+        outside = tensor[(tensor < 0) | (tensor >= self.vocabulary_size)]
+        if len(outside):
+            raise UsageError(
+                f"token id {outside[0]} is outside the model's vocabulary 0 ... {self.vocabulary_size - 1}"
+            )
+        return tensor.to(self.device)

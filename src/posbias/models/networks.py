@@ -47,6 +47,10 @@ TOKENIZER_BYTES = 100_000_000
 """The largest file of a tokenizer read; those of 262,144 tokens have 40 MB."""
 TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
 """What the files of tokenizers are called."""
+TOKENIZER_NOTES = ("tokenizer_config", "special_tokens_map", "added_tokens", "chat_template")
+"""Those that hold no vocabulary; without another one there is no tokenizer."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that stands for one which Git LFS has not fetched."""
 AUTO = "auto"
 WEIGHTS_SHARE = 0.5
 """Share of `max_memory` that weights in place may take on each device; the passes need the rest."""
@@ -357,8 +361,8 @@ def _check_complete(config: Any, info: Mapping[str, Any], tensors: Tensors | Non
         )
 
 
-def read_tokenizer(source: Source) -> Any:
-    """The tokenizer, or None where there is none to be read: models are usable with token ids alone.
+def read_tokenizer(source: Source) -> tuple[Any, str]:
+    """The tokenizer, or None and why there is none to be read: models are usable with token ids alone.
 
     Refused are files larger than those of every tokenizer, or that are not the JSON they are called.
     """
@@ -366,27 +370,51 @@ def read_tokenizer(source: Source) -> Any:
 
     directory = Path(source.location)
     if source.local and directory.is_file():
-        return None
-    patterns = TOKENIZER_FILES if source.local and source.gguf is None else ()
-    for path in sorted({path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}):
+        return None, "a configuration by itself has no tokenizer"
+    directories = [directory] if source.local and source.gguf is None else []
+    files = sorted({path for each in directories for pattern in TOKENIZER_FILES for path in each.glob(pattern)})
+    files = [path for path in files if path.is_file()]
+    for path in files:
         if path.stat().st_size > TOKENIZER_BYTES:
             raise UsageError(f"model {source.name!r}: {path.name} is larger than {TOKENIZER_BYTES:,} bytes")
+        with open(path, "rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                return None, f"of the model's tokenizer only a Git LFS pointer is there ({path.name}; git lfs pull)"
         if path.suffix == ".json":
             try:
-                check_text_growth(read_json(path, most_bytes=TOKENIZER_BYTES))
+                read_json(path, most_bytes=TOKENIZER_BYTES)
             except (OSError, ValueError) as error:
                 raise UsageError(f"model {source.name!r}: {path.name} {one_line(error)}") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
         tokenizer.decode(tokenizer("A trial.")["input_ids"])
-        no_tokens = not tokenizer("A trial.", add_special_tokens=False)["input_ids"]
         # Without files some classes are made of their special tokens alone, and look like a tokenizer.
-        if len(tokenizer) <= len(tokenizer.get_added_vocab()):
-            return None
+        if len(tokenizer) > len(tokenizer.get_added_vocab()):
+            return tokenizer, ""
+        reason = "it holds special tokens alone"
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
+    except BaseException as error:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
+        reason = one_line(error)
+        for place in (str(directory.resolve()), source.location):  # a path belongs in no message
+            reason = reason.replace(f"{place}/", "").replace(place, source.name)
+        reason = reason[:200]
+    own_code = _tokenizer_code(source)
+    if own_code:
+        return None, f"the model's tokenizer needs its own code ({own_code}), which is not run"
+    if directories and all(path.name.startswith(TOKENIZER_NOTES) for path in files):
+        return None, "the model has no tokenizer"
+    return None, f"the model's tokenizer cannot be read ({reason})"
+
+
+def _tokenizer_code(source: Source) -> str | None:
+    """The class of its own that a tokenizer says it needs, if any."""
+    try:
+        path = source.file("tokenizer_config.json")
+        settings = {} if path is None else read_json(path, most_bytes=TOKENIZER_BYTES)
+    except (OSError, ValueError):
         return None
-    if no_tokens:
-        raise UsageError(f"model {source.name!r}: its tokenizer turns the text 'A trial.' into no tokens at all")
-    return tokenizer
+    named = settings.get("auto_map") if isinstance(settings, dict) else None
+    classes = named.get("AutoTokenizer") if isinstance(named, dict) else named
+    first = next((name for name in classes if name), None) if isinstance(classes, list) else classes
+    return str(first)[:80] if first else None

@@ -26,7 +26,7 @@ from posbias.errors import UsageError
 from posbias.files import check_text, parsed_json, read_lines
 from posbias.limits import READ_BYTES, TEMPLATE_BYTES, TEMPLATE_SECONDS
 from posbias.prompts.control_tokens import Marks, Span
-from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, check_vocabulary, tokenise
+from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, check_vocabulary, tokenise, why_no_tokenizer
 from posbias.prompts.sources import file_size
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -76,6 +76,8 @@ def chat_prompts(
     """
     if not conversations:
         raise UsageError("no conversation given; give at least 1")
+    if model.tokenizer is None:
+        raise UsageError(f"{why_no_tokenizer(model)}, so it cannot render a conversation; give token ids")
     check_template(model.tokenizer)
     rendered = [
         render_conversation(model.tokenizer, messages, index=index, generation_prompt=generation_prompt)

@@ -29,6 +29,7 @@ from posbias.prompts.prompts import (
     as_token_ids,
     check_request,
     check_vocabulary,
+    why_no_tokenizer,
     opening,
     shuffled,
     synthetic_prompts,
@@ -103,7 +104,7 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
     prefix: tuple[int, ...] = ()
     if any(group.is_text for group in groups):
         if model.tokenizer is None:
-            raise UsageError(f"{name}: the model has no tokenizer, so prompts must be token ids, not text")
+            raise UsageError(f"{name}: {why_no_tokenizer(model)}, so prompts must be token ids, not text")
         prefix = opening(model.tokenizer)
         check_vocabulary(np.asarray(prefix, dtype=np.int64), model, "tokenizer")
     if n_positions <= len(prefix):

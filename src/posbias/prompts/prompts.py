@@ -38,6 +38,11 @@ class TokenModel(Protocol):
     """Longest input in tokens; None where unbounded."""
 
 
+def why_no_tokenizer(model: Any) -> str:
+    """Why a model has no tokenizer, as it was loaded; of one that does not say, that it has none."""
+    return str(getattr(model, "no_tokenizer", "the model has no tokenizer"))
+
+
 def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int) -> None:
     """Refuse lengths, counts and seeds that no source could serve, or the model does not take."""
     check_whole("n_positions", n_positions, least=2, numpy=True)

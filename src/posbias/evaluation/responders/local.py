@@ -34,7 +34,7 @@ from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.control_tokens import spelled_in
-from posbias.prompts.prompts import tokenise
+from posbias.prompts.prompts import check_vocabulary, tokenise
 from posbias.tasks.language import rendered
 
 MARK_TOKENS = 64
@@ -43,7 +43,7 @@ WITHIN_THOUGHTS = (
     "the prompts end where the model's thoughts begin, and an answer would be scored within them; "
     "--template-options 'enable_thinking=False' closes them in templates that know it"
 )
-NO_TOKENIZER = "the model has no tokenizer, so it cannot read a prompt; allowed: models with one"
+CANNOT_READ = "so it cannot read a prompt; allowed: models with a tokenizer"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
     characters would have merged into the prompt's last token).
     """
     if tokenizer is None:
-        raise UsageError(NO_TOKENIZER)
+        raise UsageError(f"the model has no tokenizer, {CANNOT_READ}")
     texts = [
         rendered(request.prompt, tokenizer, index=index, own_control=request.own_control)
         for index, request in enumerate(requests)
@@ -119,7 +119,7 @@ class LocalResponder(Responder):
 
     def __init__(self, model: Model, options: LocalOptions | None = None) -> None:
         if model.tokenizer is None:
-            raise UsageError(NO_TOKENIZER)
+            raise UsageError(f"{model.no_tokenizer}, {CANNOT_READ}")
         self.model = model
         self.options = options or LocalOptions()
         self.tokenizer = model.tokenizer
@@ -210,6 +210,8 @@ class LocalResponder(Responder):
         encoded = encode_requests(self.tokenizer, requests)
         skipped = {}
         for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
+            for token_ids, place in ((tokens.prompt, f"prompt {index}"), (tokens.answer, f"answer {index}")):
+                check_vocabulary(token_ids, self.model, place)
             length, following = len(tokens.prompt), max(request.max_tokens if generate else 0, len(tokens.answer))
             if self.max_positions is not None and length + following > self.max_positions:
                 reason = f"{length} tokens and {following} of the answer; the model takes {self.max_positions}"
