@@ -64,7 +64,10 @@ def test_a_tokenizer_made_of_special_tokens_alone_is_none(name: str, tmp_path: P
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 499723\n"
-OWN_CODE = {"tokenizer_class": "QWenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]}}
+OWN_CODE = {
+    "tokenizer_class": "QWenTokenizer",
+    "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]},
+}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """A method at work: on a loaded model, on a user's own network, or on a responder that answers requests."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from posbias.checks import checked
@@ -19,7 +20,7 @@ from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, Places, Pro
 from posbias.mitigation.question import Question
 from posbias.mitigation.recipe import RECIPE_SUFFIX, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, LOOKS_AHEAD_MARK, HuggingFaceModel
-from posbias.models.loading import model_in_hand
+from posbias.models.loading import COMPILED_CALL, model_in_hand
 from posbias.tasks.language.base import locate
 
 INSTALLED = "_posbias_installed"
@@ -82,6 +83,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         with ExitStack() as opened:
             opened.enter_context(method.on(model, self._places))
             if method.strength > 0:
+                opened.enter_context(_uncompiled(model.network, self._given))
                 setattr(model.network, INTERVENTION_MARK, str(method))
                 opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
                 if method.looks_ahead:
@@ -158,6 +160,24 @@ def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) 
     if located is None:
         raise UsageError("mitigated: the tokenizer has no character offsets; give passages as token spans")
     return located
+
+
+@contextmanager
+def _uncompiled(network: nn.Module, given: Any) -> Iterator[None]:
+    """Meanwhile a network runs as Python has it, whatever is compiled of it: a graph would not know the method's hooks.
+
+    Compiled before or after, or by `generate` itself with a static cache. What is wrapped around the network (by
+    `torch.compile`, by peft) calls it as a whole.
+    """
+    changed = [(network, COMPILED_CALL, torch.compiler.disable(network._call_impl))]
+    if isinstance(given, nn.Module) and given is not network:
+        changed.append((given, "forward", network.__call__))
+    with ExitStack() as restored:
+        for module, name, call in changed:
+            before = vars(module).get(name)
+            restored.callback(vars(module).pop if before is None else vars(module).__setitem__, name, before)
+            vars(module)[name] = call
+        yield
 
 
 def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:

@@ -45,6 +45,10 @@ from posbias.models.weights import first_not_finite, network_sha256, quantised
 
 CACHED_MODEL = "models--"
 """How the hub's cache begins the name of a model's directory: models--ORGANISATION--NAME/snapshots/COMMIT."""
+COMPILED = "_orig_mod"
+"""Where `torch.compile` keeps the network that it has wrapped."""
+COMPILED_CALL = "_compiled_call_impl"
+"""What a module is called by in place of its hooks and its forward pass, if `compile()` has set it."""
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
@@ -123,13 +127,19 @@ def load_model(
 def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A network that transformers loaded, as a model: it is frozen and evaluates from now on.
 
+    What `torch.compile` or peft has wrapped around it is left out: the network inside is run, uncompiled, with the
+    adapters that peft has put into its layers.
+
     Raises:
-        UsageError: not a causal language model of transformers, or a tokenizer that cannot be called.
+        UsageError: not a causal language model of transformers, parts of it are compiled, what peft adds to prompts, or
+            a tokenizer that cannot be called.
     """
+    network, adapters = _within(network)
     if not isinstance(network, nn.Module) or not hasattr(network, "config"):
         raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
     given = str(getattr(network.config, "_name_or_path", "") or type(network).__name__)
     name = model_name(given) if Path(given).is_absolute() or absolute_source(given) != given else given
+    name += "".join(f" with {adapter}" for adapter in adapters)
     check_decoder(network.config, name)
     if network.get_output_embeddings() is None:  # type: ignore[operator]
         raise UsageError(
@@ -139,6 +149,37 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
         raise UsageError(f"tokenizer must be one of transformers, got {tokenizer!r:.80}")
     with refused_configuration(name):
         return HuggingFaceModel(network, tokenizer, origin=Origin(name))
+
+
+def _within(network: Any) -> tuple[Any, list[str]]:
+    """The network of transformers in what torch.compile and peft make of it, and the adapters that are active."""
+    adapters: list[str] = []
+    while isinstance(network, nn.Module):
+        if COMPILED in network._modules:
+            network = network._modules[COMPILED]
+        elif hasattr(network, "peft_config") and hasattr(network, "get_base_model"):
+            active = network.active_adapters if hasattr(network, "active_adapters") else [network.active_adapter]
+            for adapter in active:
+                settings = network.peft_config[adapter]
+                kind = str(getattr(settings.peft_type, "value", settings.peft_type))
+                if settings.is_prompt_learning:
+                    raise UsageError(
+                        f"adapter {adapter!r} ({kind}) adds vectors to prompts, which have no position of their own; "
+                        "allowed: adapters inside layers, such as LORA"
+                    )
+                adapters.append(f"adapter {adapter} ({kind})")
+            network = network.get_base_model()
+        else:
+            break
+    parts = network.named_modules() if isinstance(network, nn.Module) else ()
+    for path, module in parts:
+        call = getattr(module, COMPILED_CALL, None)  # under a method, one that compilers leave alone
+        if COMPILED in module._modules or not (call is None or getattr(call, "_torchdynamo_disable", False)):
+            raise UsageError(
+                f"a network must not be compiled in place or in parts ({path or 'as a whole'} is); allowed: one that is "
+                "not compiled, or torch.compile(network), whose network is taken"
+            )
+    return network, adapters
 
 
 def model_name(path: str | Path) -> str:

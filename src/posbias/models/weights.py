@@ -102,6 +102,9 @@ def buffers_sha256(network: nn.Module) -> str:
     digest = hashlib.sha256()
     for prefix, module in network.named_modules():
         own_frequencies = bool(changing_kinds(module))
+        if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters"):  # a layer of peft
+            scaling = getattr(module, "scaling", None)
+            digest.update(f"{prefix} {module.active_adapters} {module.disable_adapters} {scaling}".encode())
         for name, buffer in module.named_buffers(recurse=False):
             if not buffer.is_meta and not (own_frequencies and "inv_freq" in name):
                 path = f"{prefix}.{name}".removeprefix(".")
