@@ -169,7 +169,8 @@ def _uncompiled(network: nn.Module, given: Any) -> Iterator[None]:
     Compiled before or after, or by `generate` itself with a static cache. What is wrapped around the network (by
     `torch.compile`, by peft) calls it as a whole.
     """
-    changed = [(network, COMPILED_CALL, torch.compiler.disable(network._call_impl))]
+    plain: Any = torch.compiler.disable(network._call_impl)  # type: ignore[no-untyped-call]
+    changed: list[tuple[nn.Module, str, Any]] = [(network, COMPILED_CALL, plain)]
     if isinstance(given, nn.Module) and given is not network:
         changed.append((given, "forward", network.__call__))
     with ExitStack() as restored:

@@ -155,12 +155,13 @@ def _within(network: Any) -> tuple[Any, list[str]]:
     """The network of transformers in what torch.compile and peft make of it, and the adapters that are active."""
     adapters: list[str] = []
     while isinstance(network, nn.Module):
+        wrapper: Any = network
         if COMPILED in network._modules:
             network = network._modules[COMPILED]
         elif hasattr(network, "peft_config") and hasattr(network, "get_base_model"):
-            active = network.active_adapters if hasattr(network, "active_adapters") else [network.active_adapter]
+            active = wrapper.active_adapters if hasattr(network, "active_adapters") else [wrapper.active_adapter]
             for adapter in active:
-                settings = network.peft_config[adapter]
+                settings = wrapper.peft_config[adapter]
                 kind = str(getattr(settings.peft_type, "value", settings.peft_type))
                 if settings.is_prompt_learning:
                     raise UsageError(
@@ -168,7 +169,7 @@ def _within(network: Any) -> tuple[Any, list[str]]:
                         "allowed: adapters inside layers, such as LORA"
                     )
                 adapters.append(f"adapter {adapter} ({kind})")
-            network = network.get_base_model()
+            network = wrapper.get_base_model()
         else:
             break
     parts = network.named_modules() if isinstance(network, nn.Module) else ()
@@ -176,8 +177,8 @@ def _within(network: Any) -> tuple[Any, list[str]]:
         call = getattr(module, COMPILED_CALL, None)  # under a method, one that compilers leave alone
         if COMPILED in module._modules or not (call is None or getattr(call, "_torchdynamo_disable", False)):
             raise UsageError(
-                f"a network must not be compiled in place or in parts ({path or 'as a whole'} is); allowed: one that is "
-                "not compiled, or torch.compile(network), whose network is taken"
+                f"a network must not be compiled in place or in parts ({path or 'as a whole'} is); allowed: one that "
+                "is not compiled, or torch.compile(network), whose network is taken"
             )
     return network, adapters
 

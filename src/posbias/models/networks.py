@@ -382,23 +382,26 @@ def read_tokenizer(source: Source) -> tuple[Any, str]:
                 return None, f"of the model's tokenizer only a Git LFS pointer is there ({path.name}; git lfs pull)"
         if path.suffix == ".json":
             try:
-                read_json(path, most_bytes=TOKENIZER_BYTES)
+                check_text_growth(read_json(path, most_bytes=TOKENIZER_BYTES))
             except (OSError, ValueError) as error:
                 raise UsageError(f"model {source.name!r}: {path.name} {one_line(error)}") from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
         tokenizer.decode(tokenizer("A trial.")["input_ids"])
+        no_tokens = not tokenizer("A trial.", add_special_tokens=False)["input_ids"]
         # Without files some classes are made of their special tokens alone, and look like a tokenizer.
-        if len(tokenizer) > len(tokenizer.get_added_vocab()):
-            return tokenizer, ""
-        reason = "it holds special tokens alone"
+        reason = "it holds special tokens alone" if len(tokenizer) <= len(tokenizer.get_added_vocab()) else ""
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # anything a damaged or absent one may raise (a panic of Rust is no Exception)
         reason = one_line(error)
         for place in (str(directory.resolve()), source.location):  # a path belongs in no message
             reason = reason.replace(f"{place}/", "").replace(place, source.name)
-        reason = reason[:200]
+        reason = reason[:200] or type(error).__name__
+    if not reason:
+        if no_tokens:
+            raise UsageError(f"model {source.name!r}: its tokenizer turns the text 'A trial.' into no tokens at all")
+        return tokenizer, ""
     own_code = _tokenizer_code(source)
     if own_code:
         return None, f"the model's tokenizer needs its own code ({own_code}), which is not run"

@@ -29,11 +29,11 @@ from posbias.prompts.prompts import (
     as_token_ids,
     check_request,
     check_vocabulary,
-    why_no_tokenizer,
     opening,
     shuffled,
     synthetic_prompts,
     tokenise,
+    why_no_tokenizer,
 )
 from posbias.prompts.sources import Document, Group, default_corpus, jsonl_file, parquet_file, text_file
 

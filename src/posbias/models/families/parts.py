@@ -122,8 +122,8 @@ def readable(module: nn.Module, name: str) -> Tensor:
     """A parameter as numbers in memory; refused where it is quantised, offloaded, or changed by an adapter of peft."""
     if hasattr(module, "base_layer") and not getattr(module, "merged", False):
         raise UsageError(
-            "attention and theory read weights as they act, and an adapter is beside them; load what merge_and_unload() "
-            "of the PeftModel returns"
+            "attention and theory read weights as they act, and an adapter is beside them; load what "
+            "merge_and_unload() of the PeftModel returns"
         )
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
