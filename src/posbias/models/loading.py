@@ -111,6 +111,8 @@ def load_model(
         wanted = Wanted(resolved, DTYPES[dtype], chosen_device, max_memory)
         network = pretrained_network(config, wanted) if init_seed is None else drawn_network(config, wanted, init_seed)
         read, unread = read_tokenizer(resolved)
+        if read is None and template_options:
+            raise UsageError(f"{unread}, so template options do nothing; allowed: none")
         tokenizer = with_template_options(read, template_options)
     drawn_from = None if init_seed is None else int(init_seed)
     with refused_configuration(resolved.name):
