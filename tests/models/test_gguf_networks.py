@@ -199,6 +199,24 @@ def test_phi_3_has_other_factors_beyond_its_first_length(tmp_path: Path) -> None
     torch.testing.assert_close(found.reshape(-1), expected[-1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "windowed"), [(2, [1, 0, 1]), ([True, True, False], [1, 1, 0]), (None, [1, 1, 1, 1, 1, 0, 1])]
+)
+def test_windows_of_gemma_3_by_layer(tmp_path: Path, pattern: Any, windowed: list[int]) -> None:
+    types = ["sliding_attention" if window else "full_attention" for window in windowed]
+    sizes = {**LLAMA, "num_hidden_layers": len(types), "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
+    network = sharp_network(transformers.Gemma3TextConfig(**sizes, layer_types=types))
+    path = save_gguf(tmp_path / "w.gguf", network, keys={"attention.sliding_window_pattern": pattern})
+    torch.testing.assert_close(logits(load_model(path)), logits(network), rtol=1e-5, atol=1e-5)
+
+
+def test_heads_narrower_than_their_share(tmp_path: Path) -> None:
+    """As Mistral Nemo's."""
+    network = llama(head_dim=8)
+    keys = {"attention.key_length": 8, "attention.value_length": 8}
+    torch.testing.assert_close(logits(load_model(save_gguf(tmp_path / "w.gguf", network, keys=keys))), logits(network))
+
+
 @pytest.mark.parametrize("biases", [{"attention_bias": True}, {"mlp_bias": True}])
 def test_biases_of_a_llama(tmp_path: Path, biases: dict[str, bool]) -> None:
     network = llama(**biases)
@@ -264,6 +282,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"keys": {"attention.head_count": 0}}, r"attention\.head_count 0; a whole number of at least 1"),
     "keys of another architecture": ({"others": {"qwen2.rope.freq_base": 9.0}}, r"qwen2\.rope\.freq_base 9\.0, which"),
     "keys of none": ({"others": {"xyz.scale": 2.0}}, r"metadata has xyz\.scale 2\.0, which is not read"),
+    "an unknown pattern": (
+        {"keys": {"attention.sliding_window_pattern": 6}},
+        r"not read, first llama\.attention\.sliding",
+    ),
     "an adapter": (
         {"others": {"general.type": "adapter", "adapter.type": "lora"}},
         r"general\.type is 'adapter'; only",

@@ -67,7 +67,7 @@ class _Keys:
             return value
         number = float(value) if isinstance(value, int | float) else 1.0
         if type(value) is not sort or not (math.isfinite(number) and number > 0):
-            allowed = {int: "a whole number of at least 1", float: "positive and finite", str: "a text"}[sort]
+            allowed = {int: "a whole number of at least 1", float: "a positive, finite float", str: "a text"}[sort]
             raise self.refusal(f"its metadata has {self.architecture}.{key} {value!r:.80}; {allowed} is allowed")
         return value
 
@@ -365,20 +365,20 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
 
 
 def _gemma2(keys: _Keys) -> dict[str, Any]:
-    sizes, head_dim, gemma = _gemma(keys, largest=46)
+    sizes, head_dim, gemma = _gemma(keys, largest=46, period=2)
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     return {**sizes, **gemma, **{cap: keys.take(cap, float) for cap in caps}, "rope_parameters": _rope(keys, head_dim)}
 
 
 def _gemma3(keys: _Keys) -> dict[str, Any]:
-    sizes, head_dim, gemma = _gemma(keys, largest=62)
+    sizes, head_dim, gemma = _gemma(keys, largest=62, period=6)
     keys.unread.pop("mm.tokens_per_image", None)  # of images, whose encoder is another file
     local = {"rope_type": "default", "rope_theta": keys.take("rope.freq_base_swa", float, DEFAULT_BASE)}
     rope = {"full_attention": _rope(keys, head_dim), "sliding_attention": local}
     return {**sizes, **gemma, "rope_parameters": rope}
 
 
-def _gemma(keys: _Keys, *, largest: int) -> tuple[dict[str, Any], int, dict[str, Any]]:
+def _gemma(keys: _Keys, *, largest: int, period: int) -> tuple[dict[str, Any], int, dict[str, Any]]:
     """Sizes, features of a head, and what Gemma 2 and 3 share: windows, and a logit scale of their own.
 
     The scale is not in the files. In that with the most layers of each generation (27B) it is the one of width / heads
@@ -389,16 +389,21 @@ def _gemma(keys: _Keys, *, largest: int) -> tuple[dict[str, Any], int, dict[str,
     usual = sizes["hidden_size"] // sizes["num_attention_heads"]
     scalar = usual if sizes["num_hidden_layers"] == largest else head_dim
     _check_scale(keys, scalar)
-    gemma = {"head_dim": head_dim, "query_pre_attn_scalar": scalar}
-    pattern = keys.unread.pop("attention.sliding_window_pattern", None)
-    if pattern is not None:
-        if (
-            not isinstance(pattern, list)
-            or [type(windowed) for windowed in pattern] != [bool] * sizes["num_hidden_layers"]
-        ):
-            raise keys.refusal(f"its attention.sliding_window_pattern is {pattern!r:.80}; one truth per layer is read")
-        gemma["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    gemma: dict[str, Any] = {"head_dim": head_dim, "query_pre_attn_scalar": scalar}
+    gemma["layer_types"] = _layer_types(keys, sizes["num_hidden_layers"], period=period)
     return sizes, head_dim, {**gemma, "sliding_window": keys.take("attention.sliding_window", int)}
+
+
+def _layer_types(keys: _Keys, depth: int, *, period: int) -> list[str]:
+    """Which layers have a window: all but every `period`-th, or as the file says, by its own period or one by one."""
+    pattern = keys.unread.pop("attention.sliding_window_pattern", period)
+    if type(pattern) is int and pattern > 0:
+        pattern = [bool((layer + 1) % pattern) for layer in range(depth)]
+    if not isinstance(pattern, list) or [type(windowed) for windowed in pattern] != [bool] * depth:
+        raise keys.refusal(
+            f"its attention.sliding_window_pattern is {pattern!r:.80}; a period, or one truth for each layer, is read"
+        )
+    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
 
 
 def _window(keys: _Keys) -> int | None:
