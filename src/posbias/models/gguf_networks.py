@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, one_line
 from posbias.models.gguf_files import GgufFile
 
 ARCHITECTURE = "general.architecture"
@@ -56,7 +56,7 @@ class _Keys:
 
     def refusal(self, said: str) -> UsageError:
         """The file, and what of it is refused."""
-        return UsageError(f"model {self.name!r}: configuration refused: {said}")
+        return UsageError(f"model {self.name!r}: configuration refused: {one_line(said)}")
 
     def take(self, key: str, sort: type, default: Any = REQUIRED) -> Any:
         """The value of a key, of one sort; a number is at least 1, or positive and finite."""
