@@ -179,11 +179,17 @@ def test_scores_are_log_probabilities_and_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "answer", "said"),
-    [("<end> t5", "t6", "prompt 1: token id 51 is"), ("t5", "t6 <end>", "answer 1: token id 51 is")],
+    [
+        ("word t5", "t6", "prompt 1: token id 50 is"),
+        ("t5", "t6 word", "answer 1: token id 50 is"),
+        ([{"role": "user", "content": "t5"}], "t6", "prompt 1: token id 51 is"),
+    ],
 )
-def test_a_token_that_was_added_to_the_tokenizer_alone_is_refused(prompt: str, answer: str, said: str) -> None:
+def test_a_token_that_was_added_to_the_tokenizer_alone_is_refused(prompt: Any, answer: str, said: str) -> None:
     model = tiny("llama")
-    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<start>", "<end>"]})
+    model.tokenizer.add_tokens(["word"])
+    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    model.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} <end>{% endfor %}"
     requests = [Request("t5", answer="t6"), Request(prompt, answer=answer)]
     with pytest.raises(UsageError, match=f"{said} outside the model's vocabulary 0 ... 49"):
         LocalResponder(model).respond(requests, score=True)
