@@ -1,7 +1,7 @@
 """Networks of transformers written to GGUF files as llama.cpp's converter writes them, and the entries it would add.
 
 `save_gguf` writes the keys of real files, and undoes what the loader does to the weights: rotary pairs of a Llama lie
-side by side, norms of Gemma hold 1 + weight, the maps of GPT-2 are transposed.
+side by side, norms of Gemma and Nemotron hold 1 + weight, maps of GPT-2 are transposed, queries of BLOOM lie together.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ SIZES = {
 }
 EPSILONS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_eps": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
@@ -40,7 +41,7 @@ def metadata(network: Any) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if rope and config.model_type != "gemma2":
         keys["rope.freq_base"] = float(rope["rope_theta"])
-    if config.model_type in ("llama", "phi3", "stablelm"):
+    if config.model_type in ("llama", "phi3", "stablelm", "nemotron"):
         keys["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1))
     if config.model_type in ("qwen3", "gemma2", "gemma3_text"):
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
@@ -54,8 +55,9 @@ def metadata(network: Any) -> dict[str, Any]:
         keys["rope.scaling.original_context_length"] = config.original_max_position_embeddings
     if config.model_type == "stablelm":
         keys["use_parallel_residual"] = config.use_parallel_residual
-    if config.model_type == "gpt2":
-        keys |= {"feed_forward_length": config.n_inner or 4 * config.n_embd, "attention.head_count_kv": None}
+    if config.model_type in ("gpt2", "bloom"):
+        inner = getattr(config, "n_inner", None) or 4 * config.hidden_size
+        keys |= {"feed_forward_length": inner, "attention.head_count_kv": None, "context_length": 64}
     return {key: value for key, value in keys.items() if value is not None}
 
 
@@ -68,7 +70,7 @@ def stored_tensors(network: Any) -> dict[str, np.ndarray]:
     found = {}
     for weight, value in network.state_dict().items():
         stem, _, suffix = weight.rpartition(".")
-        name = f"{names.get_name(stem)}.{suffix}"
+        name = f"{names.get_name(stem) or names.get_name(stem.partition('.')[2])}.{suffix}"
         if weight == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = value.float().numpy()
@@ -76,7 +78,9 @@ def stored_tensors(network: Any) -> dict[str, np.ndarray]:
             heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
             halves = array.reshape(heads, 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if name.startswith("blk") and ".attn_qkv." in name and architecture == "bloom":
+            array = array.reshape(config.n_head, 3, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+        if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             array = array + 1
         if architecture == "gpt2" and name.startswith("blk") and array.ndim == 2:
             array = array.T

@@ -65,6 +65,9 @@ def factors_of(network: Any, base: float) -> np.ndarray:
 
 
 PLAIN = (
+    "bloom",
+    "bloom-6-heads",
+    "nemotron",
     "gemma2",
     "gemma3_text",
     "gpt2",

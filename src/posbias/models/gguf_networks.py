@@ -142,7 +142,8 @@ def check_places(file: GgufFile, weights: Mapping[str, Tensor], *, n_layers: int
     places = {}
     for weight, value in weights.items():
         stem, _, suffix = weight.rpartition(".")
-        places[f"{names.get_name(stem)}.{suffix}"] = value
+        # Some are named with the body's own name in front, some (of BLOOM) without.
+        places[f"{names.get_name(stem) or names.get_name(stem.partition('.')[2])}.{suffix}"] = value
     # The factors of RoPE have been read into the configuration, or refused there.
     left = sorted(set(file.tensors) - set(places) - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS})
     if left:
@@ -355,6 +356,25 @@ def _stablelm(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _nemotron(keys: _Keys) -> dict[str, Any]:
+    sizes = _decoder(keys, epsilon=(LAYER_NORM, "norm_eps"))
+    head_dim = _head_dim(keys, sizes, free=True)
+    _check_scale(keys, head_dim)
+    bias = keys.has("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
+    biases = {"attention_bias": bias, "mlp_bias": keys.has("ffn_up.bias", "ffn_down.bias")}
+    return {**sizes, **biases, "head_dim": head_dim, "rope_parameters": _rope(keys, head_dim, partial=True)}
+
+
+def _bloom(keys: _Keys) -> dict[str, Any]:
+    sizes = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_epsilon"))
+    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    _check_scale(keys, _head_dim(keys, sizes, free=False))
+    if (sizes["intermediate_size"], sizes["num_key_value_heads"]) != (4 * width, heads):
+        raise keys.refusal("bloom.feed_forward_length or bloom.attention.head_count_kv is not that of a BLOOM")
+    read = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "layer_norm_epsilon")
+    return {entry: sizes[entry] for entry in read}  # of positions, ALiBi has no end
+
+
 def _gpt2(keys: _Keys) -> dict[str, Any]:
     sizes = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_epsilon"))
     _check_scale(keys, _head_dim(keys, sizes, free=False))
@@ -423,6 +443,8 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[_Keys], dict[str, Any]]]] = {
     "phi3": ("phi3", _phi3),
     "starcoder2": ("starcoder2", _starcoder2),
     "stablelm": ("stablelm", _stablelm),
+    "nemotron": ("nemotron", _nemotron),
     "gpt2": ("gpt2", _gpt2),
+    "bloom": ("bloom", _bloom),
 }
 """By `general.architecture`: the model type of transformers, and what reads the keys."""
