@@ -63,7 +63,15 @@ def evaluated(refused: set[str], count: int, refusal: Reply = (400, {}, FILTER))
         ),
         (
             (200, {}, {"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}),
-            "the answer was ended by a filter (content_filter)",
+            "HTTP 200 with an error: the answer was ended by a content filter (content_filter)",
+        ),
+        (
+            (200, {}, {"choices": [{"message": {"role": "assistant"}, "finish_reason": "content_filter: SAFETY"}]}),
+            "HTTP 200 with an error: the answer was ended by a content filter (content_filter: safety)",
+        ),
+        (
+            (200, {}, {"object": "error", "message": "blocked as unsafe content", "code": 400}),
+            "HTTP 200 with an error: blocked as unsafe content; 400",
         ),
     ],
 )
@@ -140,6 +148,11 @@ def test_what_no_prompt_will_change_ends_the_run_at_once(refusal: Reply, words: 
         ((200, {}, {"error": {"message": "Provider returned error"}}), "with an error: Provider returned error"),
         ((200, {}, {"choices": [{"error": {"message": "upstream"}}]}), "with an error: upstream"),
         ((200, {}, {"error": "overloaded"}), "with an error: overloaded"),
+        ((200, {}, {"detail": "still loading"}), "with an error: still loading"),
+        (
+            (200, {}, {"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}),
+            "the answer was ended by an error",
+        ),
         ((429, {"Retry-After": "9999"}, {"error": {"message": "later"}}), r"asks to wait 9999 s (HTTP 429: later)"),
     ],
 )
@@ -214,3 +227,23 @@ def test_refused_prompts_stay_refused_when_a_run_goes_on(tmp_path: Path) -> None
         found = evaluate(TASK, ServerResponder(server.address, "m", FAST), options=options)
     assert found.reused == 2  # of the chunk before the one that ended the run
     assert len(found.refused) == 2
+
+
+def test_the_command_says_what_was_refused_and_ends_past_a_share(posbias: Any, tmp_path: Path) -> None:
+    texts = prompts(8)
+    first = {text for (_, position), text in texts.items() if position == 0}
+    few = {texts[name] for name in list(texts)[:2]}
+    flags = ["--served-model", "m", "--task", TASK, "--count", 8, "--out"]
+    with stand_in(at_the_ends(few)) as server:
+        result = posbias("evaluate", "--server", server.address, *flags, tmp_path / "few")
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("Notice: 2 of 32 prompts were refused by the server")
+        document = json.loads((tmp_path / "few" / "record.json").read_text())
+        assert [row["position"] for row in document["scalars"]["refused"]] == [0, 1]
+        server.answer = at_the_ends(first)
+        result = posbias("evaluate", "--server", server.address, *flags, tmp_path / "many")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "the server refuses 8 of 32 prompts so far" in result.stderr
+    error = json.loads((tmp_path / "many" / "record.json").read_text())["error"]
+    assert "position 0: HTTP 400: The prompt triggers the content management policy" in error

@@ -38,8 +38,6 @@ from posbias.evaluation.responders.server_answers import (
 from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, opens_thoughts, told_apart
 from posbias.tasks.language import rendered
 
-FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
-"""What the reason for an answer's end begins with where a filter has ended it; small letters."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
 
@@ -211,10 +209,6 @@ class ServerResponder(Responder):
     def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
         """An answer, and its text with the thoughts told from it, by the server or by marks."""
         found = self._answer(body, Message if self.options.kind == "chat" else Generated)
-        if found.finish.lower().startswith(FILTERED_FINISHES):
-            raise RefusedError(
-                200, f"the answer was ended by a filter ({self._client.mask.line(found.finish)})", "refused"
-            )
         named = found.thoughts if isinstance(found, Message) else None
         if named is not None and request.answer_pattern is None:
             told = told_apart(found.text)

@@ -33,6 +33,10 @@ SAID = "said_error"
 """What kind of invalid an answer is that is an error in the server's words."""
 TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
 """Types of the parts in which some servers give a message's content."""
+FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
+"""What the reason for an answer's end begins with where a filter has ended it; small letters."""
+LARGEST_ERROR = 2**16
+"""Bytes of an answer without choices that is looked through for a server's words."""
 FULFILLED = 200
 """The status of an answer."""
 MOST_LISTED = 1000
@@ -70,9 +74,22 @@ def _few(listed: object) -> object:
 def _no_error(value: Any) -> None:
     """Refuses an error, with its words, and with the status that it names where it names one."""
     if value:
-        code = value.get("code") if isinstance(value, dict) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else FULFILLED
-        raise PydanticCustomError(SAID, "{words}", {"words": said_in(value) or "no message", "status": status})
+        raise PydanticCustomError(SAID, "{words}", {"words": said_in(value) or "no message", "status": _status(value)})
+
+
+def _status(error: object) -> int:
+    """The status that an error names, else that of the answer that holds it."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else FULFILLED
+
+
+def _finished(reason: object) -> object:
+    """Why an answer ended; what a filter or a failure ended, whether or not there is some text, is none."""
+    said = reason.lower() if isinstance(reason, str) else ""
+    if said == "error" or said.startswith(FILTERED_FINISHES):
+        by = "an error" if said == "error" else f"a content filter ({said[:60]})"
+        raise PydanticCustomError(SAID, "{words}", {"words": f"the answer was ended by {by}", "status": FULFILLED})
+    return "unknown" if reason is None else reason
 
 
 def _whole(content: object) -> object:
@@ -133,7 +150,7 @@ Tokens = Annotated[
 ]
 TextOrNone = Annotated[Text, BeforeValidator(lambda value: "" if value is None else value)]
 """Servers say null for an empty message."""
-Finish = Annotated[Text, BeforeValidator(lambda value: "unknown" if value is None else value)]
+Finish = Annotated[Text, BeforeValidator(_finished)]
 Thought = Annotated[Text | None, BeforeValidator(_as_text)]
 NoError = Annotated[None, BeforeValidator(lambda value: _no_error(value))]
 """Some servers put an error where the answer would be, with the status of an answer."""
@@ -194,6 +211,7 @@ class Message(Generated):
 class Echo(ServerAnswer):
     """Tokens of a repeated prompt with their log-probabilities; `tokens` is None where the server gives none."""
 
+    finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"), exclude=True)
     text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "text"))
     tokens_generated: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
     tokens: Tokens | None = Field(None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens"))
@@ -228,11 +246,22 @@ def read_answer(body: bytes, kind: type[Kind], hide: Hide) -> Kind:
         errors = error.errors(include_url=False, include_input=False)
         for said in (each["ctx"] for each in errors if each["type"] == SAID):
             raise SaidError(said["status"], said["words"]) from None
+        if "choices" not in (document := _small_object(body)) and (words := said_in(document)):
+            raise SaidError(_status(document), words) from None
         first = errors[0]
         where = ".".join(map(str, first["loc"]))
         if first["type"] == "json_invalid":
             raise MalformedError(f"no JSON from {first['msg'].rpartition(' at ')[2]}") from None
         raise MalformedError(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _small_object(body: bytes) -> dict[str, Any]:
+    """A JSON object of the size of an error; empty where there is none."""
+    try:
+        document = json.loads(body) if len(body) <= LARGEST_ERROR else None
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
