@@ -159,7 +159,13 @@ SCALINGS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [*(("Llama", case) for case in SCALINGS), ("Qwen2", "yarn"), ("Qwen3", "yarn"), ("Qwen2", "linear")],
+    [
+        *(("Llama", case) for case in SCALINGS),
+        ("Qwen2", "yarn"),
+        ("Qwen3", "yarn"),
+        ("StableLm", "linear"),
+        ("Nemotron", "linear"),
+    ],
 )
 def test_scalings_in_the_metadata(tmp_path: Path, family: str, case: str) -> None:
     rope, keys = SCALINGS[case]
@@ -200,6 +206,30 @@ def test_phi_3_has_other_factors_beyond_its_first_length(tmp_path: Path) -> None
     with torch.no_grad():
         expected, found = network(input_ids=token_ids).logits[0], model.last(model.embed(token_ids)).logits
     torch.testing.assert_close(found.reshape(-1), expected[-1], rtol=1e-5, atol=1e-5)
+
+
+PHI: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "LongRoPE without factors": (
+        {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0},
+        {},
+        "only none, linear",
+    ),
+    "half of LongRoPE": ({}, {"rope_factors_long.weight": np.ones(8)}, "are read together"),
+    "a rescaling of nothing": (
+        {"rope.scaling.attn_factor": 1.19},
+        {},
+        r"attn_factor 1\.19.* belongs to rope_factors_long",
+    ),
+    "YaRN": (YARN_KEYS, {}, "rope"),
+}
+
+
+@pytest.mark.parametrize("case", PHI)
+def test_scalings_that_phi_3_does_not_have(tmp_path: Path, case: str) -> None:
+    keys, tensors, words = PHI[case]
+    network = sharp_network(transformers.Phi3Config(**LLAMA, pad_token_id=0))
+    with pytest.raises(UsageError, match=f"configuration refused: .*{words}"):
+        load_model(save_gguf(tmp_path / "w.gguf", network, keys=keys, tensors=tensors))
 
 
 @pytest.mark.parametrize(
@@ -268,6 +298,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "layers of their own": ({"keys": {"feed_forward_length": [48, 48]}}, r"feed_forward_length \[48, 48\]; a whole"),
     "a type of scaling": ({"keys": {"rope.scaling.type": "ntk", "rope.scaling.factor": 2.0}}, r"type is 'ntk'; only"),
     "yarn without a factor": ({"keys": {"rope.scaling.type": "yarn"}}, r"'yarn' needs a rope\.scaling\.factor"),
+    "two factors": (
+        {"keys": {"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}},
+        r"scale_linear 2\.0 and rope\.sc",
+    ),
     "a scaled yarn": ({"keys": {**YARN_KEYS, "rope.scaling.attn_factor": 2.0}}, r"attn_factor 2\.0; only 1\.0 is read"),
     "DeepSeek's yarn": ({"keys": {**YARN_KEYS, "rope.scaling.yarn_log_multiplier": 0.1}}, r"yarn_log_multiplier 0\.1"),
     "no epsilon": ({"keys": {"attention.layer_norm_rms_epsilon": None}}, r"lacks llama\.attention\.layer_norm_rms_eps"),

@@ -232,6 +232,8 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
     # Linear is the format's default where there is a factor; `scale_linear` is its older name.
     older = keys.take("rope.scale_linear", float, None)
     factor = keys.take("rope.scaling.factor", float, older)
+    if older not in (None, factor):
+        raise keys.refusal(f"rope.scale_linear {older} and rope.scaling.factor {factor} are two of one thing")
     sort = keys.take("rope.scaling.type", str, "none" if factor is None else "linear")
     original = keys.take("rope.scaling.original_context_length", int, None)
     fast, slow = (keys.take(f"rope.scaling.yarn_beta_{end}", float, None) for end in ("fast", "slow"))
@@ -320,7 +322,7 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
     rescaled = keys.take("rope.scaling.attn_factor", float, None)
     half = int(keys.unread.get("rope.dimension_count", head_dim)) // 2
     long, short = keys.factors(LONG_FACTORS, half), keys.factors(SHORT_FACTORS, half)
-    if keys.unread.get("rope.scaling.type") == "longrope":
+    if long is not None and keys.unread.get("rope.scaling.type") == "longrope":
         del keys.unread["rope.scaling.type"]
     rope = _rope(keys, head_dim, partial=True)
     if (long is None) != (short is None) or (long is not None and rope["rope_type"] != "default"):
