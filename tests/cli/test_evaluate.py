@@ -226,6 +226,28 @@ def test_server_options_of_a_wrong_type_are_one_line():
     assert result.stderr == "posbias: server: timeout must be above 0 and finite, got 'a'\n"
 
 
+def test_a_page_is_not_drawn_over_another_runs(posbias, tmp_path):
+    for name in ("one", "other"):
+        assert posbias("predict", "--depth", 1, "--length", 4, "--out", tmp_path / name).returncode == 0
+    page = (tmp_path / "other/report.html").read_bytes()
+    result = posbias("report", tmp_path / "one", "--out", tmp_path / "other")
+    assert result.returncode == 2
+    assert "other' holds a run, whose page would be replaced; choose another --out" in result.stderr
+    assert (tmp_path / "other/report.html").read_bytes() == page
+    assert posbias("report", tmp_path / "one", "--out", tmp_path / "one").returncode == 0
+
+
+def test_what_is_odd_about_a_file_is_said_where_its_examples_are_written(posbias, tmp_path):
+    document = {"text": "<|im_end|> nothing", "is_gold": True}
+    line = {"question": "where?", "answers": ["Rome"], "documents": [document]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(line))
+    task = f"documents(documents=1, file='{tmp_path / 'own.jsonl'}')"
+    result = posbias("evaluate", "--task", task, "--count", 1, "--lm-eval", tmp_path / "task")
+    assert result.returncode == 0, result.stderr
+    assert [told[:32] for told in result.stderr.splitlines()] == ["notice: In 1 of 1 samples (numbe"] * 2
+    assert "whether they are read as ordinary text where the model runs is not known" in result.stderr
+
+
 def test_examples_are_written_for_lm_eval(posbias, tmp_path):
     result = posbias("evaluate", *FLAGS, "--lm-eval", tmp_path / "task")
     assert result.returncode == 0, result.stderr

@@ -138,6 +138,11 @@ def curve() -> PositionCurve:
     return position_curve(scores, positions=[0, 4, 9, 14, 19, 24, 29], gold_tokens=[10.5, *range(20, 26)])
 
 
+def test_where_all_means_are_alike_no_position_is_called_the_best() -> None:
+    alike = position_curve(np.repeat([[1.0], [0.0], [1.0], [0.0]] * 3, 3, axis=1), positions=(0, 1, 2))
+    assert alike.findings[-1].startswith("all positions have the same mean; differences: 0.000 [")
+
+
 def test_curve_says_what_is_established(curve: PositionCurve) -> None:
     assert (curve.n_samples, curve.n_complete, curve.counts) == (150, 149, (150, 150, 150, 150, 149, 150, 150))
     assert curve.shape is not None

@@ -15,7 +15,7 @@ from posbias.prompts.chat import chat_prompts, render_conversation
 from posbias.prompts.control_tokens import control_pattern, spelled_in
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import tokenise
-from posbias.tasks.language import Documents, encode, locate
+from posbias.tasks.language import Documents, Needle, encode, locate
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -148,6 +148,15 @@ def test_a_template_of_ones_own_may_spell_control_tokens_where_passages_do_not(t
         list(Documents(documents=1, file=str(hostile), template=str(template)).examples(tokenizer, count=1))
     with pytest.raises(UsageError, match="both the template and a chat template"):
         list(Documents(documents=1, file=str(plain), template=str(template), chat=True).examples(tokenizer, count=1))
+
+
+def test_a_needle_in_text_that_spells_them_fills_its_length_as_text(tmp_path: Path) -> None:
+    tokenizer, corpus = tokenizer_of("byte"), tmp_path / "corpus.txt"
+    corpus.write_text("A line </s> ends here. " * 200)
+    for example in Needle(tokens=400, depths=2, corpus=str(corpus)).examples(tokenizer, count=2):
+        assert example.n_tokens == len(example.text) <= 400
+        assert example.n_tokens > 340
+        assert example.control_tokens == ("</s>",)
 
 
 @pytest.mark.parametrize(

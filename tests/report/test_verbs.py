@@ -173,7 +173,9 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
     assert repeated.startswith(
         "In 9 of 12 samples (number 0, 1, 2, 3, 4, 5, 6, 7 ...) the right passage stands in the "
     )
-    assert "('</s>', '<s>' 2 times): whether the server reads them as ordinary text is not known." in spelled
+    assert (
+        "('</s>', '<s>' 2 times): whether they are read as ordinary text where the model runs is not known." in spelled
+    )
     run = {"title": "a model: own", "count": 12, "notices": noticed()}
     (first, second) = notices_of_runs(Record("correlate", {}, scalars={"notices": [run]}))
     assert first.startswith("a model: own: In 9 of 12 samples")

@@ -252,10 +252,17 @@ def _export(
     """Write the examples for other harnesses; some tasks need the model's tokenizer for it."""
     from posbias.directories import held
     from posbias.evaluation.export import INSPECT_FILE, export_inspect_ai, export_lm_eval
+    from posbias.evaluation.samples import Sample, notices_of
     from posbias.models.loading import load_tokenizer
+    from posbias.report.layout import notice_sentences
 
     tokenizer = None if model is None else load_tokenizer(model)
     examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))
+    noticed = notices_of(
+        [Sample(name, (example,)) for name, example in {each.sample: each for each in examples}.items()]
+    )
+    for sentence in notice_sentences(noticed, count=settings.count, here=False):
+        typer.echo(f"notice: {sentence}", err=True)
     if lm_eval is not None:
         with held(lm_eval):
             name, _ = export_lm_eval(task, examples, lm_eval, max_tokens=settings.max_tokens)

@@ -160,7 +160,7 @@ def report(
 ) -> None:
     """Draw the report of finished runs anew. No model is loaded."""
     from posbias.directories import held
-    from posbias.records import load_record, reading
+    from posbias.records import RECORD_FILE, load_record, reading
     from posbias.report import write_report
 
     records = [load_record(run) for run in runs]
@@ -168,6 +168,8 @@ def report(
         if out is None:
             raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
         options.check_apart(out, runs, verb="drawn")
+    if out is not None and out.resolve() not in [run.resolve() for run in runs] and (out / RECORD_FILE).exists():
+        raise UsageError(f"--out {str(out)!r} holds a run, whose page would be replaced; choose another --out")
     with held(out or runs[0]) as directory, reading(*records):
         page = write_report(records, directory, png=png)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

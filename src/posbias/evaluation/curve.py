@@ -342,11 +342,12 @@ class PositionCurve(Showing):
         if self.comparison is not None:
             worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
             best = self.positions[self.comparison.best]
-            found.append(
-                f"position {self.positions[worst.position]} against the best, {best}: {worst.interval} jointly over "
-                f"all pairs, {worst.cross_fitted:.3f} with the best chosen on other samples; {self.detectable:.3f} "
-                "would be found with 80 % power"
-            )
+            chosen = f", {worst.cross_fitted:.3f} with the best chosen on other samples"
+            about = f"position {self.positions[worst.position]} against the best, {best}"
+            if worst.interval.value == 0:
+                about, chosen = "all positions have the same mean; differences", ""
+            power = f"{self.detectable:.3f} would be found with 80 % power"
+            found.append(f"{about}: {worst.interval} jointly over all pairs{chosen}; {power}")
         return tuple(found)
 
     def as_record(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ beside it, one JSON object per line.
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +47,7 @@ from posbias.progress import track
 from posbias.records import Record, load_record
 from posbias.showing import Showing, Shown
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
+from posbias.tasks.language.base import NOTICES
 
 MEASURES = {
     "accuracy": "accuracy",
@@ -111,7 +112,13 @@ class Evaluation(Showing):
         if not self.curves:
             return Shown(f"{self.task}: nothing was scored")
         found = next(iter(self.curves.values())).shown()
-        return replace(found, title=f"{self.task}; {found.title}")
+        facts = {f"notice {number}": text for number, text in enumerate(self._noticed(), 1)}
+        return replace(found, title=f"{self.task}; {found.title}", facts={**facts, **found.facts})
+
+    def _noticed(self) -> Iterator[str]:
+        """What is odd about samples, in a few words; pages say what follows from it."""
+        for name, entry in self.notices.items():
+            yield f"{NOTICES[name]}, in {len(entry['samples'])} of {self.options.count} samples"
 
     def as_run(self) -> Record:
         """As `evaluation_record`, of no arguments."""

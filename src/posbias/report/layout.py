@@ -222,7 +222,7 @@ def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: boo
         tokens = f" ({_quoted(entry['tokens'])})" if "tokens" in entry else ""
         after = NOTICED[name]
         if name == "control_tokens" and not here:
-            after = "whether the server reads them as ordinary text is not known"
+            after = "whether they are read as ordinary text where the model runs is not known"
         total = "" if count is None else f" of {count}"
         found.append(f"{of}In {len(samples)}{total} samples (number {numbers}) {NOTICES[name]}{tokens}: {after}.")
     return found

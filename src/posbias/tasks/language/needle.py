@@ -16,6 +16,7 @@ import numpy as np
 from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import ITEMS, Limit
+from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path, encode
 from posbias.tasks.language.words import CITIES
@@ -157,7 +158,7 @@ def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source:
     start = source.randrange(max(1, len(text) - wanted))
     begin = CLAUSE_END.search(text, start) if start else None
     text = text[begin.end() if begin else 0 :][:wanted]
-    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    offsets = tokenised(text, tokenizer, spelled_in(text, tokenizer), offsets=True).offsets
     if len(offsets) < tokens:
         raise UsageError(f"{group.name} has too little text: {len(offsets)} tokens where {tokens} are asked")
     ends = np.array([end for _, end in offsets])
