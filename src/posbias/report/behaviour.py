@@ -35,7 +35,8 @@ from posbias.statistics import MISSING
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
     "intervals over samples, position by position; statements about differences rest on the same samples at all "
-    "positions and are corrected for the number of comparisons. A position that is missing was too long for the model."
+    "positions and are corrected for the number of comparisons. A position that is missing was too long for the "
+    "model, or refused."
 )
 CORRELATION_CAVEAT = (
     "A rank correlation over positions is nearly automatic where both curves fall or bend alike; the partial ones hold "

@@ -55,6 +55,14 @@ FILTERED = re.compile(
     re.IGNORECASE,
 )
 """How servers say that a filter refuses a prompt."""
+OF_EVERY_PROMPT = re.compile(
+    r"unsupported[\W_]*(?:parameter|value|field)"
+    r"|un(?:known|recogni[sz]ed)[\W_]*(?:request )?(?:parameter|argument|field)"
+    r"|extra (?:inputs|fields) (?:are )?not permitted|api[\W_]*key|model[\W_]*not[\W_]*found"
+    r"|model\b[^.]{0,80}\b(?:does not exist|not found|is not available)",
+    re.IGNORECASE,
+)
+"""How servers say that a field, the key or the model is wrong, with the status of a wrong prompt."""
 EXHAUSTED = re.compile(
     r"insufficient[\W_]*(?:balance|credits?|funds)|exceeded your current quota|credit balance|out of credits?"
     r"|billing[\W_]*(?:hard[\W_]*limit|not[\W_]*active)|account[\W_]*(?:deactivated|suspended)|arrear|余额不足|欠费",
@@ -96,6 +104,8 @@ def meaning_of(status: int, words: str) -> Meaning:
     if status == 413 or (status not in (401, 403, 404) and (TOO_LONG.search(words) or exceeds)):
         return "too_long"
     if "insufficient_quota" in words or (EXHAUSTED.search(words) and not LATER.search(words)):
+        return "final"
+    if status in OF_THE_PROMPT and OF_EVERY_PROMPT.search(words) and not FILTERED.search(words):
         return "final"
     if status in OF_THE_PROMPT or (status not in RETRIED and FILTERED.search(words)):
         return "refused"
