@@ -25,6 +25,37 @@ def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"design.png", "rows.png", "transfer.png"}
 
 
+@pytest.mark.parametrize("target", ["recency(rate=5)", "u_shape"])
+def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbias, tmp_path, target):
+    flags = ["--depth", 12, "--heads", 8, "--mixing", 0.9, "--length", 128, "--starts", 2, "--require"]
+    result = posbias("design", target, *flags, "--out", tmp_path / "run")
+    assert result.returncode == 1
+    assert "required W1 <= 0.01 to the target, got 0.0" in result.stderr
+    record = pb.load_record(tmp_path / "run")
+    assert record.status == "done"
+    assert record.scalars["met"] is False
+    assert record.scalars["distances"][1]["after"] > record.scalars["tolerance"] == 0.01
+    assert [other["over"] for other in record.scalars["alternatives"]] == [["key_bias"]]
+    assert record.seeds == {"design": 0}
+    page = (tmp_path / "run" / "report.html").read_text()
+    for said in (" ".join(result.stdout.split()), " ".join(page.split())):
+        assert "The target is not met: under the residual rollout the best design that was found leaves W1 0.0" in said
+        assert "A design over key_bias meets it: W1" in said
+    assert "meets the target" not in result.stdout
+    assert posbias("design", target, *flags, "--over", "key_bias").returncode == 0
+
+
+def test_a_stack_that_moves_nothing_has_no_distance_and_a_target_that_a_flat_line_meets_is_named(posbias, tmp_path):
+    flags = ["--depth", 4, "--length", 64, "--json"]
+    moved = posbias("design", "flat", "--over", "mixing", "--mixing", 0, *flags, "--out", tmp_path / "run")
+    scalars = json.loads(moved.stdout)["scalars"]
+    assert [entry["before"] for entry in scalars["distances"]] == [None] * 3
+    assert scalars["at_ends"] == {"mixing": {"count": 4, "of": 4}}
+    assert "4 ended at an end of the range" in (tmp_path / "run" / "report.html").read_text()
+    shallow = posbias("design", "u_shape(middle=0.95)", *flags)
+    assert "So does a flat line: W1 0.0022 at 64 positions." in json.loads(shallow.stdout)["verdict"]
+
+
 def test_a_models_design_is_measured(posbias, tmp_path):
     config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 2, "vocab_size": 256, "max_position_embeddings": 128}
@@ -65,7 +96,8 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         (["flat", "--model", "config:x", "--over", "norm_placement", "--count", 2], "those of a network do not move"),
         (["flat", "--model", "demo"], "write --model config:demo"),
         (["nowhere.csv"], "cannot read the target nowhere.csv"),
-        (["flat", "--mixing", "1.0"], "mixing is 1 in more than one layer"),
+        (["flat", "--mixing", "0"], "mixing is 0 in every layer: attention moves nothing"),
+        (["flat", "--length", "2"], "n_positions must be a whole number >= 3, got 2"),
     ],
 )
 def test_wrong_flags_are_one_line(posbias, flags, message):

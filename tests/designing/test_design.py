@@ -7,6 +7,7 @@ import pytest
 
 from posbias.architecture import Architecture, GammaKey
 from posbias.designing import Design, design, distance_apart, resolve_target
+from posbias.designing.design import TOLERANCE
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation
 from posbias.designing.solving import FREE, Problem
@@ -15,6 +16,7 @@ from posbias.interventions import intervened
 from posbias.models.loading import load_model
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
+from posbias.profiles import uniform_profile
 from posbias.prompts.loading import load_prompts
 from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of
@@ -74,6 +76,10 @@ def test_the_theorem_fails_when_broken():
     assert profile.max() / profile.min() > 1.003
 
 
+def test_exponents_beyond_every_number_are_infinite():
+    np.testing.assert_array_equal(telescoping_alphas(0.0, np.array([1.0, 0.5, 1.0])), [2.0, 1.0, np.inf])
+
+
 @pytest.mark.parametrize("over", sorted(set(FREE) - {"windows"}))
 def test_gradients_of_the_misfit_equal_differences(over):
     base = Architecture(depth=4, heads=3, mixing=[0.1, 0.3, 0.2, 0.4])
@@ -107,6 +113,58 @@ def test_a_searched_design_is_nearer_to_its_target(over, target):
         after, before = found.distances[n]
         assert after < 0.5 * before
     assert np.isfinite(found.range_nats)
+
+
+@pytest.mark.parametrize(
+    ("target", "depth", "mixing", "most"),
+    [
+        ("recency(rate=5)", 12, 0.9, 0.089),
+        ("u_shape", 12, 0.9, 0.043),
+        pytest.param("recency(rate=5)", 32, 0.3, 0.0199, marks=pytest.mark.slow),
+        pytest.param("u_shape", 32, 0.3, 0.0106, marks=pytest.mark.slow),
+    ],
+)
+def test_a_strongly_mixed_stack_comes_near_by_default_and_says_what_it_misses(target, depth, mixing, most):
+    """Not the corner of the search where one key holds everything (W1 .81), and never called met."""
+    found = design(target, depth=depth, heads=8, mixing=mixing, n_positions=128)
+    after, before = found.distances[128]
+    assert after < most < before
+    assert not found.met
+    (met,) = found.alternatives
+    assert met.over == ("key_bias",)
+    assert met.met
+    assert met.distances[128][0] < 1e-14
+
+
+def test_a_target_missed_at_one_of_two_lengths_is_not_met_and_another_mixing_meets_it():
+    found = design("u_shape", depth=8, mixing=0.9, n_positions=[32, 64])
+    assert not found.met
+    assert [other.over for other in found.alternatives] == [("gamma_key", "mixing")]
+    assert found.alternatives[0].met
+    assert max(found.alternatives[0].distances[n][0] for n in (32, 64)) < TOLERANCE < found.distances[32][0]
+
+
+def test_power_laws_beyond_the_largest_exponent_are_searched_for_and_bounds_are_counted():
+    """The layers whose exponent would be above 1e12 attend to themselves: what is left is of order N / 1e12."""
+    for depth, mixing in ((32, 0.9), (4, 1.0)):
+        found = design("power(2)", depth=depth, mixing=mixing, n_positions=64)
+        assert not found.exact
+        assert found.met
+        assert found.distances[64][0] < 1e-9
+        assert found.at_ends == {"gamma_key": (20, 32) if depth == 32 else (3, 4)}
+        assert found.alternatives == ()
+
+
+def test_the_last_position_counts_where_the_target_says_what_it_has():
+    """Half of a given profile on the last position, which a shape without it would not tell."""
+    weights = np.append(np.full(29, 0.5 / 29), 0.5)
+    exact = design(weights, over="key_bias", depth=20, mixing=0.3, n_positions=30)
+    assert exact.met
+    assert exact.distances[30][0] < 1e-14
+    flat = uniform_profile(30)
+    assert distance_apart(flat, exact.targets[30]) < 1e-14
+    # What lies above 1/30 on the last position comes from all others alike, 15 of 29 steps on average.
+    assert exact.distance(flat) == pytest.approx((0.5 - 1 / 30) * 15 / 29)
 
 
 CONFIG = (
@@ -154,7 +212,10 @@ def test_a_real_initialisation_is_flat_as_measured(tmp_path):
         ({"theory": "magic"}, "theory must be one of rollout, mean_field"),
         ({"over": "key_bias", "n_positions": [8, 16]}, "exact at one length"),
         ({"over": "key_bias", "mixing": 0.0}, "attention moves nothing"),
-        ({"mixing": [1.0, 1.0]}, "more than one layer"),
+        ({"mixing": 0.0}, "mixing is 0 in every layer: attention moves nothing"),
+        ({"over": ["alibi", "sinks"], "mixing": [0.0, 0.0]}, "attention moves nothing"),
+        ({"n_positions": 2}, "n_positions must be a whole number >= 3, got 2"),
+        ({"starts": 0}, "starts must be a whole number >= 1, got 0"),
         ({"depth": None}, "depth is missing"),
         ({"theory": "mean_field"}, "needs a model"),
         ({"n_positions": 1}, "n_positions"),

@@ -6,7 +6,7 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from posbias.designing import Design
@@ -40,6 +40,13 @@ def design(
         typer.Option(help="A model at initialisation, 'config:PATH_OR_ID', by mean field.", show_default=False),
     ] = None,
     length: Annotated[str, typer.Option(help="Context length N, or several with commas.")] = "512",
+    starts: Annotated[
+        int | None,
+        typer.Option(help="Searches that are tried, the best kept.", min=1, show_default="8; with --model 2"),
+    ] = None,
+    require: Annotated[
+        bool, typer.Option("--require", help="Exit with 1 if the design misses the target by more than W1 0.01.")
+    ] = False,
     count: Annotated[
         int, typer.Option(help="With --model: fresh initialisations that are measured; 0: none.", min=0)
     ] = 8,
@@ -57,7 +64,8 @@ def design(
 
     lengths = options.whole_numbers("length", length)
     measured_lengths = [max(lengths)] if measured_at is None else options.whole_numbers("measured-at", measured_at)
-    given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths, "seed": flags.seed}
+    given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths}
+    given |= {"starts": starts, "seed": flags.seed}
     if model is None:
         options.refuse(context, ["count", "measured_at"], "is read with --model only")
     elif "norm_placement" in given["over"]:
@@ -69,13 +77,16 @@ def design(
     with running(context, flags) as run:
         if model is not None:
             found, facts = _of_model(target, model, given, measured_lengths if count else [], count=max(count, 2))
-            run.finish(design_record(found, run.arguments, command=run.command, **facts))
-            return
-        found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
-        record = design_record(found, run.arguments, command=run.command)
-        if "mixing" not in found.over and not options.given(context, ["mixing"]):
-            record.scalars["caveats"] = [options.RESIDUAL_SAID]
+            record = design_record(found, run.arguments, command=run.command, **facts)
+        else:
+            found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
+            record = design_record(found, run.arguments, command=run.command)
+            if "mixing" not in found.over and not options.given(context, ["mixing"]):
+                record.scalars["caveats"] = [options.RESIDUAL_SAID]
         run.finish(record)
+    if require and not found.met:
+        left = ", ".join(f"{found.distances[n][0]:.2g} at {n}" for n in found.lengths)
+        raise RunError(f"required W1 <= {record.scalars['tolerance']:g} to the target, got {left} positions")
 
 
 def _of_model(

@@ -6,12 +6,14 @@ a key bias for any target at one length. Everything else is searched for.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
+from posbias.architecture.keys import MAX_ALPHA
 from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.checks import check_seed, check_whole, checked
 from posbias.comparison.metrics import wasserstein
@@ -22,7 +24,7 @@ from posbias.designing.solving import (
     AlibiSlopes,
     Free,
     GammaKeys,
-    KeyedSlopes,
+    Mixings,
     Problem,
     SlopedGammaKeys,
     SplineKeys,
@@ -45,6 +47,12 @@ RESIDUAL_SCALE = "residual_scale"
 OF_MODELS = (*KEYED, AlibiSlopes.name)
 """What mean field searches; a norm placement may be chosen beside."""
 THEORIES = ("rollout", "mean_field")
+TOLERANCE = 0.01
+"""Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
+held to, whose average over six networks lies about that far from itself (studies/design)."""
+STARTS = {"rollout": 8, "mean_field": 2}
+"""Searches that are tried by default: of a rollout as many as there are sorts of starts, of networks, which are slow,
+the likeliest."""
 Vector = Float64[np.ndarray, "n_positions"]
 
 
@@ -71,6 +79,12 @@ class Design(Showing):
     """By free parameter: its values, layer 0 nearest the input."""
     residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
+    base: Architecture
+    """As it was."""
+    seed: int = 0
+    """Of the random starts."""
+    at_ends: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By free parameter: how many of its values lie at an end of the range that was searched, and of how many."""
     choices: dict[str, dict[int, Profile]] = field(default_factory=dict)
     """Of every norm placement that could be chosen, by name: its profiles, designed; empty where they stay."""
 
@@ -84,11 +98,40 @@ class Design(Showing):
 
     @property
     def distances(self) -> dict[int, tuple[float, float]]:
-        """By length: W1 of the profile to the target, designed and before, the last position apart."""
-        return {
-            n: (distance_apart(self.profiles[n], self.targets[n]), distance_apart(self.before[n], self.targets[n]))
-            for n in self.profiles
-        }
+        """By length: W1 of the profile to the target, designed and before, see `distance`; nan of one without any."""
+        return {n: (self.distance(self.profiles[n]), self.distance(self.before[n])) for n in self.profiles}
+
+    def distance(self, profile: Profile) -> float:
+        """W1 of a profile to the target at its length: the last position apart, unless the target says what it has."""
+        target = self.targets[profile.n_positions]
+        if self.target.whole:
+            return float(wasserstein(profile.influence, target / target.sum()))
+        return distance_apart(profile, target)
+
+    @property
+    def met(self) -> bool:
+        """Whether W1 is at most `TOLERANCE` at every length that was asked for."""
+        return all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
+
+    @cached_property
+    def alternatives(self) -> tuple["Design", ...]:
+        """What else was tried for a rollout that misses its target, up to the first that meets it; searched when asked.
+
+        A key bias (at one length), gamma keys, gamma keys beside another mixing in every layer, splines.
+        """
+        found: list[Design] = []
+        keyed = GammaKeys.name, SplineKeys.name
+        tried = [(KEY_BIAS,)] * (len(self.lengths) == 1) + [(keyed[0],), (keyed[0], Mixings.name), (keyed[1],)]
+        if self.met or self.theory != "rollout":
+            return ()
+        for names in tried:
+            if names == self.over or (found and found[-1].met):
+                continue
+            try:
+                found.append(_by_rollout(self.base, self.target, names, self.lengths, starts=4, seed=self.seed))
+            except UsageError:  # masks, content or a span that this one does not allow
+                continue
+        return tuple(found)
 
     @property
     def intervention(self) -> KeyBiased:
@@ -110,17 +153,22 @@ class Design(Showing):
     def shown(self) -> Shown:
         """The profile designed, before and aimed at, at the longest length asked for; W1 to the target at all."""
         found = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
-        title = f"{self.target} over {', '.join(self.over)}; W1 to the target, last position apart: {found}"
+        apart = "" if self.target.whole else ", last position apart"
+        met = "met" if self.met else "not met"
+        title = f"{self.target} over {', '.join(self.over)}, {met}; W1 to the target{apart}: {found}"
         n = max(self.lengths)
         target = Series("target", self.targets[n] / self.targets[n].sum())
         return Shown(title, (self.profiles[n].series("designed"), self.before[n].series("before"), target))
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:
-    """W1 between the shapes of two profiles without their last positions, the rest of the context scaled to [0, 1]."""
-    if profile.n_positions < 3:
-        return 0.0
+    """W1 between the shapes of two profiles without their last positions, the rest of the context scaled to [0, 1].
+
+    nan where the profile has nothing there: attention moves nothing.
+    """
     one, other = profile.influence[:-1], target[:-1]
+    if one.sum() == 0:
+        return float("nan")
     return float(wasserstein(one / one.sum(), other / other.sum()))
 
 
@@ -136,7 +184,7 @@ def design(
     model: Any = None,
     theory: str = "rollout",
     n_positions: int | Sequence[int] = 512,
-    starts: int = 2,
+    starts: int | None = None,
     seed: int = 0,
 ) -> Design:
     """The architecture whose profile is the target.
@@ -157,12 +205,13 @@ def design(
         model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi", "alibi" (both
             in place of the model's own slopes) or "spline", "norm_placement", or one of the first and the last.
         theory: "rollout" or "mean_field".
-        n_positions: Context length N, or several, whose misfits are averaged.
-        starts: Searches that are tried, the best kept.
+        n_positions: Context length N >= 3, or several, whose misfits are averaged.
+        starts: Searches that are tried, the best kept: 8 by default, of a model 2.
         seed: Of the random ones among their starts.
 
     Returns:
-        The design with its profiles at the lengths asked for, at half the least and at twice the largest.
+        The design with its profiles at the lengths asked for, at half the least and at twice the largest. A search may
+        miss the target: `met` says so, and `alternatives` what would meet it.
 
     Raises:
         UsageError: an unknown target, parameter or theory, a target below the residual stream's share on the last
@@ -172,6 +221,7 @@ def design(
     """
     names = _checked_names(over, theory)
     check_seed(seed)
+    starts = STARTS[theory] if starts is None else starts
     check_whole("starts", starts, least=1)
     lengths = _lengths(n_positions)
     aim = resolve_target(target)
@@ -202,9 +252,17 @@ def _by_rollout(
     for length in lengths:
         aim.profile(length, residual)
     _check_encodings(base, names)
+    if residual == 1 and Mixings.name not in names:
+        raise UsageError("mixing is 0 in every layer: attention moves nothing, and no design changes the profile")
     bare = not np.any(base.layer_content) and bool(np.all(base.layer_sinks == -np.inf))
     task = _Task(
-        base, aim, names, lengths, theory="rollout", profile=lambda one, n: rollout_profile(one, n_positions=n)
+        base,
+        aim,
+        names,
+        lengths,
+        theory="rollout",
+        profile=lambda one, n: rollout_profile(one, n_positions=n),
+        seed=seed,
     )
     if names == (KEY_BIAS,):
         if not bare:
@@ -214,9 +272,10 @@ def _by_rollout(
         bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing).tolist()
         return task.done(replace(base, encoding=KeyBias(bias)), {KEY_BIAS: bias}, exact=True)
     if names == (GammaKeys.name,) and bare and isinstance(aim, Flat | Power):
-        alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing).tolist()
-        found = replace(base, encoding=[GammaKey(alpha) for alpha in alphas])
-        return task.done(found, {GammaKeys.name: alphas}, exact=True)
+        alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing)
+        if alphas.max() <= MAX_ALPHA:
+            found = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
+            return task.done(found, {GammaKeys.name: alphas.tolist()}, exact=True)
     free = [FREE.build(name) for name in names]
     values = Problem(base, free, aim, lengths).solve(starts=starts, seed=seed)
     return task.found(free, values)
@@ -225,7 +284,7 @@ def _by_rollout(
 def _lengths(n_positions: int | Sequence[int]) -> tuple[int, ...]:
     given = [n_positions] if isinstance(n_positions, int | np.integer) else list(n_positions)
     for length in given:
-        check_whole("n_positions", length, least=2, numpy=True)
+        check_whole("n_positions", length, least=3, numpy=True)
     if not given:
         raise UsageError("n_positions needs at least one length")
     return tuple(sorted({int(length) for length in given}))
@@ -270,6 +329,7 @@ class _Task:
     lengths: tuple[int, ...]
     theory: str
     profile: Callable[[Architecture, int], Vector]
+    seed: int
     reach: float = np.inf
     """The longest context whose profile is known."""
 
@@ -277,11 +337,15 @@ class _Task:
         """The design with these values of its free parameters."""
         problem = Problem(self.base, free, self.target, self.lengths)
         parts = zip(free, problem.split(values), strict=True)
-        return self.done(problem.architecture(values), {sort.name: sort.plain(part) for sort, part in parts})
+        found = self.done(problem.architecture(values), {sort.name: sort.plain(part) for sort, part in parts})
+        ends = {
+            sort.name: (int(part.sum()), part.size) for sort, part in zip(free, problem.at_ends(values), strict=True)
+        }
+        return replace(found, at_ends={name: ended for name, ended in ends.items() if ended[0]})
 
     def done(self, found: Architecture, parameters: dict[str, list[Any]], *, exact: bool = False) -> Design:
         """The design with its profiles at the lengths asked for, half the least and twice the largest."""
-        others = {max(min(self.lengths) // 2, 2), *self.lengths, 2 * max(self.lengths)}
+        others = {max(min(self.lengths) // 2, 3), *self.lengths, 2 * max(self.lengths)}
         reach = min(self.reach, len(parameters.get(KEY_BIAS, [])) or np.inf)
         shown = [n for n in sorted(others) if n <= reach]
         # Energies add in mean field: what the residual stream keeps there is no share of a target.
@@ -298,6 +362,8 @@ class _Task:
             targets={n: self.target.shape(n) if self.target.whole else self.target.profile(n, residual) for n in shown},
             parameters=parameters,
             residual=residual,
+            base=self.base,
+            seed=self.seed,
         )
 
 
@@ -334,8 +400,8 @@ def _born(
     base = Architecture.from_model(born.model)
     if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
-    task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, reach=born.reach)
-    sorts = [KeyedSlopes() if name == AlibiSlopes.name else FREE.build(name) for name in names if name in OF_MODELS]
+    task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, seed=seed, reach=born.reach)
+    sorts = [FREE.build(name).of_model() for name in names if name in OF_MODELS]
     born.check_lengths(lengths)
     if not sorts:
         return task.done(base, {})

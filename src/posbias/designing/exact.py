@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 from numba import njit
 
-from posbias.architecture.keys import MAX_ALPHA, MAX_BIAS, KeyBias
+from posbias.architecture.keys import MAX_BIAS, KeyBias
 from posbias.errors import UsageError
 from posbias.theory.closed_form import attention_steps
 
@@ -65,22 +65,16 @@ def telescoping_alphas(exponent: float, mixing: Float64[np.ndarray, "depth"]) ->
     """Exponents of gamma keys whose rollout is the power law `exponent` at every row and length.
 
     alpha_0 = 1 + exponent, alpha_{l+1} = alpha_l / (1 - m_l): the moments' product telescopes to
-    (a + P0 s) / (a + s). A layer that mixes everything takes the last place; two cannot be.
+    (a + P0 s) / (a + s). Layers that mix everything take the last places.
 
-    Raises:
-        UsageError: two layers with mixing 1, or exponents too large for a float64.
+    Returns:
+        Exponents, inf where a second layer mixes everything: attention there must stay on the query's own position. A
+        gamma key holds at most MAX_ALPHA.
     """
     order = np.argsort(mixing == 1, kind="stable")
-    kept = 1 - mixing[order]
-    if np.any(kept[:-1] == 0):
-        raise UsageError("mixing is 1 in more than one layer: gamma keys that are flat at every length allow one")
     alphas = np.empty(len(mixing))
-    alphas[order] = (1 + exponent) / np.concatenate([[1.0], np.cumprod(kept[:-1])])
-    if alphas.max() > MAX_ALPHA:
-        raise UsageError(
-            f"the gamma keys of so many layers need alpha {alphas.max():.3g}; at most {MAX_ALPHA:g} is allowed: "
-            "less mixing or fewer layers would do"
-        )
+    with np.errstate(divide="ignore", over="ignore"):
+        alphas[order] = (1 + exponent) / np.concatenate([[1.0], np.cumprod(1 - mixing[order][:-1])])
     return alphas
 
 

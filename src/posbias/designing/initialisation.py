@@ -134,7 +134,7 @@ def solve_at_initialisation(
     born.check_lengths(lengths)
     near: Values | None = None
     if len(free) == 1 and free[0].refines is not None:
-        fewer = [FREE.build(free[0].refines)]
+        fewer = [FREE.build(free[0].refines).of_model()]
         near = free[0].refined(solve_at_initialisation(born, base, fewer, target, lengths, starts=starts, seed=seed))
     corrections = dict.fromkeys(lengths, np.ones(1))
 

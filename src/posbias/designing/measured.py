@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.comparison.metrics import finite
 from posbias.comparison.subject import PromptComparison, Sample, compare_with_prompts
-from posbias.designing.design import Design, distance_apart
+from posbias.designing.design import TOLERANCE, Design
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import reinitialise
-from posbias.profiles import Profile
+from posbias.profiles import Profile, uniform_profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.records import Record
@@ -36,7 +37,7 @@ class MeasuredDesign:
     designed: Profiles
     before: Profiles
     compared: PromptComparison
-    """W1 of the designed networks' average to the target, the last position apart, over networks, and the noise: of one
+    """W1 of the designed networks' average to the target, as `Design.distance` counts, over networks; the noise: of one
     half of them to the other, what the distance would be were the design perfect."""
     compared_before: PromptComparison
     """The same without the design."""
@@ -67,6 +68,8 @@ def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *,
         seed: Of initialisations, probes and halvings.
     """
     target = design.target.shape(prompts.n_positions)
+    # The residual stream decides the last position, unless the target says what is there.
+    counted = slice(None if design.target.whole else -1)
     (kind,) = resolve_kinds(KIND)
     rows: dict[str, list[np.ndarray]] = {"designed": [], "before": []}
     for index, ids in enumerate(track(prompts.token_ids, f"measuring initialisations at {prompts.n_positions}")):
@@ -80,14 +83,14 @@ def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *,
             rows[state].append(norms[kind.name] / norms[kind.name].sum())
     designed, before = np.stack(rows["designed"]), np.stack(rows["before"])
     generator = np.random.default_rng(seed)
-    return MeasuredDesign(designed, before, *(_compared(each, target, generator) for each in (designed, before)))
+    wanted = Profile.normalised(target[counted])
+    compared = [_compared(each[:, counted], wanted, generator) for each in (designed, before)]
+    return MeasuredDesign(designed, before, *compared)
 
 
-def _compared(profiles: Profiles, target: Vector, generator: np.random.Generator) -> PromptComparison:
-    """The target beside the networks' average, the last position apart; averaged before they are normalised again."""
-    inner = profiles[:, :-1]
-    wanted = Profile.normalised(target[:-1])
-    return compare_with_prompts(wanted, Sample.of(inner, scales=inner.sum(axis=1)), generator=generator)
+def _compared(profiles: Profiles, wanted: Profile, generator: np.random.Generator) -> PromptComparison:
+    """The target beside the networks' average; averaged before they are normalised again."""
+    return compare_with_prompts(wanted, Sample.of(profiles, scales=profiles.sum(axis=1)), generator=generator)
 
 
 def design_record(
@@ -109,9 +112,26 @@ def design_record(
         "model": model,
         "command": command,
     }
-    distances = [{"n_positions": n, "after": after, "before": was} for n, (after, was) in design.distances.items()]
+    flat = {n: design.distance(uniform_profile(n)) for n in design.profiles}
+    distances = [
+        {"n_positions": n, "after": finite(after), "before": finite(was), "flat": flat[n]}
+        for n, (after, was) in design.distances.items()
+    ]
     scalars: dict[str, Any] = {
         "exact": design.exact,
+        "met": design.met,
+        "tolerance": TOLERANCE,
+        "whole": design.target.whole,
+        "at_ends": {name: {"count": count, "of": of} for name, (count, of) in design.at_ends.items()},
+        "alternatives": [
+            {
+                "over": list(other.over),
+                "mixing": float(other.architecture.layer_mixing.mean()),
+                "met": other.met,
+                "distances": [{"n_positions": n, "after": finite(other.distances[n][0])} for n in other.lengths],
+            }
+            for other in design.alternatives
+        ],
         "lengths": list(design.lengths),
         "distances": distances,
         "range_nats": design.range_nats,
@@ -121,7 +141,7 @@ def design_record(
     arrays: dict[str, np.ndarray] = {}
     for name, profiles in design.choices.items():
         arrays |= {f"choice/{name}/{n}": profile.influence for n, profile in profiles.items()}
-        left = {n: distance_apart(profile, design.targets[n]) for n, profile in profiles.items()}
+        left = {n: design.distance(profile) for n, profile in profiles.items()}
         scalars.setdefault("choices", {})[name] = [{"n_positions": n, "after": after} for n, after in left.items()]
     for n, profile in design.profiles.items():
         arrays |= {f"profile/{n}": profile.influence, f"before/{n}": design.before[n].influence}
@@ -135,4 +155,4 @@ def design_record(
         arrays |= {f"{name}/networks": at.designed, f"{name}/networks_before": at.before}
     if measured:
         scalars["measured"] = [at.as_record() for at in measured]
-    return Record("design", dict(arguments), resolved, scalars=scalars, arrays=arrays)
+    return Record("design", dict(arguments), resolved, seeds={"design": design.seed}, scalars=scalars, arrays=arrays)

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Shaped
 from scipy.optimize import minimize
 
 from posbias.architecture import Alibi, Architecture, GammaKey, LogSpline, SlidingWindow
-from posbias.architecture.keys import log_spline_basis
-from posbias.designing.targets import Target
+from posbias.architecture.keys import MAX_ALPHA, log_spline_basis
+from posbias.designing.exact import key_bias_for, telescoping_alphas
+from posbias.designing.targets import Power, Target
+from posbias.errors import UsageError
 from posbias.progress import announce
 from posbias.registry import Registry
 from posbias.theory.gradients import ProfileGradient, profile_gradient
-from posbias.theory.rollout import rollout_profile
+from posbias.theory.rollout import Rollout, rollout_profile
 
 FREE: Registry["Free"] = Registry("free parameter")
 Vector = Float64[np.ndarray, "_"]
@@ -31,6 +33,17 @@ STEP = 1e-5
 KNOTS = (0, 7, 63, 511, 4095)
 """Of splines: keys whose 1 + j rise by factors of 8. A context is bent by those that it reaches, and the next."""
 STEEP = np.log(8.0)
+LEAST_ALPHA = 0.05
+"""Least exponent that a search tries: 95 % of a row stays on the first key."""
+MODEL_ALPHA = 60.0
+"""Largest exponent that a search tries on a network, whose logits are float32: 490 nats over 4096 keys."""
+SHARED_ALPHAS = (3.0, 30.0, 1000.0)
+"""Exponents shared by all layers, where a search may begin."""
+ROUGH = {"maxiter": 20, "ftol": 1e-6, "gtol": 1e-6}
+"""Of every start; the best end is searched on from."""
+FINE = {"maxiter": 300, "ftol": 1e-12, "gtol": 1e-9}
+NEAR_END = 1e-3
+"""A value this near to an end of its range, as a share of the range, is at it."""
 
 
 class Free(ABC):
@@ -59,6 +72,14 @@ class Free(ABC):
     def starts(self, base: Architecture) -> list[Vector]:
         """Where a search may begin, the unchanged architecture first."""
 
+    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
+        """Where a search of a rollout may begin, from solutions that are exact for this target, or one like it."""
+        return []
+
+    def of_model(self) -> "Free":
+        """The same parameters of a network at initialisation."""
+        return self
+
     def refined(self, values: Vector) -> Vector:
         """The values that do the same as these of the sort that is refined."""
         return values
@@ -81,14 +102,34 @@ class Differentiable(Free):
 class GammaKeys(Differentiable):
     """alpha of every layer, the same for all heads; in logarithms."""
 
-    range = (0.05, 60.0)
+    greatest: float = MAX_ALPHA
+    """Largest exponent that is tried; such a layer attends to the query's own position alone."""
     logarithmic = True
+
+    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
+        """One exponent for every layer."""
+        return np.tile(np.log([LEAST_ALPHA, self.greatest]), (base.depth, 1))
+
+    def of_model(self) -> "Free":
+        """With exponents that its logits hold."""
+        return replace(self, greatest=min(self.greatest, MODEL_ALPHA))
 
     def starts(self, base: Architecture) -> list[Vector]:
         """No bias, one exponent for all, and exponents that fall or rise with depth."""
         layer = np.arange(base.depth)
         falling = np.log(1.3) * layer[::-1] * min(1.0, 8 / base.depth)
-        return [np.zeros(base.depth), np.full(base.depth, np.log(3.0)), falling, falling[::-1]]
+        shared = [np.full(base.depth, np.log(alpha)) for alpha in SHARED_ALPHAS]
+        return [np.zeros(base.depth), shared[0], falling, falling[::-1], *shared[1:]]
+
+    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
+        """Exponents that make the nearest power law exactly, and the one that is nearest to the exact key bias."""
+        nearest = _steepness(np.log(target.shape(n_positions)[:-1]))
+        exponent = target.exponent if isinstance(target, Power) else max(nearest, LEAST_ALPHA - 1)
+        with np.errstate(divide="ignore"):
+            exact = np.log(telescoping_alphas(exponent, base.layer_mixing))
+        biased = _exact_key_bias(base, target, n_positions)
+        alpha = 1.0 if biased is None else max(1 + _steepness(biased[:-1]), LEAST_ALPHA)
+        return [exact, *([] if biased is None else [np.full(base.depth, np.log(alpha))])]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """Gamma keys in every layer."""
@@ -104,16 +145,20 @@ class GammaKeys(Differentiable):
 class SlopedGammaKeys(Differentiable):
     """alpha of every layer, and the slope of every head in all layers, in place of ALiBi's; in logarithms."""
 
-    range = GammaKeys.range
     logarithmic = True
 
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """Of gamma keys, then of slopes."""
-        return np.concatenate([GammaKeys().bounds(base), AlibiSlopes().bounds(base)])
+        """Of gamma keys, whose weights are summed beside a slope, then of slopes."""
+        return np.concatenate([GammaKeys(MODEL_ALPHA).bounds(base), AlibiSlopes().bounds(base)])
 
     def starts(self, base: Architecture) -> list[Vector]:
         """Where gamma keys start, nearly without slopes."""
         return [np.append(each, AlibiSlopes().starts(base)[0]) for each in GammaKeys().starts(base)]
+
+    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
+        """The same of gamma keys, nearly without slopes."""
+        slopes = AlibiSlopes().starts(base)[0]
+        return [np.append(each, slopes) for each in GammaKeys(MODEL_ALPHA).aimed(base, target, n_positions)]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """Gamma keys with a slope, less what is there: a key bias is added to it."""
@@ -157,6 +202,17 @@ class SplineKeys(Differentiable):
         """As steep as the gamma keys where theirs start."""
         return [self.refined(each) for each in GammaKeys().starts(base)]
 
+    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
+        """The spline nearest to the exact key bias in every layer; and as steep as gamma keys for a power law."""
+        power = GammaKeys().aimed(base, target, n_positions)[0]
+        found = [self.refined(np.clip(power, *np.log([LEAST_ALPHA, 1 + self.range[1]])))]
+        biased = _exact_key_bias(base, target, n_positions)
+        if biased is None:
+            return found
+        at_knots, *_ = np.linalg.lstsq(log_spline_basis(KNOTS, n_positions), biased, rcond=None)
+        steep = np.where(np.array(KNOTS[:-1]) < n_positions, np.diff(at_knots) / STEEP, 0.0)
+        return [*found, np.tile(steep, base.depth)]
+
     def refined(self, values: Vector) -> Vector:
         """As steep everywhere as gamma keys far from the first key."""
         return np.repeat(np.exp(values) - 1, self.pieces)
@@ -196,6 +252,10 @@ class AlibiSlopes(Differentiable):
         published = np.log(Alibi().linear_slopes(base.heads))
         spread = np.linspace(np.log(1e-4), np.log(self.range[1]), base.heads)
         return [np.full(base.heads, np.log(1e-6)), published, spread]
+
+    def of_model(self) -> Free:
+        """Keyed, since an intervention adds a bias to what is there."""
+        return KeyedSlopes()
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """ALiBi in every layer."""
@@ -287,7 +347,7 @@ class Problem:
     profile: Callable[[Architecture, int], Vector] | None = None
     """The theory's profile, to be differenced; None: the rollout, with its adjoint."""
 
-    def split(self, values: Vector) -> list[Vector]:
+    def split(self, values: Shaped[np.ndarray, "_"]) -> list[Any]:
         """The values of each sort of parameter."""
         sizes = [len(sort.bounds(self.base)) for sort in self.free]
         return np.split(values, np.cumsum(sizes)[:-1])
@@ -313,8 +373,9 @@ class Problem:
             return misfit, (np.array(ahead) - misfit) / STEP
         changed, total, gradient = self.architecture(values), 0.0, np.zeros(len(values))
         for n_positions in self.lengths:
-            value, cotangent = misfit_of(rollout_profile(changed, n_positions=n_positions), self.target)
-            found = profile_gradient(changed, cotangent)
+            rollout = Rollout(changed, n_positions)
+            value, cotangent = misfit_of(rollout.pull(rollout.unit(-1)), self.target)
+            found = profile_gradient(rollout, cotangent)
             parts = []
             for sort, part in zip(self.free, self.split(values), strict=True):
                 assert isinstance(sort, Differentiable)
@@ -330,31 +391,64 @@ class Problem:
             seed: Of the random ones.
             near: The only start, where a good one is known.
         """
-        bounds = np.concatenate([sort.bounds(self.base) for sort in self.free])
-        generator = np.random.default_rng(seed)
-        of_each = [sort.starts(self.base) for sort in self.free]
-        count = max(len(each) for each in of_each)
-        tried = [np.concatenate([each[min(k, len(each) - 1)] for each in of_each]) for k in range(count)]
-        tried += [best + generator.normal(0, 0.3, len(best)) for best in tried[: max(starts - count, 0)]]
-        tried = tried if near is None else [near]
+        bounds, generator = self.bounds, np.random.default_rng(seed)
+        tried = self._starts() if near is None else [near]
+        drawn = starts - len(tried) if near is None else 0
+        tried += [tried[k % len(tried)] + generator.normal(0, 0.3, len(bounds)) for k in range(drawn)]
         # Equal misfits are one start: windows wider than the context are all alike.
         by_misfit = {round(self.misfit(start), 9): start for start in (np.clip(start, *bounds.T) for start in tried)}
-        ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)]
-        if all(isinstance(sort, Differentiable) for sort in self.free):
-            exact = self.profile is None
-            options = (
-                {"maxiter": 300, "ftol": 1e-14, "gtol": 1e-9} if exact else {"maxiter": 40, "ftol": 1e-8, "gtol": 1e-6}
-            )
-            search = {"fun": self.misfit_and_gradient, "jac": True, "method": "L-BFGS-B", "options": options}
-        else:
-            exact = False
+        ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)][:starts]
+        if not all(isinstance(sort, Differentiable) for sort in self.free):
             around = {"initial_tr_radius": 0.3, "final_tr_radius": 0.02, "maxfev": 100 * len(bounds)}
-            search = {"fun": self.misfit, "method": "COBYQA", "options": around}
-        ends = [minimize(x0=start, bounds=bounds, **search) for start in ranked[:starts]]
-        best = min(ends, key=lambda end: float(end.fun))
-        if not best.success and exact:
+            search: dict[str, Any] = {"fun": self.misfit, "method": "COBYQA", "options": around}
+            ends = [minimize(x0=start, bounds=bounds, **search) for start in ranked]
+            return np.asarray(min(ends, key=lambda end: float(end.fun)).x)
+        search = {"fun": self.misfit_and_gradient, "jac": True, "method": "L-BFGS-B", "bounds": bounds}
+        if self.profile is not None:
+            ends = [minimize(x0=start, **search, options={**ROUGH, "ftol": 1e-8}) for start in ranked]
+            return np.asarray(min(ends, key=lambda end: float(end.fun)).x)
+        ends = [minimize(x0=start, **search, options=ROUGH) for start in ranked]
+        best = minimize(x0=min(ends, key=lambda end: float(end.fun)).x, **search, options=FINE)
+        if not best.success:
             announce(f"the search ended early: {best.message}")
         return np.asarray(best.x)
+
+    @property
+    def bounds(self) -> Float64[np.ndarray, "parameters 2"]:
+        """Of all values, in the coordinates of the search."""
+        return np.concatenate([sort.bounds(self.base) for sort in self.free])
+
+    def at_ends(self, values: Vector) -> list[Bool[np.ndarray, "_"]]:
+        """Which values of each sort lie at an end of their range: what a wider one might do is not known."""
+        low, high = self.bounds.T
+        near = NEAR_END * (high - low)
+        return self.split((values <= low + near) | (values >= high - near))
+
+    def _starts(self) -> list[Vector]:
+        """Every sort's starts side by side: the k-th with the k-th of the others, or their last."""
+        of_each = [sort.starts(self.base) for sort in self.free]
+        if self.profile is None:
+            aimed = [sort.aimed(self.base, self.target, max(self.lengths)) for sort in self.free]
+            first = max(map(len, aimed))
+            of_each = [[*(exact or usual[:1] * first), *usual] for exact, usual in zip(aimed, of_each, strict=True)]
+        count = max(len(each) for each in of_each)
+        return [np.concatenate([each[min(k, len(each) - 1)] for each in of_each]) for k in range(count)]
+
+
+def _steepness(logs: Vector) -> float:
+    """Exponent of the power law of the position, counted from 1, whose logarithm is nearest to these values."""
+    along = np.log1p(np.arange(logs.size))
+    along -= along.mean()
+    return float(along @ logs / (along @ along)) if logs.size > 1 else 0.0
+
+
+def _exact_key_bias(base: Architecture, target: Target, n_positions: int) -> Vector | None:
+    """The key bias in every layer that meets the target without content and sinks; None where there is none."""
+    mixing = base.layer_mixing
+    try:
+        return key_bias_for(target.profile(n_positions, float(np.prod(1 - mixing))), mixing)
+    except UsageError:
+        return None
 
 
 def misfit_of(profile: Vector, target: Target) -> tuple[float, Vector]:

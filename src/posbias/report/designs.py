@@ -1,5 +1,8 @@
 """A design in pictures: target, before and after, every row of the designed rollout, and how it carries to lengths."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from posbias.drawing.figures import (
@@ -20,12 +23,18 @@ from posbias.records import Record
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text
+from posbias.statistics import MISSING
 
 BEFORE, AFTER, TARGET = Stroke(VERMILION, "dashdot"), Stroke(BLUE, "solid"), Stroke(ORANGE, "dash")
+APART = ", the last position left out, since the residual stream alone decides what it keeps"
 NOTE = (
-    "W1: Wasserstein distance between the shapes of two profiles with the context scaled to [0, 1], the last position "
-    "left out, since the residual stream alone decides what it keeps. Brackets are 95 % intervals over initialisations."
+    "W1: Wasserstein distance between the shapes of two profiles with the context scaled to [0, 1]{apart}. "
+    "Brackets are 95 % intervals over initialisations."
 )
+EQUAL = 1e-9
+"""A distance to the target below this is none: the target is the flat line."""
+# What a length's row shows of its distances.
+SHOWN = (("after", ".3g"), ("before", ".3f"), ("flat", ".3f"))
 
 
 @REPORTS.register("design")
@@ -42,7 +51,7 @@ def design_report(record: Record) -> Report:
         statements=statements,
         caveats=caveats_of(record),
         figures=figures[1:],
-        note=NOTE,
+        note=NOTE.format(apart="" if record.scalars.get("whole") else APART),
         tables=tables[1:],
         record=record,
     )
@@ -51,17 +60,16 @@ def design_report(record: Record) -> Report:
 def _statements(record: Record) -> list[str]:
     scalars = record.scalars
     at = {entry["n_positions"]: entry for entry in scalars["distances"]}
-    asked = at[max(scalars["lengths"])]
-    theory = "the residual rollout" if record.resolved["theory"] == "rollout" else "the mean field"
-    how = "exactly, by a closed form" if scalars["exact"] else "as near as the search came"
-    said = [
-        f"Under {theory} the profile meets the target {how}: W1 {asked['after']:.2g} at {asked['n_positions']} "
-        f"positions, where it was {asked['before']:.3f}.",
-    ]
+    said = _met(record, [at[length] for length in scalars["lengths"]])
     other = [entry for length, entry in at.items() if length not in scalars["lengths"]]
     if other:
         carried = ", ".join(f"{entry['after']:.2g} at {entry['n_positions']}" for entry in other)
         said.append(f"At lengths that were not asked for: W1 {carried}.")
+    for name, ended in scalars.get("at_ends", {}).items():
+        said.append(
+            f"Of the {ended['of']} values of {name}, {ended['count']} ended at an end of the range that is searched; "
+            "what lies beyond was not tried."
+        )
     if chosen := scalars["parameters"].get("norm_placement"):
         others = ", ".join(name for name in scalars["choices"] if name != chosen[0])
         said.append(f"Norm placement {chosen[0]} comes nearest; the others are {others}.")
@@ -80,12 +88,53 @@ def _statements(record: Record) -> list[str]:
     return said
 
 
+def _met(record: Record, asked: list[dict[str, Any]]) -> list[str]:
+    """Whether the target is met at every length that was asked for, and what would meet it where it is not."""
+    scalars, tolerance = record.scalars, record.scalars.get("tolerance")
+    theory = "the residual rollout" if record.resolved["theory"] == "rollout" else "the mean field"
+    left = f"W1 {_at_lengths(asked, 'after')} positions, where it was {_at_lengths(asked[-1:], 'before', '.3f')}"
+    if tolerance is None:
+        return [f"Under {theory} the design leaves {left}."]  # a record of a version that did not judge
+    if all(entry["after"] is not None and entry["after"] <= tolerance for entry in asked):
+        how = "exactly, by a closed form" if scalars["exact"] else f"to within W1 {tolerance:g}, by search"
+        flat = [entry for entry in asked if EQUAL < entry.get("flat", 0.0) <= tolerance]
+        said = [f"Under {theory} the profile meets the target {how}: {left}."]
+        if flat:
+            said.append(f"So does a flat line: W1 {_at_lengths(flat, 'flat')} positions.")
+        return said
+    said = [
+        f"The target is not met: under {theory} the best design that was found leaves {left}; at most {tolerance:g} "
+        "counts as met."
+    ]
+    others = scalars.get("alternatives", [])
+    for other in others:
+        over = " and ".join(other["over"])
+        if "mixing" in other["over"]:
+            over += f" ({other['mixing']:.2g} on average)"
+        verb = "meets it" if other["met"] else "does not meet it either"
+        said.append(f"A design over {over} {verb}: W1 {_at_lengths(other['distances'], 'after')} positions.")
+    if not any(other["met"] for other in others):
+        said.append("Nothing else that was tried meets it." if others else "Nothing else was tried.")
+    return [" ".join(said)] if scalars.get("measured") else [said[0], " ".join(said[1:])]
+
+
+def _at_lengths(entries: Sequence[Mapping[str, Any]], key: str, spec: str = ".2g") -> str:
+    """The distances at several lengths in words."""
+    return ", ".join(
+        f"{'undefined' if entry[key] is None else format(entry[key], spec)} at {entry['n_positions']}"
+        for entry in entries
+    )
+
+
 def _tables(record: Record) -> list[Table]:
     rows = [
-        [f"{entry['n_positions']}", f"{entry['after']:.3g}", f"{entry['before']:.3f}"]
+        [
+            f"{entry['n_positions']}",
+            *(MISSING if entry.get(key) is None else format(entry[key], spec) for key, spec in SHOWN),
+        ]
         for entry in record.scalars["distances"]
     ]
-    tables = [Table("W1 to the target, by length", ["positions", "designed", "as it was"], rows)]
+    tables = [Table("W1 to the target, by length", ["positions", "designed", "as it was", "flat line"], rows)]
     if choices := record.scalars.get("choices"):
         lengths = [f"{entry['n_positions']} positions" for entry in next(iter(choices.values()))]
         rows = [[name, *(f"{entry['after']:.3g}" for entry in entries)] for name, entries in choices.items()]
@@ -135,7 +184,9 @@ def _figures(record: Record) -> list[Figure | HeatMap]:
     at = scalars["distances"]
     lengths = np.array([entry["n_positions"] for entry in at], dtype=np.float64)
     transfer = [
-        Curve(name, lengths, np.array([max(entry[key], 1e-17) for entry in at]), stroke)
+        Curve(
+            name, lengths, np.array([np.nan if entry[key] is None else max(entry[key], 1e-17) for entry in at]), stroke
+        )
         for name, key, stroke in (("as it was", "before", BEFORE), ("designed", "after", AFTER))
     ]
     figures.append(

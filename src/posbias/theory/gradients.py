@@ -58,11 +58,14 @@ class _LayerState:
     share: float
 
 
-def profile_gradient(architecture: Architecture, cotangent: Float64[np.ndarray, "n_positions"]) -> ProfileGradient:
+def profile_gradient(
+    architecture: Architecture | Rollout, cotangent: Float64[np.ndarray, "n_positions"]
+) -> ProfileGradient:
     """Gradient of <cotangent, profile> with respect to every mixing, content offset, slope and rate.
 
     Args:
-        architecture: Any mask and encoding; content and sinks included.
+        architecture: Any mask and encoding; content and sinks included. Or its rollout at the cotangent's length, of
+            which nothing is then built again.
         cotangent: Weight of each position in the functional, of any sign; its length is the context length N.
             A one-hot vector gives the gradient of one position's influence.
 
@@ -74,16 +77,16 @@ def profile_gradient(architecture: Architecture, cotangent: Float64[np.ndarray, 
     """
     if cotangent.size == 0 or not np.all(np.isfinite(cotangent)):
         raise UsageError("the cotangent needs one finite weight per position, at least one")
-    rollout = Rollout(architecture, cotangent.size)
-    shape = (architecture.depth, architecture.heads)
+    rollout = architecture if isinstance(architecture, Rollout) else Rollout(architecture, cotangent.size)
+    shape = (rollout.architecture.depth, rollout.architecture.heads)
     slopes, rates, alphas = (np.full(shape, np.nan) for _ in range(3))
     found = ProfileGradient(0.0, np.zeros(shape[0]), np.zeros(shape), slopes, rates, np.zeros(shape), alphas, {})
     rows = [rollout.unit(-1)]
-    for layer in reversed(range(architecture.depth)):
+    for layer in reversed(range(shape[0])):
         rows.append(rollout.pull_layer(layer, rows[-1]))
     column, walked = cotangent, walks(rollout.kernels)
     for layer, (kernel, mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
-        state = _LayerState(rows[-2 - layer], column, float(mixing) / architecture.heads)
+        state = _LayerState(rows[-2 - layer], column, float(mixing) / shape[1])
         parts = [_part_gradients(part, walked.get(part), state, layer, found) for part in _parts(kernel)]
         mean = np.sum(parts, axis=0)
         found.mixing[layer] = state.row @ (mean - column)
