@@ -16,7 +16,9 @@ from posbias.cli.output import record_document
 from posbias.comparison import compare_subject
 from posbias.decomposition import DecompositionOptions, counterfactuals
 from posbias.evaluation.curve import position_curve
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.profiles import Profile
+from posbias.prompts.prompts import PromptSource
 from posbias.records import Record, load_record, plain
 from posbias.report import verdict
 from posbias.report.layout import store_subjects
@@ -181,6 +183,51 @@ def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refuse
     assert loaded.as_json()["arrays"] == result.as_run().as_json()["arrays"]
 
 
+def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes(
+    model, measurement, tiny_llama, posbias, tmp_path, monkeypatch
+):
+    """Hashes of the weights, dtype, device, mixing, intervals; and, for the command, Python that measures the same."""
+    flags = ["--length", LENGTH, "--count", COUNT, "--kinds", "jacobian(probes=2),logit", "--out", tmp_path / "shell"]
+    assert posbias("measure", tiny_llama, *flags).returncode == 0
+    saved, shell = load_record(measurement.save(tmp_path / "notebook")), load_record(tmp_path / "shell")
+    assert saved.resolved["model"] == shell.resolved["model"] == model.describe()
+    assert {"weights_sha256", "dtype", "device"} <= set(saved.resolved["model"])
+    assert set(saved.arrays) == set(shell.arrays)
+    for name, array in shell.arrays.items():
+        np.testing.assert_array_equal(saved.arrays[name], array)
+    assert set(shell.resolved) - set(saved.resolved) == {"fingerprint"}
+    assert set(shell.scalars) - set(saved.scalars) == {"cost"}
+    monkeypatch.chdir(tiny_llama.parent)  # a directory goes by its last name
+    again = eval(saved.resolved["command"], {"posbias": pb})
+    np.testing.assert_array_equal(again.per_prompt["logit"], measurement.per_prompt["logit"])
+
+
+def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(model, measurement, tiny_llama):
+    options = pb.MeasureOptions(averaging="norms", keep="mean", passes=pb.PassOptions(output="at(position=-2)"))
+    shuffled = pb.load_prompts(PromptSource("default", "starts", True), model, n_positions=8, count=1, seed=3)
+    with pb.intervened(model, "no_rope") as changed:
+        found = pb.measure(changed, shuffled, kinds="logit", seed=4, options=options)
+    assert found.python == (
+        f"with posbias.intervened(posbias.load_model({tiny_llama.name!r}), 'no_rope') as model: "
+        "posbias.measure(model, posbias.load_prompts(posbias.prompts.prompts.PromptSource('default', windows='starts', "
+        "shuffle=True), model, n_positions=8, count=1, seed=3), kinds=['logit'], seed=4, options="
+        "posbias.MeasureOptions(averaging='norms', keep='mean', passes=posbias.PassOptions(output='at(position=-2)')))"
+    )
+    assert not any("per_prompt" in name for name in found.as_run().arrays), "keep='mean' holds in a notebook, too"
+    in_hand = HuggingFaceModel(model.network)
+    by_hand = pb.measure(in_hand, pb.load_prompts([[1, 2, 3]], in_hand, n_positions=3, count=1), kinds="logit")
+    assert by_hand.python.startswith("posbias.measure(model, posbias.load_prompts(") or by_hand.python.startswith(
+        "posbias.measure(model, prompts, "
+    )
+    sinking = pb.Architecture(depth=2, heads=2, sinks=[[1.0, float("-inf")], [0.0, 2.0]], content=1.5)
+    told = pb.predict(sinking, LENGTH, theory="rollout_content")
+    again = eval(told.as_run().resolved["command"], {"posbias": pb})
+    np.testing.assert_array_equal(again.profile.influence, told.profile.influence)
+    of_model = pb.predict(model, LENGTH, theory="power_rollout", prompts=measurement.prompts).as_run()
+    assert of_model.resolved["model"] == model.describe()
+    assert "prompts=posbias.load_prompts('default', model, " in of_model.resolved["command"]
+
+
 def test_where_a_directory_stands_a_run_is_written_into_it_whatever_its_name(results, tmp_path):
     (tmp_path / "run.png").mkdir()
     assert load_record(results["record"].save(tmp_path / "run.png")).run_id == results["record"].run_id
@@ -253,7 +300,7 @@ def test_a_profile_written_as_csv_is_a_target_of_a_design(results, tmp_path):
 def test_a_measurement_that_was_saved_is_reported_as_the_whole_record_would_be(measurement, tmp_path):
     loaded = load_record(measurement.save(tmp_path / "run"))
     for kind, profile in measurement.profiles.items():
-        np.testing.assert_array_equal(loaded.arrays[f"measured/{kind}/influence"], profile.influence)
+        np.testing.assert_array_equal(loaded.arrays[f"trained/measured/{kind}/influence"], profile.influence)
     assert loaded.resolved["prompts"]["sha256"] == measurement.prompts.sha256
     assert pb.write_report([loaded], tmp_path / "run").is_file()
 

@@ -5,6 +5,7 @@ One function names curves wherever several are drawn together, in one run or of 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -72,3 +73,10 @@ def _said(name: str, value: Any) -> str:
 
 def _first(settings: Settings) -> str:
     return next((_said(name, value) for name, value in settings.items()), "")
+
+
+def changed_fields(settings: Any, *, without: Sequence[str] = ()) -> list[str]:
+    """The fields of a configuration that differ from their defaults, as keyword arguments of Python."""
+    usual = {field.name: field.default for field in fields(settings) if field.name not in without}
+    values = {name: getattr(settings, name) for name in usual}
+    return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]

@@ -261,7 +261,7 @@ def other_measurement(tiny_llama, **settings):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=COUNT, seed=9)
     measured = pb.measure(model, prompts, kinds=["probability"], options=pb.MeasureOptions(**settings))
-    return measured, measurement_record(measured, model, prompts, {})
+    return measured, measurement_record(measured, {})
 
 
 def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finished, tiny_llama):
@@ -299,7 +299,7 @@ def test_of_audits_the_trained_model_is_compared_unless_another_subject_is_named
 def test_of_an_audit_the_subject_is_compared_that_the_other_run_has_alone(finished, tiny_llama):
     model = pb.load_model(tiny_llama, init_seed=3)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=2, seed=9)
-    born = measurement_record(pb.measure(model, prompts, kinds="probability"), model, prompts, {})
+    born = measurement_record(pb.measure(model, prompts, kinds="probability"), {})
     assert compared_profiles(finished.record, born)[1] == ("initialised", "initialised")
     assert compared_profiles(finished.record, born, subject="trained")[1] == ("trained", "initialised")
     assert compared_profiles(born, finished.record, kind="jacobian") == (
@@ -330,7 +330,7 @@ def test_a_subject_is_chosen_only_where_there_are_several(tiny_llama):
 def measured_record(tiny_llama, *, count, seed):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=count, seed=seed)
-    return measurement_record(pb.measure(model, prompts, kinds=["probability"]), model, prompts, {})
+    return measurement_record(pb.measure(model, prompts, kinds=["probability"]), {})
 
 
 def only_block(compared):

@@ -263,6 +263,6 @@ def test_weights_are_read_once_for_the_directory_and_the_record(tiny_llama, tmp_
         monkeypatch.setattr(f"{module}.weights_sha256", lambda network: read.append(1) or true(network))
     run = RunOptions(pb.engines.Local(workers=workers, threads=1), directory=tmp_path)
     measurement = pb.measure(model, prompts, kinds="logit", options=pb.MeasureOptions(run=run))
-    record = pb.auditing.measurement_record(measurement, model, prompts, {})
+    record = pb.auditing.measurement_record(measurement, {})
     assert len(read) == 1
     assert record.resolved["model"]["weights_sha256"] == true(model.network)

@@ -78,7 +78,10 @@ def test_the_default_mixing_is_a_residual_network_and_is_said(posbias):
     assert printed["resolved"]["architecture"]["mixing"] == [RESIDUAL_MIXING] * 3 == [float(RESIDUAL)] * 3
     alone = posbias("predict", "--depth", 3, "--length", 12, "--theory", "attention_only")
     assert "is the default" not in alone.stdout
-    assert pb.Architecture(depth=3).layer_mixing.tolist() == [1.0] * 3, "saved models and studies rely on it"
+    assert pb.Architecture(depth=3).layer_mixing.tolist() == [RESIDUAL_MIXING] * 3, (
+        "one default wherever it is left out"
+    )
+    assert pb.design("flat", depth=3, n_positions=12).architecture.layer_mixing.tolist() == [RESIDUAL_MIXING] * 3
 
 
 def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):

@@ -41,6 +41,21 @@ def test_two_models_are_measured_and_contrasted_in_one_call(tiny_llama, other, b
     assert "last tenth, tiny-llama less tiny-llama, initialised" in found.shown().facts
 
 
+def test_which_kind_was_compared_is_named_wherever_there_were_several(both, tmp_path):
+    first, second = both
+    found = pb.compare(first, second)
+    one, other = found.profiles
+    assert found.kinds == {one: ("jacobian", "logit"), other: ("jacobian", "logit")}
+    assert repr(found).startswith(f"Comparison({one} (jacobian) beside {other} (jacobian): W1 ")
+    assert found.facts()[f"of {one} (jacobian) not compared"] == "logit"
+    page = found.save(tmp_path / "found.html").read_text()
+    assert f"of {one} (jacobian) not compared" in page
+    by_logit = pb.compare(first, pb.predict(pb.Architecture(depth=2), 24), kind="logit")
+    assert list(by_logit.kinds.values()) == [("logit", "jacobian"), ("rollout",)]
+    assert not any("not compared" in name and "rollout" in name for name in by_logit.facts())
+    assert pb.compare(first.profiles["logit"], second.profiles["logit"]).kinds == {}
+
+
 def test_a_prediction_has_intervals_over_the_prompts_of_the_measurement(both):
     prediction, measurement = pb.predict(pb.Architecture(depth=2, mixing=0.1), 24), both[0]
     found = pb.compare(prediction, measurement, kind="logit")

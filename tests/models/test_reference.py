@@ -72,7 +72,7 @@ def test_jacobian_norms_sum_to_one(depth: int, mixing: float, width: int, seed: 
 
 
 def test_orthogonal_values_without_residual_are_attention_only() -> None:
-    architecture = Architecture(depth=3, heads=2, encoding="alibi")
+    architecture = Architecture(depth=3, heads=2, encoding="alibi", mixing=1)
     model = ReferenceTransformer(ReferenceConfig(architecture, width=6, values="orthogonal", residual="none"))
     np.testing.assert_allclose(jacobian_norms(model, 9) / np.sqrt(6), slow_rollout(architecture, 9)[-1], rtol=EXACT)
 

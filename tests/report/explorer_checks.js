@@ -119,10 +119,15 @@ async function run() {
   found.refused = await looks(page);
   choose(page, "last", "");
 
-  const files = given.files.map(
-    ({ name, bytes }) => new File([Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0))], name),
-  );
-  await page.explorer.take(files);
+  const fileOf = ({ name, bytes }) =>
+    new File([Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0))], name);
+  found.damaged = {};
+  for (const file of given.damaged.map(fileOf)) {
+    await page.explorer.take([file]);
+    found.damaged[file.name] = text(page, "runs");
+  }
+  found.damagedRuns = page.explorer.answer().runs.length;
+  await page.explorer.take(given.files.map(fileOf));
   found.dropped = {
     runs: page.explorer.answer().runs.map(({ name, values }) => ({ name, values: plain(values) })),
     n: page.explorer.answer().spec.n,

@@ -117,6 +117,62 @@ def record() -> Record:
     return store_subjects(Record("measure", {}, {"model": {"source": "a model"}}), subjects)
 
 
+def damaged_files(run: Path) -> dict[str, tuple[bytes, str]]:
+    """Files by name, with what the page must say of each: none is a run that `load_record` and `Profile` take."""
+    document = json.loads((run / "record.json").read_text())
+    arrays = (run / "arrays.safetensors").read_bytes()
+    name = "trained/measured/logit/influence"
+    values = document["profiles"][name]
+    need, damaged = "a profile needs finite numbers >= 0.", "is damaged or no run of posbias"
+    profiles: dict[str, tuple[Any, str]] = {
+        "strings.json": ([str(value) for value in values], f'has "{values[0]}" at position 0 of {name}; {need}'),
+        "nulls.json": ([values[0], None, *values[2:]], f"has null at position 1 of {name}; {need}"),
+        "truth.json": ([*values[:-1], True], f"has true at position 79 of {name}; {need}"),
+        "negative.json": ([-0.25, *values[1:]], f"has -0.25 at position 0 of {name}; {need}"),
+        "nested.json": ([[0.5], [0.5]], f"has [0.5] at position 0 of {name}; {need}"),
+        "huge.json": ([1e308] * 80, f"has values of {name} that sum to Infinity; those of a profile sum to 1."),
+        "half.json": ([1 / 160] * 80, f"has values of {name} that sum to 0.5; those of a profile sum to 1."),
+        "empty.json": ([], f"has 0 values of {name}; 2 are needed."),
+        "single.json": ([1.0], f"has 1 values of {name}; 2 are needed."),
+        "object.json": ({"0": 1.0}, f"has no values of {name}; 2 are needed."),
+        "long.json": ([0] * 1_000_001, f"has 1,000,001 positions of {name}; at most 1,000,000 are drawn."),
+    }
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "version.json": ({"format_version": 99}, "has record format 99; this page reads format 1."),
+        "unversioned.json": ({"format_version": None}, "has record format null; this page reads format 1."),
+        "failed.json": (
+            {"status": "failed", "error": "a full disk"},
+            "did not finish (a full disk); only finished runs can be drawn.",
+        ),
+        "verb.json": ({"verb": 3}, f"{damaged}: its verb is 3."),
+        "unnamed.json": ({"run_id": None}, f"{damaged}: its run_id is null."),
+        "resolved.json": ({"resolved": []}, f"{damaged}: its resolved are []."),
+        "bare.json": ({"profiles": {}, "arrays": {}}, "holds no measured profile."),
+        "older.json": (
+            {"profiles": {}},
+            "has no numbers of initialised/measured/logit/influence: take arrays.safetensors, which lies beside it.",
+        ),
+        **{file: ({"profiles": {**document["profiles"], name: held}}, said) for file, (held, said) in profiles.items()},
+    }
+    files = {file: (json.dumps({**document, **change}), said) for file, (change, said) in changes.items()}
+    files |= {"list.json": ("[1, 2]", "is no run of posbias."), "text.json": ("profile", "is no run of posbias.")}
+    found = {file: (text.encode(), f"{file} {said}") for file, (text, said) in files.items()}
+    changed = arrays[:-1] + bytes([arrays[-1] ^ 1])
+    for file, held, said in (
+        ("changed.safetensors", changed, f"{damaged}: its content is not what posbias wrote."),
+        ("cut.safetensors", arrays[:-9], f"{damaged}: "),
+        ("header.safetensors", (1 << 40).to_bytes(8, "little") + arrays[8:], f"{damaged}."),
+        ("short.safetensors", b"posbias", f"{damaged}."),
+        ("foreign.safetensors", (2).to_bytes(8, "little") + b"{}", "is no run of posbias."),
+    ):
+        found[file] = held, f"{file} {said}"
+    header = json.loads(arrays[8 : 8 + int.from_bytes(arrays[:8], "little")])
+    del header["__metadata__"]
+    last = max(header, key=lambda each: header[each]["data_offsets"][1])
+    found["cut.safetensors"] = arrays[:-9], f"cut.safetensors {damaged}: {last} has no place in it."
+    return found
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
     """What the browser sends back, started once."""
@@ -126,6 +182,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
     older = {name: value for name, value in record.as_json().items() if name != "profiles"}
     (run / "older.json").write_text(json.dumps(older))
     files = [run / "record.json", run / "older.json", run / "arrays.safetensors"]
+    damaged = damaged_files(run)
     given = {
         "profiles": [spec(browser) for browser, _ in ARCHITECTURES],
         "targets": [{"profile": profile.tolist(), "mixing": mixing} for profile, mixing in TARGETS],
@@ -134,6 +191,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
         "pair": [each.tolist() for each in PAIR],
         "presets": list(presets()),
         "files": [{"name": path.name, "bytes": base64.b64encode(path.read_bytes()).decode()} for path in files],
+        "damaged": [{"name": name, "bytes": base64.b64encode(held).decode()} for name, (held, _) in damaged.items()],
     }
     pages = {
         "/": ("text/html", f'<!DOCTYPE html><script type="module">{CHECKS.read_text()}</script><body></body>'),
@@ -170,7 +228,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
         [*command, f"http://127.0.0.1:{server.server_port}/"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        assert done.wait(90), "the browser did not answer"
+        assert done.wait(300), "the browser did not answer"
     finally:
         browser.terminate()
         browser.wait(30)
@@ -179,7 +237,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
     result = json.loads(answer[0])
     assert "error" not in result, result["error"]
     assert result["errors"] == []
-    return result
+    return {**result, "expected": {name: said for name, (_, said) in damaged.items()}}
 
 
 @pytest.mark.parametrize("index", range(len(ARCHITECTURES)))
@@ -242,13 +300,17 @@ def test_a_drawn_target_is_met_or_refused(found: Any) -> None:
 
 def test_measured_profiles_are_dropped_in(found: Any, record: Record) -> None:
     assert found["dropped"]["n"] == 80
-    assert "older.json has no numbers of trained/measured/logit/influence: take arrays" in found["dropped"]["told"]
-    of_the_record, of_the_arrays = found["dropped"]["runs"][:2], found["dropped"]["runs"][2:]
-    for runs in (of_the_record, of_the_arrays):
-        values = {run["name"]: run["values"] for run in runs}
-        assert set(values) == {"a model, trained, logit", "a model, initialised, logit"}
-        for state in ("trained", "initialised"):
-            assert values[f"a model, {state}, logit"] == record.arrays[f"{state}/measured/logit/influence"].tolist()
+    values = {run["name"]: run["values"] for run in found["dropped"]["runs"]}
+    assert len(found["dropped"]["runs"]) == 2, "a record and the arrays beside it are one run"
+    assert set(values) == {"a model, trained, logit", "a model, initialised, logit"}
+    for state in ("trained", "initialised"):
+        assert values[f"a model, {state}, logit"] == record.arrays[f"{state}/measured/logit/influence"].tolist()
+
+
+def test_what_no_run_holds_is_refused_in_one_sentence_as_the_library_does(found: Any) -> None:
+    assert found["damagedRuns"] == 0
+    told = {name: text for name, text in found["damaged"].items() if found["expected"][name] != text}
+    assert told == {name: found["expected"][name] for name in told}
 
 
 def test_a_page_with_runs_begins_at_their_length_as_one_that_they_were_dropped_on(found: Any) -> None:

@@ -60,8 +60,8 @@ def test_encodings_that_enter_by_content_add_no_logit() -> None:
     turned = ReferenceTransformer(retrieval_network(Architecture(2, encoding="rope"), width=8))
     added = ReferenceTransformer(retrieval_network(Architecture(2, encoding="sinusoidal(width=8)"), width=8))
     decayed = ReferenceTransformer(retrieval_network(Architecture(2, encoding="decay(rate=0.8)"), width=8))
-    constant = ReferenceTransformer(Architecture(2, encoding="rope"))
-    plain = predict(Architecture(2), N).profile.influence
+    constant = ReferenceTransformer(Architecture(2, encoding="rope", mixing=1))
+    plain = predict(Architecture(2, mixing=1), N).profile.influence
     for model in (turned, added):
         np.testing.assert_array_equal(predict(model, N).profile.influence, plain)
     for model in (decayed, constant):

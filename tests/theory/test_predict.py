@@ -31,7 +31,9 @@ def test_each_theory_ignores_what_it_says() -> None:
     plain = rollout_profile(Architecture(6, 2, mixing=0.3), n_positions=64)
     np.testing.assert_array_equal(influence("rollout"), plain)
     np.testing.assert_allclose(influence("closed_form"), plain, rtol=1e-13)
-    np.testing.assert_array_equal(influence("attention_only"), rollout_profile(Architecture(6, 2), n_positions=64))
+    np.testing.assert_array_equal(
+        influence("attention_only"), rollout_profile(Architecture(6, 2, mixing=1), n_positions=64)
+    )
     np.testing.assert_array_equal(influence("rollout_content"), rollout_profile(UNIFORM, n_positions=64))
     assert influence("rollout_content")[-1] > plain[-1]
 
@@ -44,7 +46,7 @@ def test_what_was_evaluated_is_kept() -> None:
 
 
 def test_sinks_are_reported_apart_from_positions() -> None:
-    prediction = predict(Architecture(depth=1, sinks=0.0), 9)
+    prediction = predict(Architecture(depth=1, mixing=1, sinks=0.0), 9)
     assert prediction.sink_share == pytest.approx(0.1)
     np.testing.assert_allclose(prediction.profile.influence, 1 / 9)
 

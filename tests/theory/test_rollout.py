@@ -91,7 +91,7 @@ def test_profiles_sum_to_one(n_positions: int) -> None:
 
 def test_a_sink_keeps_its_share() -> None:
     """One uniform layer over N keys and a sink of logit 0 gives each position 1 / (N + 1)."""
-    profile = rollout_profile(Architecture(depth=1, sinks=0.0), n_positions=9)
+    profile = rollout_profile(Architecture(depth=1, mixing=1, sinks=0.0), n_positions=9)
     np.testing.assert_allclose(profile, 0.1, rtol=1e-14)
 
 
@@ -134,7 +134,8 @@ def test_a_steeper_bias_lowers_every_prefix_mass(steep: float, extra: float, dep
 def test_decay_away_from_the_start_is_negative_binomial() -> None:
     """docs/theory, section 3: t + 1 layers give (1-r)^(t+1) C(t+d, d) r^d at distance d, where rows are full."""
     rate, layers, n_positions = 0.5, 4, 400
-    profile = rollout_profile(Architecture(depth=layers, encoding=f"decay(rate={rate})"), n_positions=n_positions)
+    decaying = Architecture(depth=layers, encoding=f"decay(rate={rate})", mixing=1)
+    profile = rollout_profile(decaying, n_positions=n_positions)
     distance = np.arange(100)
     binomials = np.array([np.prod((distance_ + np.arange(1, layers)) / np.arange(1, layers)) for distance_ in distance])
     np.testing.assert_allclose(profile[::-1][:100], (1 - rate) ** layers * binomials * rate**distance, rtol=1e-12)

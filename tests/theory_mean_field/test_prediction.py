@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from posbias.architecture import Architecture
+from posbias.designing import design
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.loading import load_model
 from posbias.models.reference.config import ReferenceConfig
-from posbias.models.reference.network import ReferenceTransformer
+from posbias.models.reference.network import ReferenceTransformer, save_reference
+from posbias.models.reference.parameters import draw_parameters
 from posbias.prompts.prompts import Prompts
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import growing_bins, unit_bins
@@ -181,6 +185,25 @@ def test_trained_weights_are_refused_and_their_description_is_not(fresh):
         with pytest.raises(UsageError, match=r"'some/checkpoint' are trained or of unknown origin: .*init_seed=0"):
             refused()
     np.testing.assert_array_equal(mean_field(spec_of(trained), 8).jacobian_norm, mean_field(drawn, 8).jacobian_norm)
+
+
+def test_the_weights_of_a_reference_model_that_were_given_are_refused_too(tmp_path):
+    """As the shell does: saved ones, and those of a network made by hand; drawn anew they are taken."""
+    config = reference(depth=1).config
+    weights = draw_parameters(config, torch.Generator().manual_seed(5))
+    save_reference(tmp_path / "trained", config, parameters=weights)
+    for name, model in (
+        ("trained", load_model(tmp_path / "trained")),
+        ("reference", ReferenceTransformer(config, weights)),
+    ):
+        said = f"the weights of '{name}' are trained or of unknown origin"
+        with pytest.raises(UsageError, match=said):
+            predict(model, 8, theory="mean_field")
+        with pytest.raises(UsageError, match=said):
+            design("flat", model=model, theory="mean_field", n_positions=8)
+    drawn, again = load_model(tmp_path / "trained", init_seed=0), ReferenceTransformer(replace(config, seed=0))
+    one, other = (predict(model, 8, theory="mean_field").profile.influence for model in (drawn, again))
+    np.testing.assert_allclose(one, other, rtol=1e-7)  # loaded weights are float32
 
 
 def test_a_configuration_is_drawn(fresh):

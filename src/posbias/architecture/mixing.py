@@ -16,9 +16,8 @@ from posbias.registry import Registry
 SCHEDULES: Registry["Schedule"] = Registry("mixing schedule")
 
 RESIDUAL_MIXING = 0.1
-"""Default of `predict` and `design`, a residual network: attention carries a tenth of each layer's update, the stream
-nine tenths. Five published models have .06 to .14 on average (arXiv 2602.16837). `Architecture` itself starts from 1,
-no residual stream, which saved models, studies and claims that leave mixing out rely on."""
+"""Default wherever mixing may be left out, a residual network: attention carries a tenth of each layer's update, the
+stream nine tenths. Five published models have .06 to .14 on average (arXiv 2602.16837)."""
 
 
 class Schedule(ABC):

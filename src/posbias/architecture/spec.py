@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from posbias.architecture.encodings import ENCODINGS, Encoding
 from posbias.architecture.masks import MASKS, Mask
-from posbias.architecture.mixing import Schedule, resolve_mixing
+from posbias.architecture.mixing import RESIDUAL_MIXING, Schedule, resolve_mixing
 from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import HEADS
@@ -72,8 +72,8 @@ class Architecture:
         mask: A `Mask` or its literal spelling (`"sliding_window(width=64)"`); or a list per layer, whose items may
             themselves be lists per head.
         encoding: An `Encoding` or its literal spelling, likewise.
-        mixing: m_l in [0, 1]: a number, a list per layer, a `Schedule` or its literal spelling. 1 is attention
-            without residual stream; a residual network has about 0.1.
+        mixing: m_l in [0, 1]: a number, a list per layer, a `Schedule` or its literal spelling. 0.1 by default, about
+            what residual networks have; 1 is attention without residual stream.
         content: Offset of the diagonal logit (natural-log units, any finite value), relative to all other keys: a
             number, a list per layer, or `[layer][head]`.
         sinks: Logit of an extra key that every query sees and that is no input position (a learned sink or key bias, as
@@ -88,7 +88,7 @@ class Architecture:
     heads: int = 1
     mask: Mask | str | Sequence[Any] = "causal"
     encoding: Encoding | str | Sequence[Any] = "none"
-    mixing: float | str | Schedule | Sequence[float] | np.ndarray = 1.0
+    mixing: float | str | Schedule | Sequence[float] | np.ndarray = RESIDUAL_MIXING
     content: float | Sequence[Any] | np.ndarray = 0.0
     sinks: float | Sequence[Any] | np.ndarray | None = None
 
@@ -161,7 +161,9 @@ class Architecture:
         }
 
     @classmethod
-    def from_model(cls, model: Any, *, mixing: Any = 1.0, content: Any = 0.0, encoding: Any = None) -> "Architecture":
+    def from_model(
+        cls, model: Any, *, mixing: Any = RESIDUAL_MIXING, content: Any = 0.0, encoding: Any = None
+    ) -> "Architecture":
         """The architecture of a loaded model, from its configuration; mixing and content are measured, not configured.
 
         ALiBi slopes and windows are the model's own. Rotary and absolute encodings add no bias of their own without

@@ -183,7 +183,7 @@ def ingredient_record(
     cost = preflight(model, prompts, kinds=kinds, options=plan.options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=plan.options)
     table = ingredients(model, prompts, target=given.target)
-    described = measurement.model or model.describe()
+    described = measurement.model or {}
     theories = {_theory_name(name): TheoryProfile(Profile.mean_of(rows), rows) for name, rows in table.items()}
     subject = measured_subject(state_name(described), measurement, theories)
     compared = compare_subject(subject, generator=np.random.default_rng(plan.seed))

@@ -29,19 +29,17 @@ from posbias.report import conclude, write_report
 from posbias.report.layout import store_subjects
 
 
-def measurement_record(
-    measurement: Measurement, model: Model, prompts: Prompts, arguments: Mapping[str, Any], *, command: str = ""
-) -> Record:
+def measurement_record(measurement: Measurement, arguments: Mapping[str, Any], *, command: str = "") -> Record:
     """A measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
-    described = measurement.model or model.describe()  # it reads all weights: once is enough
+    described = measurement.model or {}
     record = Record(
         verb="measure",
         arguments=dict(arguments),
         resolved={
-            "title": str(described.get("source", "model")),
+            "title": str(described.get("source", "a model")),
             "command": command,
             "model": described,
-            "prompts": prompts.describe(),
+            "prompts": None if measurement.prompts is None else measurement.prompts.describe(),
             "measurement": measurement.describe(),
         },
         seeds=dict(measurement.seeds),
@@ -184,7 +182,7 @@ def measure_source(
     kinds = resolve_kinds(list(plan.kinds))
     cost = preflight(model, prompts, kinds=kinds, options=options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=options)
-    record = measurement_record(measurement, model, prompts, arguments, command=command)
+    record = measurement_record(measurement, arguments, command=command)
     record.scalars["cost"] = cost
     if directory is not None:
         record.resolved["fingerprint"] = fingerprint(plan.settings(record.resolved["model"], prompts))

@@ -4,7 +4,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -129,8 +129,8 @@ def predict(
         if ingredients:
             run.finish(ingredient_record(model, plan, theory=theory, arguments=arguments, command=run.command))
             return
-        prediction, read = _of_model(model, plan, theory, prompted=prompts.prompts is not None)
-        run.finish(prediction.record(arguments, command=run.command, **read))
+        prediction = _of_model(model, plan, theory, prompted=prompts.prompts is not None)
+        run.finish(prediction.record(arguments, **{**prediction.about, "command": run.command}))
 
 
 def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> None:
@@ -161,8 +161,8 @@ def _needs_prompts(theory: str) -> bool:
     return parsed.reads_prompts if isinstance(parsed, ModelTheory) else name != "attention_only"
 
 
-def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) -> "tuple[Prediction, dict[str, Any]]":
-    """What a theory says of a model, and what it read; `prompted`: whether prompts were asked for."""
+def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) -> "Prediction":
+    """What a theory says of a model; `prompted`: whether prompts were asked for."""
     from posbias.theory import ModelTheory, parse_theory
     from posbias.theory import predict as predict_profile
     from posbias.theory.predict import known_mixing
@@ -173,5 +173,4 @@ def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) 
     loaded = plan.load(source)
     known = not isinstance(parsed, ModelTheory) and known_mixing(loaded) is not None
     drawn = plan.prompts(loaded) if prompted or (_needs_prompts(theory) and not known) else None
-    prediction = predict_profile(loaded, n_positions=plan.n_positions, theory=theory, prompts=drawn, seed=plan.seed)
-    return prediction, {"model": loaded.describe(), "prompts": None if drawn is None else drawn.describe()}
+    return predict_profile(loaded, n_positions=plan.n_positions, theory=theory, prompts=drawn, seed=plan.seed)

@@ -30,6 +30,8 @@ class _Side:
     measured: bool = False
     prompts: str | None = None
     """Hash of the prompts that were read."""
+    kinds: tuple[str, ...] = ()
+    """Which kind or theory it is, then the others beside it; none of a bare profile."""
 
 
 @checked
@@ -49,9 +51,10 @@ def compare(
         seed: Of prompts, probes and resamples.
 
     Returns:
-        The distances, both profiles and, where the second was measured on prompts, `intervals`: over prompts, a
-        `Contrast` where the first has prompts too. A theory that read the same ones is compared on each; two
-        measurements are taken for independent, so that on the same prompts their intervals are wider than need be.
+        The distances, both profiles, which `kinds` they are of, and, where the second was measured on prompts,
+        `intervals`: over prompts, a `Contrast` where the first has prompts too. A theory that read the same ones is
+        compared on each; two measurements are taken for independent, so that on the same prompts their intervals are
+        wider than need be.
 
     Raises:
         UsageError: something else, profiles over different numbers of positions, or a kind that neither has.
@@ -63,7 +66,9 @@ def compare(
     one, other = (replace(side, name=name) for side, name in zip(sides, names, strict=True))
     found = distances(one.profile, other.profile)
     profiles = {one.name: one.profile, other.name: other.profile}
-    return replace(found, profiles=profiles, intervals=_intervals(one, other, np.random.default_rng(seed)))
+    kinds = {side.name: side.kinds for side in (one, other) if side.kinds}
+    intervals = _intervals(one, other, np.random.default_rng(seed))
+    return replace(found, profiles=profiles, intervals=intervals, kinds=kinds)
 
 
 def _found(given: Any, *, kinds: str, n_positions: int, count: int, seed: int) -> "Record | Measurement":
@@ -100,7 +105,8 @@ def _held(given: Showing) -> Mapping[str, _Side]:
         low, high, units, scales = (arrays.get(f"{stem}/{part}") for part in ("low", "high", "per_prompt", "scales"))
         profile = Profile(arrays[f"{stem}/influence"], low, high)
         sample = None if units is None else Sample.of(units, scales)
-        found.setdefault(stem.split("/")[-1], _Side(title, profile, sample, MEASURED in stem.split("/"), prompts))
+        name = str(resolved.get("theory", stem)) if stem == "profile" else stem.split("/")[-1]
+        found.setdefault(name, _Side(title, profile, sample, MEASURED in stem.split("/"), prompts))
     if not found:
         raise UsageError(f"a run of {record.verb} holds no profile to compare")
     return found
@@ -120,7 +126,8 @@ def _chosen(own: Mapping[str, _Side], other: Mapping[str, _Side], kind: str | No
     if kind is not None and kind.partition("(")[0] not in known:
         raise UsageError(f"kind {kind!r} is in neither; known: {', '.join(filter(None, known))}")
     wanted = [] if kind is None else [kind.partition("(")[0]]
-    return own[next(name for name in [*wanted, *(name for name in own if name in other), *own] if name in own)]
+    chosen = next(name for name in [*wanted, *(name for name in own if name in other), *own] if name in own)
+    return replace(own[chosen], kinds=tuple(filter(None, (chosen, *(name for name in own if name != chosen)))))
 
 
 def _intervals(one: _Side, other: _Side, generator: np.random.Generator) -> BesideFlat | None:

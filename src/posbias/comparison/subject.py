@@ -315,6 +315,8 @@ class Comparison(Showing, Distances):
     intervals: BesideFlat | None = None
     """W1 with intervals over prompts, where `second` has prompts; a `Contrast`, with the difference of every statistic,
     where both have."""
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the same names: the kind or theory that was compared, then the others that were there to choose from."""
 
     def shown(self) -> Shown:
         """Both profiles; W1 beside the flat line's, and the differences of the shares of influence."""
@@ -332,7 +334,12 @@ class Comparison(Showing, Distances):
             for name in ("first_tenth", "middle_tenth", "last_tenth"):
                 facts[f"{name.replace('_', ' ')}, {one} less {other}"] = str(found.statistics[name])
         facts = {f"W1 of {one} to {other}": own, f"W1 of the flat line to {other}": flat, **facts}
-        return Shown(f"{one} beside {other}: W1 {own}, of the flat line {flat}", series, facts=facts)
+        told = {name: f" ({kinds[0]})" for name, kinds in self.kinds.items()}
+        for name, (_, *others) in self.kinds.items():
+            if others:
+                facts[f"of {name}{told[name]} not compared"] = ", ".join(others)
+        title = f"{one}{told.get(one, '')} beside {other}{told.get(other, '')}: W1 {own}, of the flat line {flat}"
+        return Shown(title, series, facts=facts)
 
 
 def distances(predicted: Profile, measured: Profile) -> Comparison:

@@ -34,6 +34,7 @@ from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
 from posbias.showing import Series, Showing, Shown
+from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile
 
@@ -372,6 +373,7 @@ def _by_mean_field(
 ) -> Design:
     if model is None:
         raise UsageError("theory mean_field needs a model at initialisation: model=load_model('config:DIR')")
+    check_drawn(model)
     keyed = [name for name in names if name != NORM_PLACEMENT]
     if len(keyed) > 1 or not set(keyed) <= set(OF_MODELS):
         raise UsageError(
@@ -397,7 +399,7 @@ def _born(
     born: Initialisation, target: Target, names: tuple[str, ...], lengths: tuple[int, ...], *, starts: int, seed: int
 ) -> Design:
     """The key bias of a model, its norms where they are; without one, the model as it is."""
-    base = Architecture.from_model(born.model)
+    base = Architecture.from_model(born.model, mixing=1.0)
     if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
     task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, seed=seed, reach=born.reach)

@@ -7,6 +7,7 @@ norms and normalises once (arXiv 2602.16837's code), so that prompts with large 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import reinitialise
 from posbias.models.weights import network_sha256
+from posbias.naming import changed_fields
 from posbias.parts import PartStore, made_by
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.records import Record, plain
+from posbias.records import Record
 from posbias.showing import Showing, Shown
 from posbias.statistics import CONFIDENCE, estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
+RECORDS_OF = "posbias.auditing.measuring"
 
 
 @checked
@@ -158,9 +161,10 @@ class Measurement(Showing):
     precision: dict[str, PrecisionLoss] = field(default_factory=dict)
     """By kind, for models below float32: the profiles of the first prompts against those of a float32 copy."""
     model: dict[str, Any] | None = None
-    """What `Model.describe` said before the first prompt, where prompts were kept in a directory; None elsewhere."""
-    identity: dict[str, Any] = field(default_factory=dict)
-    """`Model.identity`; with the two below empty where single prompts were combined."""
+    """What `Model.describe` said before the first prompt, hashes of the weights included; None, and empty with the
+    three below, where single prompts were combined."""
+    python: str = ""
+    """What measures the same again in Python; a model in hand is `model` there, prompts in hand are `prompts`."""
     prompts: Prompts | None = None
     """What was read; in memory alone, as the tokenizer that shows it as text."""
     tokenizer: Any = None
@@ -206,29 +210,14 @@ class Measurement(Showing):
         return TokenMap(prompt, texts, tuple(curves), None if errors is None else errors[prompt] / norms.sum())
 
     def as_run(self) -> Record:
-        """As a record that reports and comparisons read: without comparisons of its own and hashes of the weights.
-
-        `posbias.auditing.measuring.measurement_record` makes the whole one, given the model.
-        """
-        record = Record("measure", {}, seeds=dict(self.seeds))
-        prompts = None if self.prompts is None else self.prompts.describe()
-        model = self.model or self.identity
-        record.resolved = {
-            "title": self._source,
-            "model": model,
-            "prompts": prompts,
-            "measurement": plain(self.describe()),
-        }
-        for kind, profile in self.profiles.items():
-            parts = {**vars(profile), "per_prompt": self.per_prompt[kind]}
-            if self.options.averaging == "norms":
-                parts["scales"] = self.per_prompt[kind].sum(axis=1)
-            record.arrays |= {f"measured/{kind}/{part}": array for part, array in parts.items() if array is not None}
+        """The record that the shell writes of the same measurement; its command is `python`."""
+        # Intervals and comparisons are made above this room, as a record's verdict is.
+        record: Record = import_module(RECORDS_OF).measurement_record(self, {}, command=self.python)
         return record
 
     @property
     def _source(self) -> str:
-        return str(self.identity.get("source", "a model"))
+        return str((self.model or {}).get("source", "a model"))
 
     @property
     def count(self) -> int:
@@ -292,7 +281,7 @@ def measure(
     for kind in resolved:
         kind.check_output(options.passes.read_output)
     run = options.run
-    described = None if run.directory is None else model.describe()
+    described = model.describe()
     store = PartStore(
         run.directory,
         _settings(described, prompts, resolved, seed, options),
@@ -312,15 +301,24 @@ def measure(
     pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     found = combine(measured, kinds=resolved, seed=seed, options=options)
-    return replace(found, model=described, identity=model.identity, prompts=prompts, tokenizer=model.tokenizer)
+    again = _python_of(model, prompts, resolved, seed, options)
+    return replace(found, model=described, python=again, prompts=prompts, tokenizer=model.tokenizer)
+
+
+def _python_of(model: Model, prompts: Prompts, kinds: Sequence[Kind], seed: int, options: MeasureOptions) -> str:
+    """One line of Python that measures the same."""
+    arguments = [prompts.python, f"kinds={[str(kind) for kind in kinds]}", f"seed={seed}"]
+    passes = changed_fields(options.passes)
+    changed = changed_fields(options, without=("passes", "run"))
+    changed += [f"passes=posbias.PassOptions({', '.join(passes)})"] if passes else []
+    arguments += [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
+    return model.in_call("posbias.measure", arguments)
 
 
 def _settings(
-    described: Mapping[str, Any] | None, prompts: Prompts, kinds: Sequence[Kind], seed: int, options: MeasureOptions
+    described: Mapping[str, Any], prompts: Prompts, kinds: Sequence[Kind], seed: int, options: MeasureOptions
 ) -> dict[str, Any]:
-    """What finished prompts depend on; nothing where none are kept."""
-    if described is None:
-        return {}
+    """What finished prompts depend on."""
     return {
         "model": described,
         "prompts": prompts.describe(),

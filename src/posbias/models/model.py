@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from posbias.errors import RunError, UsageError
+from posbias.naming import changed_fields
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,21 @@ class Model(ABC):
     def reload_request(self) -> ModelRequest | None:
         """`request` where it loads what computes now: None while an intervention lasts, which no other process has."""
         return None if self.intervention is not None else self.request
+
+    def in_call(self, function: str, arguments: Sequence[str]) -> str:
+        """A Python call with this model before the arguments: loaded by its last name, `model` where it is in hand.
+
+        An intervention that lasts is opened around it.
+        """
+        loaded = "model"
+        if self.request is not None:
+            loading = changed_fields(self.request, without=("source", "max_memory"))
+            loaded = f"posbias.load_model({', '.join([repr(self.identity['source']), *loading])})"
+        if self.intervention is not None:
+            opened = f"with posbias.intervened({loaded}, {self.intervention!r}) as model: "
+            return f"{opened}{function}({', '.join(['model', *arguments])})"
+        loaded = loaded if self.request is None else f"model := {loaded}"
+        return f"{function}({', '.join([loaded, *arguments])})"
 
     @abstractmethod
     def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:

@@ -116,6 +116,7 @@ def _mean_field_profile(
             model, prompts = ReferenceTransformer(member.config, parameters), None
         else:
             model, prompts = _with_prompts(Profiled(member, parameters), vectors)
+        model.drawn = True  # the weights that training begins with
         return mean_field(model, member.task.n_positions, prompts=prompts).profile.influence
     except UsageError:
         return None

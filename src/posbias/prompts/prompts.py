@@ -18,10 +18,13 @@ from jaxtyping import Int, Int64
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS
+from posbias.naming import changed_fields
 from posbias.prompts.control_tokens import spelled_in, tokenised
 
 PROBE = "a"
 """Any text: it shows which special tokens the tokenizer puts before one."""
+SHUFFLED = " (shuffled, seed {seed})"
+"""Behind the source of prompts whose tokens were put into random order."""
 EMBEDDED = 1 << 24
 """Numbers of the embedding looked at in one go (64 MB in float32)."""
 
@@ -97,6 +100,17 @@ class Prompts:
         """Hash of the token ids (int64, little-endian, row by row): the same prompts, the same hash."""
         return hashlib.sha256(self.token_ids.astype("<i8").tobytes()).hexdigest()
 
+    @property
+    def python(self) -> str:
+        """What draws them again for the model `model`, a file by its last name; `prompts` where they were in hand."""
+        if self.seed is None:
+            return "prompts"
+        name, shuffled, _ = self.source.partition(SHUFFLED.format(seed=self.seed))
+        given = changed_fields(PromptSource(name, self.windows or "random", bool(shuffled)), without=("source",))
+        source = f"posbias.prompts.prompts.PromptSource({', '.join([repr(name), *given])})" if given else repr(name)
+        size = f"n_positions={self.n_positions}, count={self.count}, seed={self.seed}"
+        return f"posbias.load_prompts({source}, model, {size})"
+
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
@@ -158,7 +172,7 @@ def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
     token_ids = prompts.token_ids.copy()
     for row in range(prompts.count):
         token_ids[row, fixed:] = np.random.default_rng([seed, row]).permutation(token_ids[row, fixed:])
-    return replace(prompts, token_ids=token_ids, source=f"{prompts.source} (shuffled, seed {seed})")
+    return replace(prompts, token_ids=token_ids, source=prompts.source + SHUFFLED.format(seed=seed))
 
 
 def embedded_tokens(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int64[np.ndarray, "_"]:

@@ -11,11 +11,15 @@ from string import Template
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.profiles import Profile
-from posbias.records import Record
+from posbias.profiles import SUM_TOLERANCE, Profile
+from posbias.records import FORMAT_VERSION, Record
 from posbias.report.layout import shown_record, view_of
 from posbias.version import __version__
 
+MOST_POSITIONS = 1_000_000
+"""Of a profile that is dropped on the page: as many as its own context may have."""
+MOST_BYTES = 1 << 29
+"""Of a file that is dropped on the page, which a browser reads whole."""
 DIGITS = 7
 """Of a measured influence on the page: more than any picture shows, or any interval has."""
 
@@ -37,7 +41,13 @@ def explorer_page(presets: Mapping[str, Mapping[str, Any]], runs: Sequence[Recor
         for name in ("explorer.html", "rollout.js", "explorer_charts.js", "explorer_files.js", "explorer.js")
     )
     script = "\n".join([arithmetic, "// ---- the page ----", *scripts])  # the worker takes what stands above the line
-    given = {"presets": presets, "measured": [curve for run in runs for curve in _measured(run)]}
+    rules = {
+        "format_version": FORMAT_VERSION,
+        "sum_tolerance": SUM_TOLERANCE,
+        "most_positions": MOST_POSITIONS,
+        "most_bytes": MOST_BYTES,
+    }
+    given = {"presets": presets, "measured": [curve for run in runs for curve in _measured(run)], "rules": rules}
     data = json.dumps(given, allow_nan=False).replace("<", "\\u003c")  # nothing in it ends the script that holds it
     return Template(page).substitute(given=data, script=script, version=__version__)
 
@@ -50,7 +60,7 @@ def curve_of(name: str, profile: Profile) -> dict[str, Any]:
 def _measured(record: Record) -> list[dict[str, Any]]:
     view = view_of(shown_record(record))
     curves = [
-        curve_of(f"{view.title}, {subject.name}, {kind}", measured.profile)
+        {**curve_of(f"{view.title}, {subject.name}, {kind}", measured.profile), "run": record.run_id}
         for subject in view.subjects
         for kind, measured in subject.measured.items()
     ]

@@ -56,7 +56,7 @@ class Prediction(Showing):
     """What bounds the trust in this prediction, one sentence each."""
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
-    """`model`: the identity of the model that it is of, and `prompts`: what was read, where there are any."""
+    """`model` and `prompts`: what they say of themselves, where there are any; `command`: the same call in Python."""
 
     def settings(self) -> Settings:
         """What it was computed for, by which curves are named: the theory and the architecture, per layer and head."""

@@ -79,7 +79,26 @@ def predict(
     check_seed(seed)
     found = chosen.predict(subject, int(n_positions), prompts, seed=seed)
     read = None if prompts is None else prompts.describe()
-    return replace(found, about={"model": getattr(subject, "identity", None), "prompts": read})
+    of_model = hasattr(subject, "architecture_traits")
+    arguments = [f"n_positions={found.n_positions}", f"theory={(found.spelled or found.theory)!r}", f"seed={seed}"]
+    if of_model and prompts is not None:
+        arguments.insert(-1, f"prompts={prompts.python}")
+    described = subject.describe() if of_model else None
+    python = subject.in_call("posbias.predict", arguments) if of_model else _python_of(subject, arguments)
+    return replace(found, about={"model": described, "prompts": read, "command": python})
+
+
+def _python_of(subject: Any, arguments: list[str]) -> str:
+    """The call for an architecture as resolved; what else was given is `subject`."""
+    if not isinstance(subject, Architecture):
+        return f"posbias.predict({', '.join(['subject', *arguments])})"
+    described = subject.describe()
+    if described["sinks"] is not None:
+        described["sinks"] = [[float("-inf") if one is None else one for one in row] for row in described["sinks"]]
+    given = ", ".join(f"{name}={value!r}" for name, value in described.items() if value is not None)
+    return f"posbias.predict({', '.join([f'posbias.Architecture({given})', *arguments])})".replace(
+        "-inf", "float('-inf')"
+    )
 
 
 class ArchitectureTheory(Theory):

@@ -117,6 +117,8 @@ class ReferenceTransformer(Model):
     network: ReferenceNetwork
     origin: Mapping[str, Any]
     """For the record: `source`, and of a saved model its `init_seed` and `provenance`."""
+    drawn: bool
+    """Whether its weights were drawn from a seed; those that were given may be trained."""
 
     def __init__(
         self,
@@ -138,6 +140,7 @@ class ReferenceTransformer(Model):
         self.dtype = self.config.torch_dtype
         self.device = torch.device("cpu")
         self.origin = {"source": "reference"}
+        self.drawn = parameters is None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -217,6 +220,7 @@ class ReferenceTransformer(Model):
             "described": True,
             **self.config.to_dict(),
             **self.origin,
+            "device": str(self.device),
             "weights_sha256": weights_sha256(self.network),
         }
 
@@ -286,6 +290,7 @@ def load_reference(
         tensors = draw_parameters(config, torch.Generator().manual_seed(init_seed))
     model = ReferenceTransformer(config, tensors, items=items)
     model.origin = {"source": path.resolve().name, "init_seed": init_seed, "provenance": document["provenance"]}
+    model.drawn = init_seed is not None
     return model.to(device)
 
 

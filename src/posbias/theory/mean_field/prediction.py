@@ -116,6 +116,19 @@ class MeanField:
     """Variance of a logit at the last position: the parameter of the expansion."""
 
 
+def check_drawn(model: Model | MeanFieldSpec) -> None:
+    """Refuse a model whose weights were not drawn at random: mean field does not speak of it."""
+    if isinstance(model, HuggingFaceModel):
+        drawn = model.origin.init_seed is not None
+    else:
+        drawn = not isinstance(model, ReferenceTransformer) or model.drawn
+    if isinstance(model, Model) and not drawn:
+        raise UsageError(
+            f"mean field speaks of models at initialisation; the weights of {model.identity['source']!r} are trained "
+            "or of unknown origin: load it with init_seed=0, or give spec_of(model)"
+        )
+
+
 def mean_field(
     model: Model | MeanFieldSpec,
     n_positions: int,
@@ -149,11 +162,7 @@ def mean_field(
 
     Source: ours; Hermite and arc-cosine kernels as in Cho and Saul 2009 and the neural-tangent literature.
     """
-    if isinstance(model, HuggingFaceModel) and model.origin.init_seed is None:
-        raise UsageError(
-            f"mean field speaks of models at initialisation; the weights of {model.origin.source!r} are trained or of "
-            "unknown origin: load it with init_seed=0, or give spec_of(model)"
-        )
+    check_drawn(model)
     spec = model if isinstance(model, MeanFieldSpec) else spec_of(model)
     if isinstance(model, Model) and spec.positions > 0 and n_positions > (model.max_positions or n_positions):
         raise UsageError(f"n_positions must be at most {model.max_positions}, the learned positions; got {n_positions}")
