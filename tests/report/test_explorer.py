@@ -150,7 +150,7 @@ def damaged_files(run: Path) -> dict[str, tuple[bytes, str]]:
         "bare.json": ({"profiles": {}, "arrays": {}}, "holds no measured profile."),
         "older.json": (
             {"profiles": {}},
-            "has no numbers of initialised/measured/logit/influence: take arrays.safetensors, which lies beside it.",
+            f"has no numbers of {name}: take arrays.safetensors, which lies beside it.",
         ),
         **{file: ({"profiles": {**document["profiles"], name: held}}, said) for file, (held, said) in profiles.items()},
     }
