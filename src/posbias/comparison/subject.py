@@ -334,11 +334,11 @@ class Comparison(Showing, Distances):
             for name in ("first_tenth", "middle_tenth", "last_tenth"):
                 facts[f"{name.replace('_', ' ')}, {one} less {other}"] = str(found.statistics[name])
         facts = {f"W1 of {one} to {other}": own, f"W1 of the flat line to {other}": flat, **facts}
-        told = {name: f" ({kinds[0]})" for name, kinds in self.kinds.items()}
+        compared = {name: f" ({kinds[0]})" for name, kinds in self.kinds.items()}
         for name, (_, *others) in self.kinds.items():
             if others:
-                facts[f"of {name}{told[name]} not compared"] = ", ".join(others)
-        title = f"{one}{told.get(one, '')} beside {other}{told.get(other, '')}: W1 {own}, of the flat line {flat}"
+                facts[f"of {name}{compared[name]} not compared"] = ", ".join(others)
+        title = f"{one}{compared.get(one, '')} beside {other}{compared.get(other, '')}: W1 {own}, of the flat line {flat}"
         return Shown(title, series, facts=facts)
 
 
