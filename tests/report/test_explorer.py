@@ -228,7 +228,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Any:
         [*command, f"http://127.0.0.1:{server.server_port}/"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        assert done.wait(300), "the browser did not answer"
+        assert done.wait(90), "the browser did not answer"
     finally:
         browser.terminate()
         browser.wait(30)

@@ -338,7 +338,8 @@ class Comparison(Showing, Distances):
         for name, (_, *others) in self.kinds.items():
             if others:
                 facts[f"of {name}{compared[name]} not compared"] = ", ".join(others)
-        title = f"{one}{compared.get(one, '')} beside {other}{compared.get(other, '')}: W1 {own}, of the flat line {flat}"
+        pair = " beside ".join(f"{name}{compared.get(name, '')}" for name in (one, other))
+        title = f"{pair}: W1 {own}, of the flat line {flat}"
         return Shown(title, series, facts=facts)
 
 
