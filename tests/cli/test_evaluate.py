@@ -105,6 +105,33 @@ def test_where_all_prompts_are_too_long_the_run_fails_and_says_so(posbias, long_
     assert (record.status, str(record.error)[:43]) == ("failed", "No example was answered: all 6 are too long")
 
 
+def test_thoughts_that_a_template_opens_are_said_and_turned_off(posbias, long_llama, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(long_llama, model)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    closed = "{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}\n<think>" + closed
+    tokenizer.save_pretrained(model)
+    asked = ["evaluate", model, "--task", "example_order(shots=4, chat=True)", "--count", 2, "--max-tokens", 2]
+    result = posbias(*asked, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    said = ("8 of 8 answers never came out of the model's thoughts", "not scored: the prompts end where the model's")
+    page, terminal = unescape((tmp_path / "run/report.html").read_text()), " ".join(result.stdout.split())
+    for sentence in said:
+        assert sentence in page
+        assert sentence in terminal
+    told = [*asked, "--thinking-tokens", 3, "--template-options", "enable_thinking=False", "--out", tmp_path / "told"]
+    assert posbias(*told).returncode == 0
+    record = pb.load_record(tmp_path / "told")
+    assert record.resolved["responder"]["model"]["template_options"] == {"enable_thinking": False}
+    assert record.resolved["thinking_tokens"] == 3
+    assert record.scalars["reading"]["unfinished"] == 0
+    assert {"accuracy", "logprob"} <= set(record.scalars["curves"])
+    mistaken = posbias(*asked, "--template-options", "enable_think=False")
+    assert (mistaken.returncode, mistaken.stderr.count("\n")) == (2, 1)
+    assert "'enable_think' does nothing: the model's chat template does not name it" in mistaken.stderr
+
+
 def test_wrong_use_of_place_is_one_line(posbias, finished, tmp_path):
     wrong = tmp_path / "scores.txt"
     wrong.write_text("0.5\nhigh\n")
@@ -162,6 +189,10 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
         (["--task", "example_order(shots=4, chat=True)"], "no chat template"),
         (["--server", "http://localhost:1/v1"], "not both"),
         (["--no-generate", "--no-score"], "nothing to do"),
+        (["--answer-pattern", "Answer: .*"], "answer_pattern 'Answer: .*' has 0 groups in brackets; allowed: 1"),
+        (["--thinking-tokens", "-1"], "--thinking-tokens"),
+        (["--template-options", "enable_thinking=False"], "ask for them by chat=True in the task"),
+        (["--template-options", "False"], "allowed: NAME=VALUE, such as enable_thinking=False"),
     ):
         result = posbias("evaluate", long_llama, *FLAGS, *flags, "--out", tmp_path / "run")
         assert result.returncode == 2, (flags, result.stderr)
