@@ -15,11 +15,14 @@ import posbias as pb
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias.chat_templates import with_template_options
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, evaluation_record, measured_use
 from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
 from posbias.evaluation.responders.running import Ending, Started
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
+from posbias.evaluation.spans import encoded_prompt
+from posbias.mitigation.calibration import answer_logprob
+from posbias.mitigation.fitting import encoded_answers
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import Documents
 
@@ -169,6 +172,13 @@ def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_
     assert reply.response is not None
     assert reply.response.thinking == UNFINISHED
     assert "end where the model's thoughts begin" in thinking.describe()["no_scores_because"]
+    example = next(Documents(documents=2, chat=True).examples(thinking.tokenizer, count=1))
+    with pytest.raises(UsageError, match="no influence on the answer: the prompts end where the model's thoughts"):
+        encoded_prompt(example, thinking.tokenizer)
+    with pytest.raises(UsageError, match="fit: the prompts end where the model's thoughts"):
+        encoded_answers(thinking.model, [example])  # type: ignore[arg-type]  # a model of transformers
+    with pytest.raises(RunError, match="fit: the prompts end where the model's thoughts"):
+        answer_logprob(thinking.model, None, [example])  # type: ignore[arg-type]
     told = pb.load_model(network, tokenizer(), template_options={"enable_thinking": False})
     assert told.describe()["template_options"] == {"enable_thinking": False}
     (reply,) = LocalResponder(told).respond([request], generate=True, score=True)
@@ -180,6 +190,21 @@ def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_
     for wrong in ({"messages": []}, {"no name": 1}, {"enable_thinking": float("nan")}):
         with pytest.raises(UsageError, match="template option"):
             pb.load_model(network, tokenizer(), template_options=wrong)
+
+
+def test_a_server_whose_template_opens_thoughts_is_known_by_its_tokenizer(long_llama: Path) -> None:
+    tokenizer = pb.load_model(long_llama).tokenizer
+    tokenizer.chat_template = THINKING
+    with stand_in(lambda index, *_: said("Is it Rome?", "length" if index else "stop")) as server:
+        responder = ServerResponder(server.address, "m", FAST, tokenizer=tokenizer)
+        found = generated(responder, [Request("q1"), Request("q2")])
+        told = ServerResponder(
+            server.address, "m", replace(FAST, template_options={"enable_thinking": False}), tokenizer=tokenizer
+        )
+        (answer,) = generated(told, [Request("q3")])
+    # The first may be what a server left that took the thoughts out; the second was cut off before they ended.
+    assert [(each.text, each.thinking) for each in found] == [("Is it Rome?", None), ("", UNFINISHED)]
+    assert (answer.text, answer.thinking) == ("Is it Rome?", None)
 
 
 def said(content: Any, finish: str = "stop", **message: Any) -> Reply:

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import encode_requests
+from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
 from posbias.evaluation.samples import EvaluateOptions, samples_of
 from posbias.tasks.language import Example, LanguageTask
 
@@ -63,7 +63,9 @@ def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> It
 
 
 def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:
-    """The tokens of a prompt, and the right answer's first token."""
+    """The tokens of a prompt, and the right answer's first token; UsageError if thoughts come before it."""
     request = Request(prompt=example.prompt, answer=example.target, own_control=example.own_control)
     (encoded,) = encode_requests(tokenizer, [request])
+    if encoded.thinks:
+        raise UsageError(f"there is no influence on the answer: {WITHIN_THOUGHTS}")
     return encoded.prompt, int(encoded.answer[0])

@@ -24,7 +24,7 @@ from posbias.architecture.keys import log_spline_basis
 from posbias.checks import check_choice, check_number, check_seed, check_whole, checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import EncodedRequest, encode_requests
+from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
 from posbias.interventions.keys import KeyBiased, biased
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, check_strength, inside_methods
@@ -400,6 +400,8 @@ def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> lis
     """Prompts and right answers in tokens; every prompt must fit into the context."""
     requests = [Request(prompt=e.prompt, answer=e.target, own_control=e.own_control) for e in examples]
     encoded = encode_requests(model.tokenizer, requests)
+    if any(one.thinks for one in encoded):
+        raise UsageError(f"fit: {WITHIN_THOUGHTS}")
     longest = max(len(one.prompt) + len(one.answer) for one in encoded)
     if model.max_positions is not None and longest > model.max_positions:
         raise UsageError(f"fit: a calibration prompt has {longest} tokens; the model takes {model.max_positions}")

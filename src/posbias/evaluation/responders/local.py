@@ -37,8 +37,6 @@ from posbias.prompts.control_tokens import spelled_in
 from posbias.prompts.prompts import check_vocabulary, tokenise
 from posbias.tasks.language import rendered
 
-MARK_TOKENS = 64
-"""Of a prompt's end, in which a mark that opens thoughts stands."""
 WITHIN_THOUGHTS = (
     "the prompts end where the model's thoughts begin, and an answer would be scored within them; "
     "--template-options 'enable_thinking=False' closes them in templates that know it"
@@ -70,6 +68,8 @@ class EncodedRequest:
     """With the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
     answer: TokenIds
     """Tokens to score; empty where the request has no answer."""
+    thinks: bool = False
+    """Whether the prompt ends within thoughts, so that what follows it is no answer."""
     apart: bool = False
     """Whether the answer was tokenised on its own, for in one text with the prompt it would form other tokens."""
 
@@ -100,7 +100,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
     )
     alone = tokenise(answers, tokenizer)
     encoded = []
-    for index, (_, before) in enumerate(texts):
+    for index, ((text, _), before) in enumerate(texts):
         prompt, whole = prompts[index], wholes[index]
         continues = len(whole) > len(prompt) and np.array_equal(whole[: len(prompt)], prompt)
         answer = whole[len(prompt) :] if continues else alone[index]
@@ -109,7 +109,8 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
             raise UsageError(f"prompt {index} has no tokens; give at least 1")
         if answers[index] and not len(answer):
             raise UsageError(f"the answer of prompt {index}, {answers[index]!r}, has no tokens; give at least 1")
-        encoded.append(EncodedRequest(full, answer if answers[index] else answer[:0], apart=not continues))
+        answer = answer if answers[index] else answer[:0]
+        encoded.append(EncodedRequest(full, answer, thinks=opens_thoughts(text), apart=not continues))
     return encoded
 
 
@@ -173,7 +174,7 @@ class LocalResponder(Responder):
         runner = self.tried(encoded[order[0]].prompt)
         for index in track(order, "answers"):
             prompt, answer = encoded[index].prompt, encoded[index].answer
-            thinks = self._ends_within_thoughts(prompt)
+            thinks = encoded[index].thinks
             self._unscored |= score and thinks and len(answer) > 0
             if not score or thinks:
                 answer = answer[:0]
@@ -193,10 +194,6 @@ class LocalResponder(Responder):
                     waiting.clear()
         responses.update(self._continue(runner, waiting))
         return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
-
-    def _ends_within_thoughts(self, prompt: TokenIds) -> bool:
-        """Whether a prompt ends where its model is to think."""
-        return opens_thoughts(self.tokenizer.decode(prompt[-MARK_TOKENS:].tolist(), skip_special_tokens=False))
 
     def forget(self) -> None:
         """Run the next prompt from its first token."""
