@@ -135,6 +135,7 @@ ADAPTED = {
     "projections": {"target_modules": ["q_proj", "v_proj"]},
     "every linear map": {"target_modules": "all-linear"},
     "embeddings": {"target_modules": ["embed_tokens", "k_proj"]},
+    "rows of the embedding": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]},
     "whole modules": {"target_modules": ["o_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
 }
 
@@ -173,6 +174,20 @@ def test_weights_beside_an_adapter_are_not_read_as_if_they_acted_alone():
             reading()
     wrapped.merge_adapter()
     assert pb.attention_statistics(model, prompts).distance.per_prompt.all()
+
+
+@ADAPTING
+def test_adapters_of_several_kinds_at_once_are_run_within_their_network():
+    import peft
+
+    lora = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(shaken_model("llama", dtype=torch.float32).network, lora, mixed=True)
+    wrapped.add_adapter("other", lora)
+    wrapped.set_adapter(["default", "other"])
+    model, tokens = pb.load_model(wrapped), torch.arange(3, 19)[None]
+    assert model.origin.source == "LlamaForCausalLM with adapter default (LORA) with adapter other (LORA)"
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(tokens, [15])[:, 0], wrapped(input_ids=tokens).logits[:, 15])
 
 
 @ADAPTING

@@ -71,7 +71,7 @@ class HuggingFaceModel(Model):
         # Of a multimodal model the decoder's own part; it counts as another type, whose modules lie elsewhere.
         self.config: Any = outer.get_text_config(decoder=True)
         self.model_type = str(outer.model_type)
-        weight: Tensor = network.get_input_embeddings().get_parameter("weight")  # type: ignore[operator]
+        weight: Tensor = network.get_input_embeddings().weight  # type: ignore[operator]
         self.width = int(weight.shape[1])
         self.vocabulary_size = int(weight.shape[0])
         self.dtype = weight.dtype

@@ -160,9 +160,9 @@ def _within(network: Any) -> tuple[Any, list[str]]:
         wrapper: Any = network
         if COMPILED in network._modules:
             network = network._modules[COMPILED]
-        elif hasattr(network, "peft_config") and hasattr(network, "get_base_model"):
-            active = wrapper.active_adapters if hasattr(network, "active_adapters") else [wrapper.active_adapter]
-            for adapter in active:
+        elif hasattr(network, "peft_config") and type(network).__module__.startswith("peft."):
+            active = wrapper.active_adapters if hasattr(network, "active_adapters") else wrapper.active_adapter
+            for adapter in [active] if isinstance(active, str) else active:
                 settings = wrapper.peft_config[adapter]
                 kind = str(getattr(settings.peft_type, "value", settings.peft_type))
                 if settings.is_prompt_learning:
@@ -171,7 +171,7 @@ def _within(network: Any) -> tuple[Any, list[str]]:
                         "allowed: adapters inside layers, such as LORA"
                     )
                 adapters.append(f"adapter {adapter} ({kind})")
-            network = wrapper.get_base_model()
+            network = wrapper.base_model.model
         else:
             break
     parts = network.named_modules() if isinstance(network, nn.Module) else ()
