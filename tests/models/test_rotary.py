@@ -8,6 +8,7 @@ import transformers
 
 import posbias as pb
 from posbias.errors import UsageError
+from posbias.mitigation.prompts import last_attention
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
 from posbias.models.rotary import AngleLengths, stretched_positions
 from tiny_families import CONFIGS, LONGROPE, shaken_model
@@ -66,6 +67,17 @@ def test_what_is_kept_serves_only_lengths_of_the_same_angles(name: str, kept: in
             whole = model.network(input_ids=tokens[:, :length], use_cache=False).logits[0]
         torch.testing.assert_close(got, whole[[kept, length - 1]])
     assert trusted_prefix(model, embeddings) is not None
+
+
+@pytest.mark.parametrize("n_positions", [20, 40])
+def test_recomputed_attention_has_the_angles_of_its_own_length(n_positions: int) -> None:
+    model = shaken_model("phi3-longrope", implementation="eager")
+    tokens = torch.arange(3, 3 + n_positions)[None]
+    for length in (40, n_positions):  # what ran before leaves nothing behind
+        with torch.no_grad():
+            weights = model.network(tokens[:, :length], output_attentions=True, use_cache=False).attentions
+    expected = torch.stack([layer[0, :, -1] for layer in weights]).mean((0, 1))
+    torch.testing.assert_close(torch.tensor(last_attention(model, tokens[0].tolist())), expected)
 
 
 def test_frequencies_that_the_last_pass_chose_are_not_read() -> None:
