@@ -154,6 +154,12 @@ def test_what_does_not_fit_is_skipped_never_truncated() -> None:
     assert scored(responder, [long])[0] is not None
 
 
+def test_answers_that_would_form_other_tokens_with_their_prompts_are_counted() -> None:
+    responder = LocalResponder(tiny("llama"))
+    responder.respond([Request("t5 t6", answer="t7"), Request("t5 t6", answer=" t7")], generate=False, score=True)
+    assert responder.describe()["answers_apart"] == 1, "the first is one unknown word with the prompt's last"
+
+
 def test_generation_ends_at_an_end_token_and_at_a_stop_text() -> None:
     model = tiny("llama")
     (free,) = generated(LocalResponder(model), [Request("t5 t6 t7", max_tokens=6)])
