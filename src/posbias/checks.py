@@ -65,9 +65,9 @@ def check_whole(
     raise UsageError(f"{name} must be a whole number{bounds}, got {shown}")
 
 
-def check_size(name: str, value: object, limit: Limit, *, least: int = 1) -> None:
-    """Refuse what is no whole number >= `least`, or more than a limit allows."""
-    check_whole(name, value, least=least, numpy=True)
+def check_size(name: str, value: object, limit: Limit, *, least: int = 1, numpy: bool = False) -> None:
+    """Refuse what is no whole number >= `least`, or more than a limit allows; `numpy` as of `check_whole`."""
+    check_whole(name, value, least=least, numpy=numpy)
     limit.check(name, int(value))  # type: ignore[call-overload]
 
 

@@ -61,8 +61,14 @@ ITEMS = Limit("POSBIAS_MAX_ITEMS", 100_000, "items")
 """In one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
 EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")
 """Of a task: samples times positions."""
+TOKENS = Limit("POSBIAS_MAX_PROMPT_TOKENS", 10_000_000, "tokens")
+"""Of one prompt that is made, and of one answer."""
 REPEATS = Limit("POSBIAS_MAX_REPEATS", 100_000, "repeats")
-"""Probes, draws, re-initialisations and steps of a path."""
+"""Probes, draws, re-initialisations, starts, rounds, retries and steps of a path."""
+UPDATES = Limit("POSBIAS_MAX_UPDATES", 10_000_000, "updates")
+"""Of one training or fit; the longest published one here has 100,000."""
+AT_ONCE = Limit("POSBIAS_MAX_AT_ONCE", 100_000, "at a time")
+"""Prompts, samples, members and rows that are worked on together."""
 HEADS = Limit("POSBIAS_MAX_HEADS", 30_000, "heads")
 """Of all layers of an architecture, each resolved by itself; the largest models have 16,000."""
 CELLS = Limit("POSBIAS_MAX_CELLS", 5 * 10**7, "cells")

@@ -12,7 +12,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture.encodings import ENCODINGS, Encoding
+from posbias.checks import check_size
 from posbias.errors import UsageError
+from posbias.limits import CELLS, ITEMS
 
 
 class AbsoluteEncoding(Encoding):
@@ -86,7 +88,8 @@ class Sinusoidal(AbsoluteEncoding):
     """Factor of the product; None: 1 / sqrt(width)."""
 
     def __post_init__(self) -> None:
-        if self.width < 2 or self.width % 2:
+        check_size("sinusoidal: width", self.width, ITEMS, least=2)
+        if self.width % 2:
             raise UsageError(f"sinusoidal: width must be an even number >= 2, got {self.width}")
         if not self.base > 1:
             raise UsageError(f"sinusoidal: base must be greater than 1, got {self.base}")
@@ -94,6 +97,7 @@ class Sinusoidal(AbsoluteEncoding):
 
     def vectors_at(self, positions: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n feature"]:
         """[sin, cos] pairs side by side, frequency by frequency."""
+        CELLS.check("sinusoidal: positions x width", len(positions) * self.width)
         angles = positions[:, None] * self.base ** (-2 * np.arange(self.width // 2) / self.width)
         return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(positions), self.width)
 

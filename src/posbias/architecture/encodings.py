@@ -12,7 +12,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from posbias.checks import check_size
 from posbias.errors import UsageError
+from posbias.limits import ITEMS
 from posbias.registry import Registry
 
 ENCODINGS: Registry["Encoding"] = Registry("encoding")
@@ -137,7 +139,8 @@ class Rope(Encoding):
     def __post_init__(self) -> None:
         if not self.base > 1:
             raise UsageError(f"rope: base must be greater than 1, got {self.base}")
-        if self.head_dim < 2 or self.head_dim % 2:
+        check_size("rope: head_dim", self.head_dim, ITEMS, least=2)
+        if self.head_dim % 2:
             raise UsageError(f"rope: head_dim must be an even number >= 2, got {self.head_dim}")
         if not (np.isfinite(self.logit) and abs(self.logit) <= MAX_SLOPE / 2):
             raise UsageError(f"rope: logit must lie in [-{MAX_SLOPE / 2:g}, {MAX_SLOPE / 2:g}], got {self.logit}")

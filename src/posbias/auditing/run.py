@@ -80,7 +80,7 @@ class AuditOptions(Loading):
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
         if self.initialisations is not None:
-            check_size("initialisations", self.initialisations, REPEATS, least=0)
+            check_size("initialisations", self.initialisations, REPEATS, least=0, numpy=True)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record, of what changes a result."""

@@ -9,6 +9,7 @@ from posbias.cli import options
 from posbias.cli.output import print_document, running
 from posbias.errors import UsageError
 from posbias.files import decoded, file_exists, json_object, read_lines
+from posbias.limits import ITEMS
 
 COMPARE_EXAMPLE = (
     "Example: `posbias compare runs/predicted runs/measured --kind jacobian`; what two audits measured: "
@@ -139,6 +140,7 @@ def scores_of(text: str) -> list[float]:
             if isinstance(score, bool) or not isinstance(score, int | float):
                 raise UsageError(f"{where}: needs a number 'score', got {score!r}")
         found.append(_number(score, where))
+        ITEMS.check(f"{text!r}: what one file holds", len(found))
     return found
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
 from posbias.architecture.keys import MAX_ALPHA
 from posbias.architecture.mixing import RESIDUAL_MIXING
-from posbias.checks import check_seed, check_whole, checked
+from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.comparison.metrics import wasserstein
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
@@ -32,12 +32,15 @@ from posbias.designing.solving import (
 from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
+from posbias.limits import CELLS, REPEATS, STEPS
 from posbias.profiles import Profile
 from posbias.showing import Series, Showing, Shown
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile
 
+SEARCH = 300
+"""Passes through all layers and positions that a search from one start takes at most, about, with gradients."""
 KEY_BIAS = "key_bias"
 """The free parameter that has an exact solution for every target, at one length."""
 KEYED = (GammaKeys.name, SlopedGammaKeys.name, SplineKeys.name)
@@ -223,7 +226,7 @@ def design(
     names = _checked_names(over, theory)
     check_seed(seed)
     starts = STARTS[theory] if starts is None else starts
-    check_whole("starts", starts, least=1)
+    check_size("starts", starts, REPEATS)
     lengths = _lengths(n_positions)
     aim = resolve_target(target)
     if theory == "mean_field":
@@ -277,6 +280,8 @@ def _by_rollout(
         if alphas.max() <= MAX_ALPHA:
             found = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
             return task.done(found, {GammaKeys.name: alphas.tolist()}, exact=True)
+    steps = SEARCH * starts * base.depth * base.heads * sum(lengths)
+    STEPS.check(f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions", steps)
     free = [FREE.build(name) for name in names]
     values = Problem(base, free, aim, lengths).solve(starts=starts, seed=seed)
     return task.found(free, values)
@@ -286,6 +291,7 @@ def _lengths(n_positions: int | Sequence[int]) -> tuple[int, ...]:
     given = [n_positions] if isinstance(n_positions, int | np.integer) else list(n_positions)
     for length in given:
         check_whole("n_positions", length, least=3, numpy=True)
+        CELLS.check("the profile at twice n_positions", 2 * int(length))
     if not given:
         raise UsageError("n_positions needs at least one length")
     return tuple(sorted({int(length) for length in given}))

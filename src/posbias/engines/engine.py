@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from posbias.checks import check_whole
+from posbias.checks import check_size, check_whole
 from posbias.errors import RunError
+from posbias.limits import REPEATS
 from posbias.parts import PartStore
 from posbias.progress import announce, track
 from posbias.registry import Registry
@@ -115,7 +116,7 @@ class Engine(ABC):
     def __post_init__(self) -> None:
         if self.threads is not None:
             check_whole(f"{self.name}: threads", self.threads, least=1, below=MOST_AT_ONCE)
-        check_whole(f"{self.name}: retries", self.retries, least=0)
+        check_size(f"{self.name}: retries", self.retries, REPEATS, least=0)
 
     @abstractmethod
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:

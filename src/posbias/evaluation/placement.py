@@ -20,6 +20,7 @@ from jaxtyping import Float64, Int64
 from posbias.checks import check_seed, checked
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores, complete_samples, shape_of
+from posbias.limits import CELLS
 from posbias.statistics import DRAWS, Interval, halves, mean_of, percentile_interval, resample_counts
 
 FLAT_LEVEL = 0.05
@@ -157,6 +158,7 @@ def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Place
     """
     check_seed(seed)
     weights = _checked(relevance)
+    CELLS.check("passages x resamples", len(weights) * DRAWS)
     complete = complete_samples(use.scores, "placing")
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
     shrunk = shrink_to_flat(complete, np.ones((1, len(complete))))

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from posbias.checks import check_seed, check_whole, checked
+from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
+from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.verdicts import check_own
 
@@ -65,15 +66,16 @@ class EvaluateOptions:
     """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
 
     def __post_init__(self) -> None:
-        check_whole("evaluate: count", self.count, least=1)
-        check_whole("evaluate: skip", self.skip, least=0)
-        check_whole("evaluate: together", self.together, least=1)
+        check_size("evaluate: count", self.count, EXAMPLES)
+        check_size("evaluate: skip", self.skip, EXAMPLES, least=0)
+        check_size("evaluate: together", self.together, AT_ONCE)
         check_seed(self.seed)
-        check_whole("evaluate: thinking_tokens", self.thinking_tokens, least=0)
+        check_size("evaluate: thinking_tokens", self.thinking_tokens, TOKENS, least=0)
         check_own("evaluate: answer_pattern", self.answer_pattern, groups=1)
-        for name in ("max_tokens", "max_memory"):
-            if getattr(self, name) is not None:
-                check_whole(f"evaluate: {name}", getattr(self, name), least=1)
+        if self.max_tokens is not None:
+            check_size("evaluate: max_tokens", self.max_tokens, TOKENS)
+        if self.max_memory is not None:
+            check_whole("evaluate: max_memory", self.max_memory, least=1)
         if not (self.generate or self.score):
             raise UsageError("nothing to do: neither answers are generated nor the right one scored; allow one of both")
 

@@ -171,7 +171,7 @@ class IntegratedGradients(Experiment):
     """What is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
 
     def __post_init__(self) -> None:
-        check_size("integrated_gradients: steps", self.steps, REPEATS)
+        check_size("integrated_gradients: steps", self.steps, REPEATS, numpy=True)
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
             raise UsageError(f"integrated_gradients: tolerance must be a number >= 0, got {self.tolerance!r}")
         check_choice("integrated_gradients: baseline", self.baseline, ("zero", "mean"))

@@ -102,7 +102,7 @@ class Jacobian(Pullback):
     takes_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_size("jacobian: probes", self.probes, REPEATS)
+        check_size("jacobian: probes", self.probes, REPEATS, numpy=True)
         check_choice("jacobian: probe", self.probe, ("rademacher", "gaussian", "ones"))
         if not isinstance(self.exact, bool):
             raise UsageError(f"jacobian: exact must be True or False, got {self.exact!r}")
@@ -194,7 +194,7 @@ class Fisher(Pullback):
     takes_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_size("fisher: probes", self.probes, REPEATS)
+        check_size("fisher: probes", self.probes, REPEATS, numpy=True)
 
     @property
     def sampled(self) -> bool:

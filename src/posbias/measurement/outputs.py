@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_choice, check_whole, checked
+from posbias.checks import check_choice, check_size, check_whole, checked
 from posbias.errors import UsageError
+from posbias.limits import AT_ONCE, EXAMPLES
 from posbias.models.model import Model, Outputs
 from posbias.registry import Registry
 
@@ -232,8 +233,8 @@ class PassOptions:
     """How many prompts of a model below float32 are measured again with its weights in float32, >= 0."""
 
     def __post_init__(self) -> None:
-        check_whole("rows", self.rows, least=1)
-        check_whole("precision_prompts", self.precision_prompts, least=0)
+        check_size("rows", self.rows, AT_ONCE)
+        check_size("precision_prompts", self.precision_prompts, EXAMPLES, least=0)
         object.__setattr__(self, "output", str(resolve_output(self.output)))
         layers = self.layers
         if layers is None or layers == ALL_LAYERS:

@@ -52,7 +52,7 @@ class Perturbation(Experiment):
         for name, least in (("draws", 1), ("batch", 1), ("positions", 3)):
             value = getattr(self, name)
             if value is not None or name != "positions":
-                check_size(f"perturbation: {name}", value, REPEATS, least=least)
+                check_size(f"perturbation: {name}", value, REPEATS, least=least, numpy=True)
         if not isinstance(self.root, bool):
             raise UsageError(f"perturbation: root must be True or False, got {self.root!r}")
 

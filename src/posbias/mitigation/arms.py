@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.checks import check_number, check_whole, checked
+from posbias.checks import check_number, check_size, checked
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, place
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
+from posbias.limits import EXAMPLES, TOKENS
 from posbias.mitigation.applying import answering_under, resolve_method
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation
 from posbias.mitigation.calibration import LEAST_SAMPLES, contents
@@ -74,10 +75,10 @@ class MitigateOptions:
     """Of the recommended model, or of the unchanged one where no method is."""
 
     def __post_init__(self) -> None:
-        check_whole("mitigate: influence", self.influence, least=0)
-        check_whole("mitigate: calibration", self.calibration, least=0)
-        check_whole("mitigate: documents", self.documents, least=0)
-        check_whole("mitigate: length", self.length, least=2)
+        check_size("mitigate: influence", self.influence, EXAMPLES, least=0)
+        check_size("mitigate: calibration", self.calibration, EXAMPLES, least=0)
+        check_size("mitigate: documents", self.documents, EXAMPLES, least=0)
+        check_size("mitigate: length", self.length, TOKENS, least=2)
         check_number("mitigate: tolerance", self.tolerance)
         if self.by not in (None, "accuracy", "logprob"):
             raise UsageError(f"mitigate: by must be accuracy or logprob, got {self.by!r}")

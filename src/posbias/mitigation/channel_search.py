@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from posbias.checks import check_number, check_whole
+from posbias.checks import check_number, check_size
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
+from posbias.limits import REPEATS
 from posbias.mitigation.base import Mitigation
 from posbias.mitigation.calibration import answer_logprob, best_of, check_samples
 from posbias.mitigation.channel import PositionalChannel
@@ -48,8 +49,8 @@ class ChannelOptions:
     from_question: bool = False
 
     def __post_init__(self) -> None:
-        check_whole("fit_channel: channels", self.channels, least=1)
-        check_whole("fit_channel: finalists", self.finalists, least=1)
+        check_size("fit_channel: channels", self.channels, REPEATS)
+        check_size("fit_channel: finalists", self.finalists, REPEATS)
         if not self.factors:
             raise UsageError("fit_channel: factors must not be empty")
         for factor in self.factors:

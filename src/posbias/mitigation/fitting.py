@@ -21,12 +21,13 @@ from torch import Tensor
 
 from posbias.architecture import LogSpline
 from posbias.architecture.keys import log_spline_basis
-from posbias.checks import check_choice, check_number, check_seed, check_whole, checked
+from posbias.checks import check_choice, check_number, check_seed, check_size, checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
 from posbias.interventions.keys import KeyBiased, biased
+from posbias.limits import UPDATES
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, check_strength, inside_methods
 from posbias.mitigation.calibration import best_of, check_samples, contents
 from posbias.mitigation.channel import PositionalChannel
@@ -93,7 +94,7 @@ class FitOptions:
             if not isinstance(given, Iterable) or isinstance(given, str):
                 raise UsageError(f"fit: {name} must be a list of numbers, got {given!r}")
             object.__setattr__(self, name, tuple(plain(each) for each in given))
-        check_whole("fit: steps", self.steps, least=1)
+        check_size("fit: steps", self.steps, UPDATES)
         check_number("fit: rate", self.rate, above=0.0)
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_number, check_whole
+from posbias.checks import check_number, check_size, check_whole
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     AGREEMENT,
@@ -26,6 +26,7 @@ from posbias.evaluation.curve import (
     is_binary,
     position_means,
 )
+from posbias.limits import REPEATS
 from posbias.mitigation.endpoints import (
     ALPHA,
     MEAN,
@@ -71,7 +72,7 @@ class JudgeOptions:
 
     def __post_init__(self) -> None:
         check_number("judge: smallest", self.smallest)
-        check_whole("judge: draws", self.draws, least=0)
+        check_size("judge: draws", self.draws, REPEATS, least=0)
         check_whole("judge: seed", self.seed, least=0)
 
 

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.limits import EXAMPLES
 from posbias.mitigation.base import PromptMitigation
 from posbias.mitigation.judging import Judgement, JudgeOptions, Tried, judge
 
@@ -51,7 +52,7 @@ def planted_scores(
     1 and 0 for right and wrong; with `noise` the chance itself plus normal noise of this standard deviation, as
     log-probabilities vary.
     """
-    check_whole("planted: count", count, least=1)
+    check_size("planted: count", count, EXAMPLES)
     shape = count, len(planted.curve)
     shift = generator.uniform(-planted.difficulty, planted.difficulty, size=(count, 1))
     luck = generator.random(shape) if noise is None else generator.normal(size=shape)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from posbias.evaluation.curve import AGREEMENT, Scores, is_binary
+from posbias.limits import CELLS
 from posbias.mitigation.endpoints import ALPHA, MEAN, WORST, samples_needed
 from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate, detectable
 
@@ -76,6 +77,7 @@ def detectable_rises(before: Scores, after: Scores, sought: Sought) -> dict[str,
     Returns:
         By endpoint, > 0; infinite where not even the best scores would have been found.
     """
+    CELLS.check("samples x positions x draws of the smallest detectable rise", before.size * sought.draws)
     generator = np.random.default_rng(sought.seed)
     rows = generator.integers(len(before), size=(len(before), sought.draws))
     binary = is_binary(before) and is_binary(after)

@@ -26,10 +26,11 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from posbias.checks import check_number, check_whole
+from posbias.checks import check_number, check_size, check_whole
 from posbias.errors import UsageError
 from posbias.evaluation import MeasuredUse, measured_use, place
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Request, Responder
+from posbias.limits import READ_BYTES, REPEATS
 from posbias.measurement.attention.streaming import working_precision
 from posbias.mitigation.base import MITIGATIONS, PromptMitigation
 from posbias.models.attention import (
@@ -207,7 +208,7 @@ class AttentionSorting(Rewriting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: rounds", self.rounds, least=1)
+        check_size(f"{self.name}: rounds", self.rounds, REPEATS)
 
     def passes(self, n_passages: int) -> int:
         """One for each round, and the answer's."""
@@ -285,7 +286,7 @@ class RepeatPrompt(Rewriting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: times", self.times, least=2)
+        check_size(f"{self.name}: times", self.times, REPEATS, least=2)
 
     @property
     def copies(self) -> int:
@@ -295,6 +296,7 @@ class RepeatPrompt(Rewriting):
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its text repeated."""
         copy = request.text if self.cue else before_cue(request.text)
+        READ_BYTES.check(f"{self.name}: a prompt {self.times} times", self.times * len(request.text))
         before = (self.times - 1) * f"{copy}{BETWEEN}"
         passages = tuple((begin + len(before), end + len(before)) for begin, end in request.passages)
         return [request.reworded(before + request.text, passages)]
@@ -346,7 +348,7 @@ class SelfConsistency(Rewriting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: draws", self.draws, least=2)
+        check_size(f"{self.name}: draws", self.draws, REPEATS, least=2)
         check_whole(f"{self.name}: seed", self.seed, least=0)
 
     def passes(self, n_passages: int) -> int:
@@ -355,6 +357,7 @@ class SelfConsistency(Rewriting):
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its passages in every shuffle."""
+        READ_BYTES.check(f"{self.name}: a prompt {self.draws} times", self.draws * len(request.text))
         texts = [request.text[begin:end] for begin, end in request.passages]
         canonical = sorted(range(len(texts)), key=texts.__getitem__)
         source = random.Random(f"self_consistency {self.seed} {[texts[index] for index in canonical]}")

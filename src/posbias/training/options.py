@@ -8,9 +8,10 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float32
 
-from posbias.checks import check_number, check_whole, checked
+from posbias.checks import check_number, check_size, checked
 from posbias.engines import Engine, Local
 from posbias.errors import UsageError
+from posbias.limits import AT_ONCE, EXAMPLES, UPDATES
 from posbias.registry import Registry
 
 STOPPING: Registry["StoppingRule"] = Registry("stopping rule")
@@ -54,7 +55,7 @@ class Below(StoppingRule):
 
     def __post_init__(self) -> None:
         check_number("below: loss", self.loss, above=0)
-        check_whole("below: windows", self.windows, least=1)
+        check_size("below: windows", self.windows, UPDATES)
 
     def stops(self, curve: Curve) -> bool:
         """Whether the tail is low enough."""
@@ -72,7 +73,7 @@ class Plateau(StoppingRule):
     """Nats, >= 0."""
 
     def __post_init__(self) -> None:
-        check_whole("plateau: windows", self.windows, least=1)
+        check_size("plateau: windows", self.windows, UPDATES)
         check_number("plateau: improvement", self.improvement)
 
     def stops(self, curve: Curve) -> bool:
@@ -102,8 +103,10 @@ class TrainingOptions:
     """A mean loss (nats) over a window that is not finite or above this ends the member as diverged."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("evaluate_every", 0), ("examples", 0)):
-            check_whole(f"training: {name}", getattr(self, name), least=least)
+        for name, least in (("steps", 1), ("window", 1), ("evaluate_every", 0)):
+            check_size(f"training: {name}", getattr(self, name), UPDATES, least=least)
+        for name, least in (("batch", 1), ("examples", 0)):
+            check_size(f"training: {name}", getattr(self, name), EXAMPLES, least=least)
         if self.evaluate_every % self.window:
             raise UsageError(
                 f"training: evaluate_every must be a multiple of window ({self.window}), got {self.evaluate_every}"
@@ -144,7 +147,7 @@ class TrainingRun:
     every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
 
     def __post_init__(self) -> None:
-        check_whole("training: stack_size", self.stack_size, least=1)
+        check_size("training: stack_size", self.stack_size, AT_ONCE)
         if self.chunk is not None:
-            check_whole("training: chunk", self.chunk, least=1)
+            check_size("training: chunk", self.chunk, AT_ONCE)
         check_number("training: checkpoint_seconds", self.checkpoint_seconds, below=None)

@@ -28,7 +28,7 @@ from posbias.architecture import Architecture
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import read_whole
-from posbias.limits import CELLS, NODES, YAML_BYTES
+from posbias.limits import CELLS, NODES, REPEATS, YAML_BYTES
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
@@ -93,6 +93,7 @@ class Study:
             raise UsageError(
                 f"study {self.name!r} has {self.n_members} members; more than {MANY} must be confirmed with --yes"
             )
+        REPEATS.check(f"study {self.name!r}: the grid times the seeds", self.n_members)
         found = []
         for points in itertools.product(*self.axes.values()):
             coordinates = dict(zip(self.axes, (value for value, _ in points), strict=True))

@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
+from posbias.limits import TOKENS
 from posbias.tasks.language import Span
 from posbias.tasks.language.base import text_of
 
@@ -46,7 +47,7 @@ class Request:
     """As `Example.own_control`."""
 
     def __post_init__(self) -> None:
-        check_whole("max_tokens", self.max_tokens, least=1)
+        check_size("max_tokens", self.max_tokens, TOKENS)
         if isinstance(self.prompt, Mapping) or not self.prompt:
             raise UsageError(f"a prompt must be a text or a list of messages and not empty, got {self.prompt!r}")
         if self.answer is not None and not self.answer:

@@ -26,12 +26,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from posbias.chat_templates import check_template_options
-from posbias.checks import check_choice, check_whole
+from posbias.checks import check_choice, check_size, check_whole
 from posbias.engines.engine import KEY_NAME
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import SECRET, Mask
 from posbias.evaluation.responders.refusals import RefusedError, SaidError, meaning_of, words_of
 from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
+from posbias.limits import AT_ONCE, REPEATS
 from posbias.progress import announce, report
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
@@ -110,7 +111,9 @@ class ServerOptions:
             raise UsageError(f"server: template_options need kind 'chat', and no {TEMPLATE_FIELD} in the body")
         if not isinstance(self.reuse, bool):
             raise UsageError(f"server: reuse must be True or False, got {self.reuse!r}")
-        for name, least in (("concurrency", 1), ("retries", 0), ("jitter_seed", 0), ("max_answer_bytes", 1)):
+        check_size("server: concurrency", self.concurrency, AT_ONCE)
+        check_size("server: retries", self.retries, REPEATS, least=0)
+        for name, least in (("jitter_seed", 0), ("max_answer_bytes", 1)):
             check_whole(f"server: {name}", getattr(self, name), least=least)
         for name in ("first_delay", "longest_delay", "longest_retry_after", "timeout", *OPTIONAL):
             value, above = getattr(self, name), name not in ("price_in", "price_out")

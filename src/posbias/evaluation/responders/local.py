@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.running import (
@@ -31,6 +31,7 @@ from posbias.evaluation.responders.running import (
     visiting_order,
 )
 from posbias.evaluation.responders.thoughts import opens_thoughts
+from posbias.limits import AT_ONCE
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.control_tokens import spelled_in
@@ -56,7 +57,7 @@ class LocalOptions:
     """Memory that their keys and values may take together, both as kept and as one batch (bytes, >= 1)."""
 
     def __post_init__(self) -> None:
-        check_whole("local responder: batch", self.batch, least=1)
+        check_size("local responder: batch", self.batch, AT_ONCE)
         check_whole("local responder: cache_bytes", self.cache_bytes, least=1)
 
 

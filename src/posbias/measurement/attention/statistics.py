@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_size, check_whole, checked
 from posbias.errors import UsageError
+from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import show_bytes
 from posbias.models.attention import BLOCK_QUERIES
 from posbias.statistics import mean_ends
@@ -294,10 +295,10 @@ class AttentionOptions:
         if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
             raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")
         object.__setattr__(self, "sink_thresholds", thresholds)
-        check_whole("block", self.block, least=1)
+        check_size("block", self.block, AT_ONCE)
         check_whole("memory_limit", self.memory_limit, least=0)
         if self.kernel_cells is not None:
-            check_whole("kernel_cells", self.kernel_cells, least=1)
+            check_size("kernel_cells", self.kernel_cells, CELLS)
 
     def cells(self, n_positions: int) -> int:
         """Side of the kept kernels for prompts of `n_positions` tokens."""

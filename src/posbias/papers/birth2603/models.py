@@ -105,7 +105,7 @@ class BirthSettings:
         for name, least in (("n_positions", 20), ("seed", 0)):
             check_whole(name, getattr(self, name), least=least)
         for name, least in (("initialisations", 2), ("probes", 1)):
-            check_size(name, getattr(self, name), REPEATS, least=least)
+            check_size(name, getattr(self, name), REPEATS, least=least, numpy=True)
         CELLS.check("initialisations x n_positions", self.initialisations * self.n_positions)
 
     def describe(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_whole
+from posbias.checks import check_size
+from posbias.limits import ITEMS
 
 LONGEST_ENUMERATED = 30
 """Contexts up to here have at most 5604 multisets up to renaming of tokens, few enough to go through."""
@@ -38,8 +39,8 @@ def partial_information_losses(context: int, vocabulary: int) -> dict[str, float
     Raises:
         UsageError: context or vocabulary is below 2.
     """
-    check_whole("position_copy: context", context, least=2)
-    check_whole("position_copy: vocabulary", vocabulary, least=2)
+    check_size("position_copy: context", context, ITEMS, least=2)
+    check_size("position_copy: vocabulary", vocabulary, ITEMS, least=2)
     losses = {
         "nothing": math.log(vocabulary),
         "set": float(_distinct_tokens(context, vocabulary) @ np.log(np.arange(1, context + 1))),

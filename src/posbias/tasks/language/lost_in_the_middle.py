@@ -91,7 +91,7 @@ class Documents(LanguageTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(self.name, "file", self.file)
-        check_size(f"{self.name}: documents", self.documents, ITEMS)
+        check_size(f"{self.name}: documents", self.documents, ITEMS, numpy=True)
         check_choice(f"{self.name}: setting", self.setting, CONDITIONS)
         check_choice(f"{self.name}: order", self.order, ORDERS)
         check_choice(f"{self.name}: query", self.query, QUERIES)
@@ -251,7 +251,7 @@ class KeyValue(LanguageTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(self.name, "file", self.file)
-        check_size(f"{self.name}: pairs", self.pairs, ITEMS, least=2)
+        check_size(f"{self.name}: pairs", self.pairs, ITEMS, least=2, numpy=True)
         check_choice(f"{self.name}: query", self.query, QUERIES)
 
     @property

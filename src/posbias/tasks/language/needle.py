@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from posbias.checks import check_size, check_whole
+from posbias.checks import check_size
 from posbias.errors import UsageError
-from posbias.limits import ITEMS, Limit
+from posbias.limits import ITEMS, TOKENS
 from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path, encode
@@ -24,7 +24,6 @@ from posbias.tasks.language.words import CITIES
 OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2
 """Tokens kept free for each needle and end of the text, where joining texts may split tokens anew."""
-TOKENS = Limit("POSBIAS_MAX_PROMPT_TOKENS", 10_000_000, "tokens")
 """Of a prompt."""
 ATTEMPTS = 20
 """Texts tried until one has a clause border of its own near each depth."""
@@ -86,10 +85,10 @@ class Needle(LanguageTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_path(self.name, "corpus", self.corpus)
-        check_size(f"{self.name}: tokens", self.tokens, TOKENS, least=64)
-        check_whole(f"{self.name}: distractors", self.distractors, least=0)
+        check_size(f"{self.name}: tokens", self.tokens, TOKENS, least=64, numpy=True)
+        check_size(f"{self.name}: distractors", self.distractors, ITEMS, least=0)
         for parameter, least in (("depths", 2), ("needles", 1)):
-            check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least)
+            check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least, numpy=True)
         if self.distractors >= len(CITIES):
             raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posbias.checks import check_choice, check_size, check_whole
+from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, listed
@@ -42,8 +42,8 @@ class ExampleOrder(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_size(f"{self.name}: shots", self.shots, ITEMS, least=2)
-        check_size(f"{self.name}: classes", self.classes, ITEMS, least=2)
+        check_size(f"{self.name}: shots", self.shots, ITEMS, least=2, numpy=True)
+        check_size(f"{self.name}: classes", self.classes, ITEMS, least=2, numpy=True)
         check_choice(f"{self.name}: ask", self.ask, ASKED)
         most = min(self.shots, len(LABELS))
         if self.classes > most:
@@ -97,7 +97,7 @@ class TokenCopy(LanguageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: length", self.length, least=2)
+        check_size(f"{self.name}: length", self.length, ITEMS, least=2)
         check_choice(f"{self.name}: cue", self.cue, CUES)
         if self.length > len(COMMON):
             raise UsageError(f"{self.name}: length must be 2 ... {len(COMMON)} words, got {self.length}")

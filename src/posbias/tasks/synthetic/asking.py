@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_size, checked
+from posbias.limits import ITEMS
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
     Batch,
@@ -43,10 +44,10 @@ class CuedCopy(SyntheticTask):
     """Different cues there are (>= context), which a model that reads several lengths needs; None: context."""
 
     def __post_init__(self) -> None:
-        check_whole("cued_copy: context", self.context, least=1)
-        check_whole("cued_copy: vocabulary", self.vocabulary, least=2)
+        check_size("cued_copy: context", self.context, ITEMS)
+        check_size("cued_copy: vocabulary", self.vocabulary, ITEMS, least=2)
         cues = self.context if self.cues is None else self.cues
-        check_whole("cued_copy: cues", cues, least=self.context)
+        check_size("cued_copy: cues", cues, ITEMS, least=self.context)
         self._follows(
             n_positions=self.context + 1,
             n_outputs=self.vocabulary,
@@ -74,9 +75,9 @@ class KeyValueRetrieval(SyntheticTask):
     """Different keys there are (>= context); None: context, so that every key stands somewhere."""
 
     def __post_init__(self) -> None:
-        check_whole("key_value_retrieval: context", self.context, least=1)
-        check_whole("key_value_retrieval: vocabulary", self.vocabulary, least=2)
-        check_whole("key_value_retrieval: keys", self.n_keys, least=self.context)
+        check_size("key_value_retrieval: context", self.context, ITEMS)
+        check_size("key_value_retrieval: vocabulary", self.vocabulary, ITEMS, least=2)
+        check_size("key_value_retrieval: keys", self.n_keys, ITEMS, least=self.context)
         self._follows(
             n_positions=self.context + 1,
             n_outputs=self.vocabulary,

@@ -23,8 +23,9 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from posbias.architecture.masks import Mask
-from posbias.checks import check_whole
+from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
+from posbias.limits import EXAMPLES
 from posbias.registry import Registry
 
 SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task")
@@ -174,7 +175,7 @@ class TaskStack(ABC):
 
         `examples` (>= 1) counts sequences per member and evaluation set; NaN for a member whose logits are not finite.
         """
-        check_whole("examples of an evaluation", examples, least=1)
+        check_size("examples of an evaluation", examples, EXAMPLES)
         tally: dict[str, Tensor] = {}
         for index, start in enumerate(range(0, examples, EVALUATION_BATCH)):
             for name, total in self.scores(predict, index, min(EVALUATION_BATCH, examples - start)):

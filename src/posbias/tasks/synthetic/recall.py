@@ -22,8 +22,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_size, check_whole, checked
 from posbias.errors import UsageError
+from posbias.limits import ITEMS
 from posbias.tasks.synthetic.base import (
     IGNORED,
     SYNTHETIC_TASKS,
@@ -60,8 +61,8 @@ class PositionCopy(SyntheticTask):
     """Different tokens (>= 2)."""
 
     def __post_init__(self) -> None:
-        check_whole("position_copy: context", self.context, least=1)
-        check_whole("position_copy: vocabulary", self.vocabulary, least=2)
+        check_size("position_copy: context", self.context, ITEMS)
+        check_size("position_copy: vocabulary", self.vocabulary, ITEMS, least=2)
         check_whole("position_copy: target", self.target, least=0)
         if self.target >= self.context:
             raise UsageError(
@@ -113,8 +114,8 @@ class RecallTask(SyntheticTask):
     """Different items there are (>= items)."""
 
     def __post_init__(self) -> None:
-        check_whole(f"{self.name}: items", self.items, least=2)
-        check_whole(f"{self.name}: vocabulary", self.vocabulary, least=2)
+        check_size(f"{self.name}: items", self.items, ITEMS, least=2)
+        check_size(f"{self.name}: vocabulary", self.vocabulary, ITEMS, least=2)
         if self.vocabulary < self.items:
             raise UsageError(
                 f"{self.name}: vocabulary must be at least items = {self.items}, as a list repeats none,"
@@ -157,7 +158,7 @@ class RunningSpan(RecallTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(f"{self.name}: span", self.span, least=1)
+        check_size(f"{self.name}: span", self.span, ITEMS)
         if self.span > self.items:
             raise UsageError(f"{self.name}: span must lie in 1 ... items = {self.items}, got {self.span}")
 

@@ -22,8 +22,10 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_choice, check_whole, checked
+from posbias.checks import check_choice, check_size, checked
 from posbias.errors import UsageError
+from posbias.limits import CELLS
+from posbias.limits import ITEMS as MOST_ITEMS
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
     Batch,
@@ -86,7 +88,8 @@ class InContextRetrieval(SyntheticTask):
     def __post_init__(self) -> None:
         own = "in_context_retrieval"
         for parameter, least in (("pairs", 3), ("features", 1), ("labels", 3), ("classes", 1), ("burstiness", 1)):
-            check_whole(f"{own}: {parameter}", getattr(self, parameter), least=least)
+            check_size(f"{own}: {parameter}", getattr(self, parameter), MOST_ITEMS, least=least)
+        CELLS.check(f"{own}: classes x features", self.classes * self.features)
         if self.pairs % self.burstiness:
             raise UsageError(f"{own}: burstiness must divide pairs = {self.pairs}, got {self.burstiness}")
         if self.classes < self.labels:

@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from posbias.checks import check_whole, checked
+from posbias.checks import check_size, checked
 from posbias.errors import UsageError
+from posbias.limits import ITEMS
 from posbias.prompts.sources import default_corpus
 from posbias.tasks.synthetic.base import (
     IGNORED,
@@ -61,11 +62,11 @@ class TextWithPairs(SyntheticTask):
 
     def __post_init__(self) -> None:
         for name, least in (("context", 1), ("spacing", 2), ("pairs", 1), ("vocabulary", 2), ("read", 1)):
-            check_whole(f"{self.name}: {name}", getattr(self, name), least=least)
+            check_size(f"{self.name}: {name}", getattr(self, name), ITEMS, least=least)
         for name, most in (("pairs", self.context), ("read", self.length - 1)):
             if getattr(self, name) > most:
                 raise UsageError(f"{self.name}: {name} must lie in 1 ... {most}, got {getattr(self, name)}")
-        check_whole(f"{self.name}: keys", self.keys, least=self.pairs)
+        check_size(f"{self.name}: keys", self.keys, ITEMS, least=self.pairs)
         self._follows(
             n_positions=self.length + 1,
             n_outputs=len(LETTERS) + self.vocabulary,

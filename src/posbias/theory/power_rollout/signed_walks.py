@@ -60,7 +60,7 @@ class SignRandomised(ModelTheory):
 
     def __post_init__(self) -> None:
         check_target(self.target)
-        check_size("draws", self.draws, REPEATS, least=2)
+        check_size("draws", self.draws, REPEATS, least=2, numpy=True)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The mean over prompts, with one interval over prompts and one over draws; prompts draw independently."""
@@ -112,7 +112,7 @@ class ValuePath(ModelTheory):
 
     def __post_init__(self) -> None:
         check_target(self.target)
-        check_size("probes", self.probes, REPEATS, least=2)
+        check_size("probes", self.probes, REPEATS, least=2, numpy=True)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The value path's profile, and ||J - J_value|| / ||J|| by position and in total."""
@@ -229,8 +229,8 @@ class SharedDirection(ModelTheory):
 
     def __post_init__(self) -> None:
         check_target(self.target)
-        check_size("probes", self.probes, REPEATS, least=2)
-        check_size("directions", self.directions, REPEATS, least=0)
+        check_size("probes", self.probes, REPEATS, least=2, numpy=True)
+        check_size("directions", self.directions, REPEATS, least=0, numpy=True)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The mean over prompts, with its interval; prompts draw their covectors independently."""
