@@ -44,7 +44,7 @@ def test_a_directory_of_a_model(posbias: Any, tiny_llama: Path, tmp_path: Path) 
     model = tmp_path / NAME
     shutil.copytree(tiny_llama, model)
     out = tmp_path / f"out {NAME}"
-    for verb in (["measure", model, "--kinds", "logit"], ["attention", model]):
+    for verb in (["measure", model, "--kinds", "logit"], ["attention", model, "--overwrite"]):
         check(posbias(*verb, "--length", 12, "--count", 2, "--out", out), out / "report.html")
     assert clean(repr(pb.load_model(model)))
     check(posbias("measure", model, "--kinds", "logit", "--length", 12, "--count", 2, "--out", tmp_path / "run"))
