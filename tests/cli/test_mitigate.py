@@ -63,7 +63,7 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "key_bias", "--calibration", "2"), "2 calibration samples given; at least 4"),
         (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
         (("--methods", "key_bias", "--fit", "begin='no.json'"), "there is no file begin='no.json'; allowed: the path"),
-        (("--by", "rank"), "by must be accuracy or logprob"),
+        (("--by", "rank"), "by must be accuracy, starts or logprob"),
         (("--by", "accuracy"), "by accuracy needs generated answers (generate), which are switched off"),
         (("--fit", "stepz=3"), "parameters of options: steps, rate, penalty"),
         (("--fit", "shared='all'"), "fit: shared must be"),

@@ -90,7 +90,7 @@ def numbers_of(method):
 def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration, text, tmp_path, monkeypatch):
     monkeypatch.setattr("posbias.mitigation.checkpoint.EVERY", 2)
     options = FitOptions(steps=7, knots=(0, 1, 90), seed=4)
-    divergence, steps = fitting._divergence, []
+    divergence, steps = fitting.step_on_text, []
 
     def dying(*given, **named):
         steps.append(1)
@@ -104,7 +104,7 @@ def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration,
         return fit("key_bias", model, calibration, text=text, options=options, checkpoint=checkpoint)
 
     whole = fit("key_bias", model, calibration, text=text, options=options)
-    monkeypatch.setattr(fitting, "_divergence", dying)
+    monkeypatch.setattr(fitting, "step_on_text", dying)
     with pytest.raises(KeyboardInterrupt):
         fitted(resume=False)
     again = fitted(resume=True)

@@ -1,8 +1,9 @@
 """`mitigate` from a task to the page: planted effects are found, what is finished is never asked again, bad input."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.mitigation import arms, ordinary_text
 from posbias.mitigation import run as running
 from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
-from posbias.mitigation.base import MITIGATIONS
+from posbias.mitigation.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.fitting import FitOptions
 from posbias.mitigation.key_bias import ContextBias
 from posbias.mitigation.planted import PlantedMethod, PlantedResponder
@@ -24,7 +25,7 @@ from posbias.mitigation.preflight import announce_arms
 from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, write_recipe
 from posbias.mitigation.requirements import Requirement
 from posbias.mitigation.run import mitigate
-from posbias.mitigation.verdicts import HARM, NOTHING, RAISES, Levels
+from posbias.mitigation.verdicts import HARM, NOTHING, RAISES, WITHHELD, Levels
 from posbias.models.loading import load_model
 from posbias.parts import clear_parts
 from posbias.prompts.loading import load_prompts
@@ -192,7 +193,7 @@ def test_bad_input_is_refused_in_one_line():
     ):
         with pytest.raises(UsageError, match=message):
             mitigate(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
-    with pytest.raises(UsageError, match="by must be accuracy or logprob, got 'rank'"):
+    with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):
         MitigateOptions(by="rank")
     scored, worst = EvaluateOptions(count=6, generate=False), Requirement.parse("worst>=0.6")
     with pytest.raises(
@@ -452,3 +453,68 @@ def test_a_method_under_which_answers_are_empty_is_named():
         "repeat_prompt: 120 of 120 generated answers are empty (0 without it)"
     ]
     assert record.scalars["judgement"]["verdicts"][0]["verdict"] == HARM
+
+
+class Wordy(PlantedResponder):
+    """Answers in a sentence, of which few tokens show the beginning alone; with `terse`, in a word."""
+
+    def __init__(self, curve, *, terse=False, tokens=8):
+        super().__init__(curve)
+        self.terse, self.tokens = terse, tokens
+
+    def respond(self, requests, *, generate=True, score=False):
+        replies = super().respond(requests, generate=generate, score=score)
+        if self.terse or not generate or requests[0].max_tokens > self.tokens:
+            return replies
+        said = [
+            replace(reply.response, text="The value that belongs to the", finish="length")
+            if number % 2 or reply.response.text == "unknown"
+            else reply.response
+            for number, reply in enumerate(replies)
+        ]
+        return [replace(reply, response=response) for reply, response in zip(replies, said, strict=True)]
+
+
+@dataclass(frozen=True)
+class Terse(PromptMitigation):
+    """Answers in a word."""
+
+    name: ClassVar[str] = "terse"
+
+    def around(self, responder):
+        return Wordy(responder.curve, terse=True)
+
+
+def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
+    """A first trial: with 8 tokens .17 to .50, 'Apply', with 32 tokens nothing."""
+
+    def tried(tokens, **how):
+        evaluation = EvaluateOptions(count=24, positions=(0, 2, 4), max_tokens=tokens)
+        given = MitigateOptions([Terse()], calibration=0, evaluation=evaluation, documents=0, short=False, **how)
+        return mitigate("key_value(pairs=5)", Wordy((0.6, 0.6)), given)
+
+    enough = tried(32).scalars
+    assert enough["judgement"]["measure"] == "accuracy"
+    assert enough["judgement"]["verdicts"][0]["verdict"] == NOTHING
+    cut = tried(8)
+    judgement = cut.scalars["judgement"]
+    assert judgement["measure"] == "logprob"
+    assert "No verdict by answers: answers were cut off in their first line" in judgement["warnings"][0]
+    assert judgement["verdicts"][0]["verdict"] == NOTHING
+    unchanged, terse = cut.scalars["endings"]
+    assert unchanged["open"] > 0.5 * unchanged["answers"]
+    assert terse["open"] == 0
+    by_answers = tried(8, by="accuracy")
+    (verdict,) = by_answers.scalars["judgement"]["verdicts"]
+    assert verdict["verdict"] == WITHHELD
+    assert verdict["gains"] == {}
+    assert by_answers.scalars["judgement"]["recommended"] is None
+    said = by_answers.scalars["judgement"]["recommendation"]
+    assert said.startswith("No verdict by answers for any method: answers were cut off in their first line")
+    page = report_of(by_answers)
+    (table,) = page.folded["How answers ended"]
+    assert [row[0] for row in table.cells] == ["unchanged", "terse"]
+    assert WITHHELD in html_of(page)
+    assert tried(32, by="starts").scalars["judgement"]["measure"] == "starts"
+    with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):
+        tried(8, by="rank")

@@ -118,7 +118,10 @@ def test_answers_by_position_name_best_and_worst_and_what_to_do_with_this_model(
     assert (
         "accuracy is highest at position 9 with 0.60 [0.50, 0.70] and lowest at position 0 (the first) with" in said[0]
     )
-    assert "`posbias mitigate 'some one/a model' --task 'key_value(pairs=10)'` tries methods" in said[1]
+    assert (
+        "`posbias mitigate 'some one/a model' --task 'key_value(pairs=10)' --positions 0,4,9 --count 20` tries"
+        in said[1]
+    )
     assert "mitigate" not in verdict(evaluated("server"))[1], "a server does not give its weights"
 
 

@@ -26,8 +26,11 @@ class MethodFlags:
 
     methods: Annotated[
         str,
-        typer.Option(help="all (hours), or some by commas: key_bias,temperature(scale=0.16),recipe.json (see `list`)."),
-    ] = "all"
+        typer.Option(
+            help="By commas: key_bias,temperature(scale=0.16),recipe.json (see `list`); all takes hours.",
+            show_default="the three that helped most often",
+        ),
+    ] = "default"
     calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
     fit: Annotated[
         str,
@@ -38,7 +41,10 @@ class MethodFlags:
     ] = ""
     by: Annotated[
         str | None,
-        typer.Option(help="accuracy or logprob.", show_default="accuracy, unless it is near 0 or 1"),
+        typer.Option(
+            help="accuracy, starts (answers that begin with the right one) or logprob.",
+            show_default="accuracy, unless it is near 0 or 1",
+        ),
     ] = None
     require: Annotated[
         str | None,
@@ -127,7 +133,7 @@ def _settings(
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
     from posbias.evaluation import EvaluateOptions
-    from posbias.mitigation.arms import MitigateOptions
+    from posbias.mitigation.arms import ALL, DEFAULT, MitigateOptions
     from posbias.mitigation.fitting import FITS
     from posbias.mitigation.requirements import Requirement
     from posbias.tasks.language import LANGUAGE_TASKS
@@ -147,7 +153,7 @@ def _settings(
     )
     methods = options.split_literals(tried.methods)
     return MitigateOptions(
-        methods="all" if methods == ["all"] else methods,
+        methods=methods[0] if methods in ([ALL], [DEFAULT]) else methods,
         calibration=tried.calibration,
         fitting=FITS.parse(f"options({tried.fit})"),
         evaluation=evaluation,

@@ -6,9 +6,9 @@ paired statistics; finished samples are kept, so that a killed run or one whose 
 The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
 `skipped` {position: examples that were too long}, `refused` [{sample, position, reason}], `measures` [name], `curves`
-{measure: `PositionCurve.as_record`}, `cut_off`, `empty`, `examples`, `reading` (`Reading.as_record`), `unscored`
-(answers), `moved_blanks` (examples), `reused`, `cost`, `seconds`, `notices` (`samples.notices_of`). The texts go
-beside it, one JSON object per line.
+{measure: `PositionCurve.as_record`}, `cut_off`, `endings` (`Endings.as_record`), `empty`, `examples`, `reading`
+(`Reading.as_record`), `unscored` (answers), `moved_blanks` (examples), `reused`, `cost`, `seconds`, `notices`
+(`samples.notices_of`). The texts go beside it, one JSON object per line.
 """
 
 import json
@@ -27,6 +27,7 @@ from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import PositionCurve, Scores, position_curve
+from posbias.evaluation.endings import Endings, endings_of
 from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import REFUSED, Responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
@@ -54,9 +55,10 @@ MEASURES = {
     "values_found": "share of the values found",
     "logprob": "log-probability of the answer per token (nats)",
     "reciprocal_rank": "1 / rank of the answer's first token",
+    "starts": "answers that begin with the right one",
 }
 """What each measure is called."""
-GENERATED = ("accuracy", "values_found")
+GENERATED = ("accuracy", "values_found", "starts")
 """Measures that rest on what was generated."""
 DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
@@ -86,7 +88,8 @@ class Evaluation(Showing):
     tables: Mapping[str, Scores]
     """score[sample, position]: `correct` (1 or 0), `found`, `logprob` (nats, of the whole answer), `answer_tokens`,
     `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
-    `too_long` (1 where it was), and what a task notes beside (`LanguageTask.noted`); NaN where there is none."""
+    `too_long` (1 where it was), `starts` (1 where the answer begins with the right one), `cut` (1 where it was cut off
+    in its first line), and what a task notes beside (`LanguageTask.noted`); NaN where there is none."""
     outputs: tuple[Mapping[str, Any], ...]
     """Every generated text with its sample, position and answers."""
     options: EvaluateOptions
@@ -141,7 +144,12 @@ class Evaluation(Showing):
         answers only where enough of them could be read (`reading`).
         """
         withheld = GENERATED if self.reading.withheld else ()
-        return {name: table for name, table in measures_of(self.tables).items() if name not in withheld}
+        return {name: table for name, table in measures_of(self.tables).items() if name not in (*withheld, "starts")}
+
+    @cached_property
+    def endings(self) -> Endings:
+        """How the generated answers ended, and how many of them hold the right one, or begin with it."""
+        return endings_of(self.tables, self.outputs)
 
     @cached_property
     def reading(self) -> Reading:
@@ -191,6 +199,7 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Scores]:
             "values_found": tables["found"],
             "logprob": tables["logprob"] / tables["answer_tokens"],
             "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+            "starts": tables.get("starts", np.full_like(tables["correct"], np.nan)),
         }
     return {name: table for name, table in found.items() if not np.isnan(table).all()}
 
@@ -282,7 +291,7 @@ def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
         rows = [
             {**row, "thoughts": row["text"], **within} if each else row for row, each in zip(rows, hidden, strict=True)
         ]
-        blank = {"correct": 0.0, "found": 0.0, "first_pick": np.nan, "tie": np.nan}
+        blank = {"correct": 0.0, "found": 0.0, "starts": 0.0, "cut": 1.0, "first_pick": np.nan, "tie": np.nan}
         tables = {
             name: np.where(hidden & ~np.isnan(piece[name]), value, piece[name])
             for name, value in blank.items()
@@ -406,6 +415,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "measures": list(evaluation.measures),
         "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},
         "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
+        "endings": evaluation.endings.as_record(),
         "empty": sum(row["text"] is not None and not row["text"].strip() for row in evaluation.outputs),
         "examples": len(evaluation.outputs),
         "reading": evaluation.reading.as_record(),

@@ -19,11 +19,14 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
 from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.tasks.language import Example, LanguageTask, share_found
+from posbias.tasks.language.answers import starts_with
 from posbias.tasks.language.verdicts import check_own
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
 LINE_END = "\n"
+CUT = "length"
+"""How a response ended at the most tokens it might have; servers say so, too."""
 SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""
 
@@ -191,12 +194,18 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     response, score = reply.response, reply.score
     skipped = None if response is None else response.skipped
     text = None if response is None or skipped is not None else response.text
-    said = text
+    said, cut = text, False
+    if text is not None and response is not None:  # a line that has ended, ended by itself, whatever came after it
+        cut = response.finish == CUT and LINE_END not in text.lstrip()
     if text is not None and task.lead_in and response is not None and response.continues:
         said = f"{task.lead_in} {text.lstrip().partition(LINE_END)[0]}"
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
     numbers = {
         "correct": None if said is None else task.right(said, example.answers),
+        "starts": None
+        if text is None or task.scoring == "verdict"
+        else starts_with(text, example.answers, goes_on=cut),
+        "cut": None if text is None else cut,
         # Only where a prompt asks for several.
         "found": None if text is None or not example.companions else share_found(text, values),
         "logprob": None if score is None else score.logprob,

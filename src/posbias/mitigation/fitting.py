@@ -8,8 +8,8 @@ one as it is, and has no penalty. Adam, rate falling linearly to 0. No weight is
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +28,7 @@ from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest,
 from posbias.interventions.base import check_model
 from posbias.interventions.keys import KeyBiased, biased
 from posbias.limits import UPDATES
+from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.base import MITIGATIONS, Method, Mitigation, check_strength, inside_methods
 from posbias.mitigation.calibration import best_of, check_samples, contents
 from posbias.mitigation.channel import PositionalChannel
@@ -51,7 +52,9 @@ KEPT_BYTES = 2 << 30
 SCALE_RATE = 0.4
 """Of the rate of biases: that of the logarithm of a head's scale."""
 
-SEARCHED = (KeyBiasMethod.name, ContextBias.name, PositionalChannel.name)
+GRADIENT = (KeyBiasMethod.name, ContextBias.name)
+"""Methods that are fitted by gradient."""
+SEARCHED = (*GRADIENT, PositionalChannel.name)
 """Methods without a grid whose parameters are fitted or searched; the others have a default for all of them."""
 
 Windows = Sequence[Int64[np.ndarray, "token"]]
@@ -85,6 +88,9 @@ class FitOptions:
     """Of the order of prompts and windows."""
     begin: str = ""
     """A recipe of the same form, from whose numbers the fit goes on; empty: from no change."""
+    checkpointing: bool = False
+    """Whether layers are computed again in the backward pass, for less memory and more time; not from the question on,
+    where few tokens have one."""
     strengths: Sequence[float] = ()
     """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
@@ -165,7 +171,7 @@ def _fitted(
     checkpoint: Checkpoint | None,
 ) -> Fitted:
     """At full strength."""
-    if method in (KeyBiasMethod.name, ContextBias.name):
+    if method in GRADIENT:
         return fit_bias(method, model, calibration, text, options=options, checkpoint=checkpoint)
     if method == PositionalChannel.name:
         chosen = ChannelOptions(from_question=options.from_question)
@@ -186,8 +192,8 @@ def passes_of_fit(method: str, samples: int, positions: int, options: FitOptions
     """Forward passes of a calibration prompt that `fit` takes, roughly: a backward pass is two, a window a prompt."""
     prompts = samples * positions
     strengths = len(options.strengths) * prompts
-    if method in (KeyBiasMethod.name, ContextBias.name):
-        options = _of_bias(method, options)
+    if method in GRADIENT:
+        options = options_of_bias(method, options)
         # What is before the question is computed once where nothing changes it.
         each = 1 if options.from_question else 3 + 4 * (options.penalty > 0)
         return options.steps * each + strengths
@@ -200,12 +206,12 @@ def passes_of_fit(method: str, samples: int, positions: int, options: FitOptions
 
 def reads_text(method: str, options: FitOptions) -> bool:
     """Whether a fit of the method reads windows of ordinary text."""
-    if method in (KeyBiasMethod.name, ContextBias.name):
-        return _of_bias(method, options).penalty > 0
+    if method in GRADIENT:
+        return options_of_bias(method, options).penalty > 0
     return method == PositionalChannel.name
 
 
-def _of_bias(method: str, options: FitOptions) -> FitOptions:
+def options_of_bias(method: str, options: FitOptions) -> FitOptions:
     """As the fit of that bias takes them."""
     if method == ContextBias.name:
         options = replace(options, knots=(), from_question=True)
@@ -236,7 +242,7 @@ def fit_bias(
         UsageError: too few samples, no text, or a family that does not allow it.
         RunError: the loss is not a finite number.
     """
-    options = _of_bias(method, options or FitOptions())
+    options = options_of_bias(method, options or FitOptions())
     if method == KeyBiasMethod.name and not options.knots:
         raise UsageError(f"fit: {method} needs knots; allowed without any is {ContextBias.name}")
     network = check_model(model)
@@ -244,8 +250,8 @@ def fit_bias(
     if options.penalty > 0 and not len(text):
         raise UsageError("fit: windows of ordinary text are needed where the penalty is above 0")
     encoded = encoded_answers(network, calibration)
-    begins = _question_begins(network, calibration) if options.from_question else [0] * len(encoded)
-    values = _Values(network, options)
+    begins = begins_of(network, calibration, options)
+    values = Values(network, options)
     if options.begin:
         values.begin_at(read_recipe(options.begin, network))
     losses = descend(network, values, Answers(network, encoded, begins), begins, text, options, checkpoint)
@@ -286,10 +292,7 @@ def descend(
             answer.backward()  # type: ignore[no-untyped-call]
         losses[step, 0] = float(answer.detach())
         if options.penalty > 0:
-            window = text[int(windows[step])]
-            kept = options.penalty * _divergence(model, window, values)
-            kept.backward()  # type: ignore[no-untyped-call]
-            losses[step, 1] = float(kept.detach()) / options.penalty
+            losses[step, 1] = step_on_text(model, text[int(windows[step])], values, options.penalty)
         if not np.isfinite(losses[step]).all():
             raise RunError(
                 f"fit: the loss of step {step} is not a finite number; try a smaller rate than {options.rate:g}"
@@ -311,7 +314,7 @@ class Trained(Protocol):
         """The model with these numbers, where the question begins at that token."""
 
 
-class _Values:
+class Values:
     """The numbers that are fitted: biases at all knots but the last, which is 0; or of the context, with scales."""
 
     def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
@@ -350,7 +353,8 @@ class _Values:
         with torch.no_grad():
             self.free.copy_(torch.tensor(own))
 
-    def applied(self, model: HuggingFaceModel, begins: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def applied(self, model: HuggingFaceModel, begins: int) -> Iterator[None]:
         """The model with these numbers, where the question begins at that token."""
 
         def of_layer(layer: int) -> Float[Tensor, "heads numbers"]:
@@ -363,7 +367,7 @@ class _Values:
         def scales(layer: int) -> Float[Tensor, "heads"]:
             return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
 
-        return biased(
+        changed = biased(
             model,
             "fit",
             logits,
@@ -371,6 +375,9 @@ class _Values:
             scales=scales if self.options.scales else None,
             by_side=not self.options.knots,
         )
+        again = self.options.checkpointing and not self.options.from_question
+        with changed, checkpointed(model.network, enabled=again):
+            yield
 
     def _basis(self, n_positions: int) -> Float[Tensor, "n knots"]:
         if n_positions not in self._bases:
@@ -409,8 +416,10 @@ def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> lis
     return encoded
 
 
-def _question_begins(model: HuggingFaceModel, examples: Sequence[Example]) -> list[int]:
-    """The first token behind the last passage of every prompt."""
+def begins_of(model: HuggingFaceModel, examples: Sequence[Example], options: FitOptions) -> list[int]:
+    """The first token that a bias acts on in every prompt: that behind the last passage, or 0."""
+    if not options.from_question:
+        return [0] * len(examples)
     begins = []
     for example in examples:
         spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer, own_control=example.own_control)
@@ -458,11 +467,13 @@ class Answers:
         return prefix
 
 
-def _divergence(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: Trained) -> Tensor:
-    """KL(unchanged || changed) of the next token, per token."""
+def step_on_text(model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: Trained, penalty: float) -> float:
+    """KL(unchanged || changed) of the next token, per token, whose gradient, times the penalty, is added."""
     embeddings, positions = model.embed(model.token_tensor([window.tolist()])), list(range(len(window)))
     with torch.no_grad():
         unchanged = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
-    with values.applied(model, 0):
+    with values.applied(model, 0):  # layers may be computed again in the backward pass
         changed = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
-    return torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
+        divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
+        (penalty * divergence).backward()  # type: ignore[no-untyped-call]
+    return float(divergence.detach())

@@ -183,15 +183,18 @@ def judge(
     )
 
 
-def choose_measure(measures: Mapping[str, Scores]) -> tuple[str, tuple[str, ...]]:
+def choose_measure(measures: Mapping[str, Scores], *, undecided: str = "") -> tuple[str, tuple[str, ...]]:
     """What the methods are judged by, from the unchanged model's measures alone, and what is to be known of it.
 
-    Accuracy, unless it lies below 10 % or above 90 % on average and log-probabilities are there.
+    Accuracy, unless it lies below 10 % or above 90 % on average, or its answers decide nothing (`undecided`: why), and
+    log-probabilities are there. Answers that begin with the right one only where they alone are given.
     """
     if "accuracy" not in measures:
-        if "logprob" not in measures:
+        if "logprob" not in measures and "starts" not in measures:
             raise UsageError("no answer was judged and none scored, so nothing can be compared")
-        return "logprob", ()
+        return ("logprob" if "logprob" in measures else "starts"), ()
+    if undecided and "logprob" in measures:
+        return "logprob", (f"No verdict by answers: {undecided}; methods are judged by log-probability instead",)
     level = float(np.nanmean(measures["accuracy"]))
     if FLOOR <= level <= CEILING:
         return "accuracy", ()

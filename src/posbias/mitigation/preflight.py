@@ -16,7 +16,7 @@ from posbias.evaluation.responders import Request, Responder, ServerResponder
 from posbias.evaluation.responders.base import Messages
 from posbias.evaluation.samples import Sample, requests_of, samples_of
 from posbias.measurement.cost_estimate import show_seconds
-from posbias.mitigation.arms import ALL, UNCHANGED, Arm, MitigateOptions
+from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions
 from posbias.mitigation.base import PromptMitigation
 from posbias.mitigation.fitting import passes_of_fit
 from posbias.mitigation.ordinary_text import length_of, why_not_judged
@@ -31,7 +31,7 @@ GENERATE, SCORE = "generate", "score"
 def announce_arms(
     task: LanguageTask, test: Sequence[Sample], options: MitigateOptions, arms: Sequence[Arm]
 ) -> tuple[dict[str, Any], list[Arm], list[str]]:
-    """Say what all arms will take; refuse what cannot fit into memory, or leave it out of `all` methods.
+    """Say what all arms will take; refuse what cannot fit into memory, or leave it out where it was not named.
 
     Returns:
         What one arm costs where every prompt is run once; the arms that fit, and why others do not.
@@ -49,7 +49,7 @@ def announce_arms(
                 report(f"{arm.name} asks with prompts {copies} times as long:")
                 each = preflight_answers(test, task, options.test, responder, copies=copies, workers=workers)
         except UsageError as error:
-            if options.methods != ALL:
+            if not options.unnamed:
                 raise
             left_out.append(f"{arm.name} was not tried: {error}")
             continue
@@ -58,11 +58,12 @@ def announce_arms(
     if cost:
         fitted = [arm.name for arm in kept[1:] if arm.method is None]
         runs = sum(passes_of_fit(name, options.calibration, len(asked), options.fitting) for name in fitted)
-        parts = [f"{len(fitted)} fits: {show_seconds(runs * cost['seconds_per_pass'])}"] if fitted else []
-        parts += _beside(task, test, options, kept, cost)
+        beside = {f"{len(fitted)} fits": runs * cost["seconds_per_pass"]} if fitted else {}
+        beside |= _beside(task, test, options, kept, cost)
+        parts = [f"{name}: {show_seconds(each)}" for name, each in beside.items()]
         report(
-            f"estimate: answers without and with each method ({len(kept) - 1}), extra requests included: "
-            f"{'; '.join([show_seconds(seconds), *parts])}"
+            f"estimate: {show_seconds(seconds + sum(beside.values()))} in all; answers without and with each method "
+            f"({len(kept) - 1}), extra requests included: {'; '.join([show_seconds(seconds), *parts])}"
         )
     return cost, kept, left_out
 
@@ -78,15 +79,15 @@ def _passes(arm: Arm, n_passages: int) -> int:
 
 def _beside(
     task: LanguageTask, test: Sequence[Sample], options: MitigateOptions, arms: Sequence[Arm], cost: Mapping[str, Any]
-) -> list[str]:
-    """What ordinary text and the task's short forms take of a local model, each as part of a line."""
+) -> dict[str, float]:
+    """Seconds that ordinary text and the task's short forms take of a local model, by name."""
     responder: Any = arms[0].responder
     longest, each = max(map(_tokens, test)), cost["seconds_per_pass"]
-    parts = []
+    found = {}
     if options.documents:
         judged = sum(_passes(arm, 1) for arm in arms if not why_not_judged(arm, asked=True))
         share = length_of(responder.model, options) / longest
-        parts.append(f"ordinary text: {show_seconds(judged * options.documents * share * each)}")
+        found["ordinary text"] = judged * options.documents * share * each
     seconds, short = 0.0, short_samples(task, responder, options)
     for form, samples in short:
         requests = requests_of(samples, form, short_options(options))
@@ -94,7 +95,7 @@ def _beside(
         share, decoding = max(map(_tokens, samples)) / longest, max(0.0, cost["seconds_per_prompt"] - each)
         runs = sum(_passes(arm, len(requests[0].passages)) * (_copies(arm) * share * each + decoding) for arm in arms)
         seconds += len(requests) * runs
-    return [*parts, *([f"short forms of the task: {show_seconds(seconds)}"] if short else [])]
+    return found | ({"short forms of the task": seconds} if short else {})
 
 
 def _tokens(sample: Sample) -> int:

@@ -8,9 +8,10 @@ on from the samples, texts and fits that are there.
 The record has the verb "mitigate" (`posbias.report.mitigations` draws it). Arrays: `positions`; `scores/MEASURE/ARM`
 [n_samples n_positions]; `text/ARM` [n_documents], nats per token; ARM counts from 0, the unchanged model. Scalars:
 `arms` [name], `judgement` (`Judgement.as_record`), `curves` {measure: [[interval]]} by arm, `effort` [{seconds,
-requests, tokens, peak_bytes}] by arm (`effort.py` says which tokens), `text_not_judged` {arm: why}, `fits` {name: how},
-`left_out` [text], `requirement`, `cost`, `notices` (as of an evaluation); where influence was measured `influence`
-(`influence_scalars`), beside arrays `influence/NAME` [n_samples n_positions].
+requests, tokens, peak_bytes}] by arm (`effort.py` says which tokens), `endings` [`Endings.as_record`] by arm,
+`text_not_judged` {arm: why}, `fits` {name: how}, `left_out` [text], `requirement`, `cost`, `notices` (as of an
+evaluation); where influence was measured `influence` (`influence_scalars`), beside arrays `influence/NAME` [n_samples
+n_positions].
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, finished_evaluation, write_outputs
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.endings import why_undecided
 from posbias.evaluation.evaluation import DECIDING, GENERATED, NothingAnsweredError, measures_of
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.samples import Pieces, Sample, requests_of
@@ -32,6 +34,7 @@ from posbias.mitigation.arms import (
     UNCHANGED,
     Arm,
     MitigateOptions,
+    answering_arms,
     arms_of,
     check_unseen,
     fitted_arms,
@@ -60,6 +63,8 @@ from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 ARMS = "arms"
 """Where the arms' evaluations lie, below the run's directory, and pieces that a finished run keeps: fits, and what
 ordinary text, memory and influence are under a method, which another call may take over."""
+CUT_MATTERS = ("accuracy", "values_found")
+"""Measures of answers that may be right anywhere, so that one that was cut off might have become right."""
 RECIPE = "recipe.json"
 """A fitted method, in its arm's directory."""
 
@@ -103,6 +108,7 @@ def mitigate(
     arms, left_out = arms_of(responder, options, task, test[0])
     check_unseen(options, test)
     cost, arms, too_large = announce_arms(task, test, options, arms)
+    arms, refused = answering_arms(arms, options, task, test[0])
     if options.influence and arms[0].model is not None:
         preflight_influence(task, options.weighed, arms[0].model, len(arms))
     fits_read = any(arm.method is None and reads_text(arm.name, options.fitting) for arm in arms[1:])
@@ -120,7 +126,8 @@ def mitigate(
     question = question_text([example for sample in test for example in sample.examples])
     record.resolved |= {"question": question, "command": command, "fingerprint": fingerprint(settings)}
     not_weighed = _weigh(task, options, arms, record, kept) if options.influence else []
-    left_out = [*left_out, *too_large, *unfitted, *silent.values(), *not_short, *not_weighed]
+    left_out = [*left_out, *record.scalars["left_out"], *too_large, *refused, *unfitted]
+    left_out = [*left_out, *silent.values(), *not_short, *not_weighed]
     record.scalars |= {"fits": fits, "left_out": left_out, "cost": cost, "text_not_judged": not_judged}
     for arm in arms:
         if directory is not None and arm.name in fits and isinstance(arm.model, HuggingFaceModel) and arm.method:
@@ -296,18 +303,23 @@ def _side_effects(
     texts: Sequence[Float64[np.ndarray, "documents"] | None],
     short: Mapping[str, Sequence[Record | None]],
     options: MitigateOptions,
-) -> tuple[SideEffect, ...]:
-    """Ordinary text and short forms of the task, unchanged and in one arm."""
-    side = []
+) -> tuple[tuple[SideEffect, ...], dict[str, str]]:
+    """Ordinary text and short forms of the task, unchanged and in one arm; of forms that decide nothing, why."""
+    side, undecided = [], {}
     before, after = texts[0], texts[number]
     if before is not None and after is not None:
         side.append(SideEffect(ORDINARY_TEXT, before, after, 1, options.tolerance, "nats per token"))
     for name, records in short.items():
         old, new = records[0], records[number]
-        if old is not None and new is not None and measure in _measures(old) and measure in _measures(new):
-            before, after = (_measures(each)[measure].mean(axis=1) for each in (old, new))
+        if old is None or new is None or measure not in _measures(old) or measure not in _measures(new):
+            continue
+        before, after = (_measures(each)[measure].mean(axis=1) for each in (old, new))
+        why = why_undecided(*(below(each.arrays, "scores/") for each in (old, new)))
+        if why and measure in CUT_MATTERS:
+            undecided[name] = why
+        else:
             side.append(SideEffect(name, before, after, unit=label_of(measure)))
-    return tuple(side)
+    return tuple(side), undecided
 
 
 def _record(
@@ -320,20 +332,21 @@ def _record(
 ) -> Record:
     """All arms judged."""
     measures = [_measures(record) for record in found]
-    measure, warnings = choose_measure(measures[0])
-    if options.by is not None:
-        if options.by not in measures[0]:
-            unread = "".join(f"; {text}" for text in _unread_answers(arms[:1], found[:1]))
-            raise UsageError(f"--by {options.by}: measured are {', '.join(measures[0])}{unread}")
-        measure, warnings = choose_measure({options.by: measures[0][options.by]})
+    tables = [below(record.arrays, "scores/") for record in found]
+    if options.by is not None and options.by not in measures[0]:
+        unread = "".join(f"; {text}" for text in _unread_answers(arms[:1], found[:1]))
+        raise UsageError(f"--by {options.by}: measured are {', '.join(measures[0])}{unread}")
+    asked = measures[0] if options.by is None else {options.by: measures[0][options.by]}
+    measure, warnings = choose_measure(asked, undecided=why_undecided(tables[0], tables[0]))
     positions = tuple(int(position) for position in found[0].arrays["positions"])
 
     blank = np.full_like(measures[0][measure], np.nan)
-    tried = [
-        Tried(arm.name, measures[number].get(measure, blank), _side_effects(number, measure, texts, short, options))
-        for number, arm in enumerate(arms)
-        if number
-    ]
+    tried, left_out = [], []
+    for number, arm in enumerate(arms[1:], start=1):
+        effects, undecided = _side_effects(number, measure, texts, short, options)
+        why = why_undecided(tables[0], tables[number]) if measure in CUT_MATTERS else ""
+        tried.append(Tried(arm.name, measures[number].get(measure, blank), effects, withheld=why))
+        left_out += [f"{form} under {arm.name} was not judged: {reason}" for form, reason in undecided.items()]
     warnings = (*warnings, *_unread_answers(arms, found), *_empty_answers(arms, found))
     judgement = judge(measures[0][measure], tried, positions=positions, measure=measure, warnings=warnings)
     described = found[0].resolved["responder"]
@@ -363,6 +376,8 @@ def _record(
             if all(name in each for each in measures)
         },
         "effort": [effort_of(each) for each in found],
+        "endings": [each.scalars["endings"] for each in found],
+        "left_out": left_out,
         "requirement": _required(options.require, names, judgement.recommended, measures),
         "notices": found[0].scalars.get("notices", {}),
     }

@@ -205,7 +205,7 @@ def _decided(verdict: Verdict, measure: str, *, smallest: float, tests: int) -> 
     small = [name for name in (*fallen, *risen) if not _matters(verdict, name, smallest)]
     harmed, gained = ([name for name in names if name not in small] for names in (fallen, risen))
     price = [name for name in harmed if name == FORMERLY_BEST and gained and verdict.dependence == SHRANK]
-    reasons = [verdict.withheld] if verdict.withheld else []
+    reasons = [f"{_capital(verdict.withheld)}."] if verdict.withheld else []
     reasons += [f"Harm: {_change_sentence(verdict, name)}" for name in harmed if name not in price]
     reasons += [f"Gain: {_change_sentence(verdict, name)}" for name in gained]
     reasons += [f"Price: {_change_sentence(verdict, name)}" for name in price]
@@ -333,7 +333,12 @@ def _needed_text(verdict: Verdict) -> str:
 
 def label_of(measure: str) -> str:
     """A measure in the words of sentences."""
-    return {"logprob": "log-probability per token", "reciprocal_rank": "1 / rank"}.get(measure, measure)
+    words = {
+        "logprob": "log-probability per token",
+        "reciprocal_rank": "1 / rank",
+        "starts": "the share of answers that begin with the right one",
+    }
+    return words.get(measure, measure)
 
 
 def _tried_besides(verdict: Verdict) -> str:
@@ -353,7 +358,7 @@ def _recommendation(verdicts: Sequence[Verdict], measure: str, smallest: float) 
         if len(harmful) == len(verdicts):
             return None, f"Leave the model as it is.{rest}"
         if len(withheld) == len(verdicts):
-            return None, f"No verdict by answers: {verdicts[0].withheld}"
+            return None, f"No verdict by answers for any method: {verdicts[0].withheld} ({verdicts[0].name})."
         enough = f" by what matters ({smallest:g})" if any(each.verdict == SMALL for each in verdicts) else ""
         nothing = f"no method is established to raise {label_of(measure)}{enough}{_overlooked(verdicts)}"
         return None, f"Leave the model as it is: {nothing}.{rest}"

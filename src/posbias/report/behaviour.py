@@ -71,6 +71,8 @@ SHAPES = {
 """What the shape of a curve says to a reader."""
 INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
 """Strokes of measured kinds, none a theory's."""
+MITIGATED, CALIBRATED = 20, 12
+"""Samples for a first trial of methods, of a small model half an hour, and before them for fits, as is the default."""
 TIE_RANGE = (0.02, 20.0)
 """Multiples of the mean shown on the logarithmic axis; theories fall far below."""
 ON_ONE_SCALE = {"accuracy": MEASURED, "reciprocal_rank": Stroke(MEASURED.colour, "dash")}
@@ -182,7 +184,15 @@ def _tries(record: Record) -> str:
     if responder.get("kind") != "local":
         return ""
     model, task = (shlex.quote(text) for text in (responder["model"]["source"], record.resolved["task"]))
-    return f"`posbias mitigate {model} --task {task}` tries methods and says which helps; "
+    positions, count = record.resolved["positions"], MITIGATED
+    three = sorted({positions[0], positions[len(positions) // 2], positions[-1]})
+    fitted = ""
+    if record.resolved.get("file_sha256"):  # at least so many samples are in the file, and some go to fits
+        fewer = min(CALIBRATED, record.resolved["count"] // 3)
+        count = min(count, record.resolved["count"] - fewer)
+        fitted = f" --calibration {fewer}" if fewer < CALIBRATED else ""
+    limits = f"--positions {','.join(map(str, three))} --count {count}{fitted}"
+    return f"`posbias mitigate {model} --task {task} {limits}` tries methods and says which helps; "
 
 
 def _shape_sentence(measure: str, curve: Stored) -> str:
@@ -234,6 +244,12 @@ def statements_of(record: Record) -> list[str]:
     found = withheld + found
     if not found:
         found = ["No example was answered or scored, so there is no curve."]
+    endings = record.scalars.get("endings", {})
+    if endings.get("starts") is not None and endings["starts"] != endings["contains"]:
+        holding, beginning = (f"{PERCENT * endings[name]:.0f} %" for name in ("contains", "starts"))
+        found.append(
+            f"{holding} of the generated answers are right by the task's rule; {beginning} begin with the answer."
+        )
     for measure in tied_measures(_series(record)):
         found += correlation_statements(_series(record), measure)
     return found
@@ -249,7 +265,9 @@ def _counted_as_wrong(record: Record) -> list[str]:
     cut, total = record.scalars["cut_off"], answered(record)
     if cut:
         tokens = record.resolved["max_tokens"]
-        found.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves.")
+        within = record.scalars.get("endings", {}).get("open")
+        first = f"; {within} of them in their first line and not right, which they might have become" if within else ""
+        found.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves{first}.")
     if empty := record.scalars.get("empty", 0):
         found.append(f"{empty} of {total} generated answers are empty; they count as wrong.")
     judged = record.scalars.get("verdicts", {})

@@ -20,8 +20,8 @@ from posbias.statistics import Interval, jackknife, leave_one_out
 
 FLAT_TENTH = 0.1
 PERCENT = 100.0
-MITIGATE = "posbias mitigate {model} --task 'key_value(pairs=8)'"
-"""What tries methods on a model, as a shell has it."""
+MITIGATE = "posbias mitigate {model} --task 'key_value(pairs=8)' --positions 0,4,7 --count 20"
+"""What tries methods on a model, as a shell has it: of the demo model less than half an hour on two cores."""
 POWER_ROLLOUT = "power_rollout"
 """The theory that is given more than the architecture: weights, and attention on the same prompts."""
 
@@ -162,7 +162,8 @@ def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
     command = MITIGATE.format(model=shlex.quote(view.title))
     text = (
         f"What can be done: influence is not accuracy, so first test its answers: `{command}` asks for one of 8 listed "
-        "values at different positions, with and without each remedy, and says which to apply, if any."
+        "values at three positions, with and without each remedy, and says which to apply, if any; with `--task "
+        "\"documents(documents=5, file='yours.jsonl')\"` it asks your own questions."
     )
     if end:
         text += f" Until then, put what matters near the {end}."

@@ -65,6 +65,7 @@ def mitigation_report(record: Record) -> Report:
         folded={
             "Why each verdict": [_reason_table(found)],
             "Every number": [_change_table(found), _effect_table(found), _level_table(found), _effort_table(record)],
+            **_ending_table(record),
             **_influence_tables(record),
             **_use(record),
         },
@@ -312,6 +313,25 @@ def _effort_table(record: Record) -> Table:
     header = ["method", "requests", "seconds each", "tokens each", "memory beside the weights"]
     title = "What requests took: tokens that the model was run on, a method's own passes among them"
     return Table(title, header, cells)
+
+
+def _ending_table(record: Record) -> dict[str, list[Table]]:
+    """How generated answers ended, and how many hold the right one, or begin with it; older records do not say."""
+    endings = record.scalars.get("endings", [])
+    header = ["method", "answers", "hold the right one", "begin with it", "ended by themselves", "ran on, later lines"]
+    header += ["cut off in the first line", "of these not right", "ended otherwise"]
+    counts = ("finished", "ran_on", "cut", "open", "others")
+    cells = [
+        [
+            name,
+            str(each["answers"]),
+            *(number_text(each[share]) for share in ("contains", "starts")),
+            *(str(each[count]) for count in counts),
+        ]
+        for name, each in zip(record.scalars["arms"], endings, strict=bool(endings))
+        if each["answers"]
+    ]
+    return {"How answers ended": [Table("Generated answers by method", header, cells)]} if cells else {}
 
 
 def _figures(record: Record) -> list[Figure]:

@@ -58,6 +58,19 @@ def verdict_match(prediction: str, answers: Sequence[str]) -> float:
     return float(verdict_of(prediction) in _checked(answers))
 
 
+def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> float | None:
+    """1 where the prediction begins with an accepted answer, as whole words, both normalised; else 0.
+
+    What an answer that names several passages, or copies the context, holds somewhere is not counted. `goes_on`: the
+    prediction was cut off; then None where it may still become an accepted answer.
+    """
+    said = normalise_answer(prediction)
+    wanted = [normalise_answer(answer) for answer in _checked(answers)]
+    if any(f"{said} ".startswith(f"{answer} ") for answer in wanted if answer):
+        return 1.0
+    return None if goes_on and any(answer.startswith(said) for answer in wanted) else 0.0
+
+
 def share_found(prediction: str, values: Sequence[str]) -> float:
     """Share of several values that occur in the prediction, ignoring case, in 0 ... 1."""
     return sum(substring_match(prediction, [value]) for value in _checked(values)) / len(values)

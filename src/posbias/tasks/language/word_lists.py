@@ -37,7 +37,7 @@ class ExampleOrder(LanguageTask):
     """`category`: another word of the informative demonstration's category; `same`: its own word, to be copied."""
 
     scoring: ClassVar[str] = "best_subspan_em"
-    max_tokens: ClassVar[int] = 8
+    max_tokens: ClassVar[int] = 32
     counted: ClassVar[str] = "shots"
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class TokenCopy(LanguageTask):
     """`counted`, `numbered` or `repeated`."""
 
     scoring: ClassVar[str] = "best_subspan_em"
-    max_tokens: ClassVar[int] = 8
+    max_tokens: ClassVar[int] = 32
     counted: ClassVar[str] = "length"
     fixed_order: ClassVar[bool] = True
 
