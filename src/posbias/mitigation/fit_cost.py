@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from jaxtyping import Int64
+from torch import Tensor
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders.local import EncodedRequest
-from posbias.measurement.cost import calibrate, peak_tensor_bytes, report_cost
+from posbias.measurement.cost import calibrate, peak_tensor_bytes, report_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.mitigation.fitting import (
     GRADIENT,
@@ -30,6 +32,7 @@ from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import report
 from posbias.tasks.language import Example
 
+SHORTER = "calibration prompts of {} tokens"
 PROBE = 16
 """Tokens whose keys and values tell what those of one take."""
 
@@ -81,28 +84,39 @@ def fit_estimate(
     encoded = encoded_answers(model, calibration)
     begins = begins_of(model, calibration, options)
     answer = max(len(one.answer) for one in encoded)
-    behind = max(len(one.prompt) + len(one.answer) - begin for one, begin in zip(encoded, begins, strict=True))
     values = Values(model, options)
 
-    def step(token_ids: Int64[np.ndarray, "n"]) -> None:
+    def loss(token_ids: Int64[np.ndarray, "n"], begin: int = 0) -> Tensor:
         scored = min(answer, len(token_ids) - 1)
-        begin = max(0, len(token_ids) - behind) if options.from_question else 0
         request = EncodedRequest(token_ids[:-scored], token_ids[-scored:])
-        with values.applied(model, begin):
-            Answers(model, [request], [begin]).loss(0).backward()  # type: ignore[no-untyped-call]
+        return Answers(model, [request], [begin]).loss(0)
 
-    longest = max(len(one.prompt) + len(one.answer) for one in encoded)
-    found = calibrate(model, longest, step)
-    if found is None:
+    def step(token_ids: Int64[np.ndarray, "n"], begin: int = 0) -> None:
+        with values.applied(model, begin):
+            loss(token_ids, begin).backward()  # type: ignore[no-untyped-call]
+
+    def forward(token_ids: Int64[np.ndarray, "n"]) -> None:
+        with torch.no_grad(), values.applied(model, 0):
+            loss(token_ids)
+
+    sizes = [len(one.prompt) + len(one.answer) for one in encoded]
+    longest = int(np.argmax(sizes))
+    if options.from_question:
+        # Behind the question few tokens have a backward pass: a whole step takes hardly more than an answer does.
+        known = np.concatenate([encoded[longest].prompt, encoded[longest].answer])
+        peak = peak_tensor_bytes(lambda: step(known, begins[longest]), model.device)
+        probe = model.embed(model.token_tensor([known[:PROBE].tolist()]))
+        # What they hold alive is twice what they are: they are views of what the forward pass made.
+        kept = 2 * min(KEPT_BYTES, sum(begins) * Prefix(model, probe).n_bytes // PROBE)
+        found = replace(without_passes(model, sizes[longest]), coefficients=(float(peak),), kept=lambda _: kept)
+        return replace(found, shorter=SHORTER)
+    estimate = calibrate(model, sizes[longest], step, squares=forward if options.checkpointing else None)
+    if estimate is None:
         return None
-    constant, *others = found.coefficients
+    constant, *others = estimate.coefficients
     if options.penalty > 0 and len(text):
         window = max(text, key=len)
         on_text = peak_tensor_bytes(lambda: step_on_text(model, window, values, options.penalty), model.device)
-        beyond = on_text - sum(value * longest**power for power, value in enumerate(found.coefficients))
-        constant += max(0.0, beyond)
-    kept = 0
-    if options.from_question:  # keys and values before the question stay for all steps
-        probe = model.embed(model.token_tensor([[int(encoded[0].prompt[0])] * PROBE]))
-        kept = min(KEPT_BYTES, sum(begins) * Prefix(model, probe).n_bytes // PROBE)
-    return replace(found, coefficients=(constant, *others), kept=lambda _: kept, shorter="prompts of {} tokens")
+        on_answer = sum(value * sizes[longest] ** power for power, value in enumerate(estimate.coefficients))
+        constant += max(0.0, on_text - on_answer)
+    return replace(estimate, coefficients=(constant, *others), shorter=SHORTER)

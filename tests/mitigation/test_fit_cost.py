@@ -1,0 +1,94 @@
+"""What a fit by gradient takes of memory: announced as an upper bound, kept within what is allowed, or refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from posbias.errors import UsageError
+from posbias.measurement.cost import peak_tensor_bytes
+from posbias.mitigation import fit_cost
+from posbias.mitigation.fit_cost import fit_estimate, preflight_fit
+from posbias.mitigation.fitting import FitOptions, fit, options_of_bias
+from posbias.models.loading import load_model
+from posbias.tasks.language import LANGUAGE_TASKS
+
+
+@pytest.fixture(scope="module")
+def model(long_llama):
+    return load_model(str(long_llama))
+
+
+@pytest.fixture(scope="module")
+def text():
+    generator = np.random.default_rng(1)
+    return [generator.integers(40, 80, 32) for _ in range(4)]
+
+
+def examples(model, pairs):
+    task = LANGUAGE_TASKS.parse(f"key_value(pairs={pairs})")
+    return list(task.examples(model.tokenizer, count=4, positions=(0, pairs - 1)))
+
+
+@pytest.mark.parametrize("pairs", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("key_bias", {}),
+        ("key_bias", {"penalty": 0.0}),
+        ("key_bias", {"checkpointing": True}),
+        ("key_bias", {"from_question": True}),
+        ("context_bias", {}),
+    ],
+)
+def test_the_estimate_is_an_upper_bound_of_what_the_fit_takes(model, text, method, options, pairs):
+    calibration, asked = examples(model, pairs), FitOptions(steps=8, **options)
+    found = fit_estimate(model, calibration, text, options=options_of_bias(method, asked))
+    taken = peak_tensor_bytes(lambda: fit(method, model, calibration, text=text, options=asked), model.device)
+    assert taken <= found.passes_bytes, "with the headroom"
+    assert found.passes_bytes < 4 * taken, "and not far from it"
+
+
+def test_a_fit_that_does_not_fit_is_refused_or_computes_layers_again(model, text, capsys):
+    calibration, options = examples(model, 8), FitOptions(steps=3)
+    plain, again = (
+        fit_estimate(
+            model, calibration, text, options=replace(options_of_bias("key_bias", options), checkpointing=each)
+        )
+        for each in (False, True)
+    )
+    assert again.needed(1) < plain.needed(1)
+    asked = {"options": options, "max_memory": plain.needed(1) + 2**27}
+    assert preflight_fit("key_bias", model, calibration, text, **asked) == options
+    assert "key_bias is fitted in 3 steps, a prompt each with its backward pass:\nestimate: at most" in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(UsageError, match=r"the fit of key_bias: \d+ positions need up to .* are allowed; try"):
+        preflight_fit("key_bias", model, calibration, text, options=options, max_memory=10**6)
+    assert preflight_fit("ordered", model, calibration, text, options=options, max_memory=1) == options
+
+
+def test_checkpointing_is_turned_on_where_only_so_the_fit_keeps_its_limit(model, text, monkeypatch, capsys):
+    calibration, options = examples(model, 8), FitOptions(steps=3)
+    found = {
+        again: fit_estimate(
+            model, calibration, text, options=replace(options_of_bias("key_bias", options), checkpointing=again)
+        )
+        for again in (False, True)
+    }
+    monkeypatch.setattr(fit_cost, "fit_estimate", lambda *given, options: found[options.checkpointing])
+    between = (found[False].needed(1) + found[True].needed(1)) // 2
+    chosen = preflight_fit("key_bias", model, calibration, text, options=options, max_memory=between)
+    assert chosen.checkpointing
+    assert "layers computed again in the backward pass:" in capsys.readouterr().err
+
+
+def test_layers_that_are_computed_again_give_the_same_numbers(model, text):
+    calibration = examples(model, 2)
+    plain, again = (
+        fit("key_bias", model, calibration, text=text, options=FitOptions(steps=4, checkpointing=each))
+        for each in (False, True)
+    )
+    assert again.method == plain.method
+    assert again.how["answer_loss"] == plain.how["answer_loss"]
+    assert again.how["text_loss"] == plain.how["text_loss"]
