@@ -246,9 +246,9 @@ def statements_of(record: Record) -> list[str]:
         found = ["No example was answered or scored, so there is no curve."]
     endings = record.scalars.get("endings", {})
     if endings.get("starts") is not None and endings["starts"] != endings["contains"]:
-        holding, beginning = (f"{PERCENT * endings[name]:.0f} %" for name in ("contains", "starts"))
         found.append(
-            f"{holding} of the generated answers are right by the task's rule; {beginning} begin with the answer."
+            f"{endings['contains']:.0%} of the generated answers are right by the task's rule; {endings['starts']:.0%} "
+            "begin with the right one."
         )
     for measure in tied_measures(_series(record)):
         found += correlation_statements(_series(record), measure)
