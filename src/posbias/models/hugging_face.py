@@ -198,6 +198,8 @@ class HuggingFaceModel(Model):
         token_ids = self.token_tensor([spread, spread])
         positions = list(range(COMPARED))
         by_token = self.logits(token_ids, positions)[0].float()
+        if not by_token.isfinite().all():
+            return  # nothing can be compared; whoever runs the network says that its numbers are not finite
         factors = torch.tensor([1.0, OFF_TABLE], dtype=self.dtype, device=self.device)
         try:
             by_embedding = self._outputs(self.embed(token_ids) * factors[:, None, None], positions).logits[0].float()
