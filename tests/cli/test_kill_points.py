@@ -134,7 +134,11 @@ class Bench:
         """The command of a case into a directory."""
         case = CASES[name]
         command = [*self.words_of(case.command), "--out", str(out)]
-        return nursery.run([*command, "--resume"] if resume and case.resumes else command, watched=out, **limits)
+        if resume and case.resumes:
+            command.append("--resume")
+        elif name != "report" and (case.before or resume):  # finished work that lies there is to be replaced
+            command.append("--overwrite")
+        return nursery.run(command, watched=out, **limits)
 
     def fill(self, nursery: Nursery, name: str, out: Path) -> None:
         """What lay in the directory before."""
