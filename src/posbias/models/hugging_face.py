@@ -407,18 +407,17 @@ def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature
     return prefix if same else None
 
 
-def looks_ahead(model: Model, embeddings: Float[Tensor, "one position feature"]) -> bool:
+def looks_ahead(model: HuggingFaceModel, embeddings: Float[Tensor, "one position feature"]) -> bool:
     """Whether an output in the middle of the first positions depends on later ones: its gradient by them is not 0.
 
     So it is of a network that a method has marked, too, whatever its first positions do.
     """
-    if hasattr(getattr(model, "network", None), LOOKS_AHEAD_MARK):
+    if hasattr(model.network, LOOKS_AHEAD_MARK):
         return True
     inputs = embeddings[:, :CAUSAL_PROBE].detach().requires_grad_()
     middle = (inputs.shape[1] - 1) // 2
     with torch.enable_grad():
         # Whatever else a network reads of its tokens: it is attention that looks ahead, and goes through these.
-        run = model._outputs if isinstance(model, HuggingFaceModel) else model.outputs
-        hidden = run(inputs, [middle]).hidden
-        (gradient,) = torch.autograd.grad(hidden.float().square().sum(), inputs)
+        logits = model._forward([middle], cache=None, inputs_embeds=inputs)
+        (gradient,) = torch.autograd.grad(logits.float().square().sum(), inputs)
     return bool((gradient[:, middle + 1 :] != 0).any())
