@@ -259,3 +259,17 @@ def test_a_question_without_a_label_begins_with_whole_words_that_all_share():
     assert question_text(prompts("Say this\nAnna?", "Say this\nBob?")) == " Say this\n"
     assert question_text(prompts("At 10:30, who?", "At 10:45, who?")) == " At 10:", "no label"
     assert question_text([replace(one, passages=()) for one in prompts("Who?")]) is None
+
+
+@torch.no_grad()
+def test_a_question_that_the_first_prompt_does_not_hold_is_warned_of_once():
+    model = shaken_model("llama")
+    ids = torch.tensor([PROMPTS[2]])
+    plain = model.network(ids).logits
+    with asked(METHODS[0], model.network):
+        with pytest.warns(UserWarning, match="question='LMN' stands nowhere in the first prompt"):
+            torch.testing.assert_close(model.network(ids).logits, plain, **CLOSE)
+        model.network(ids)  # said once; a warning would be an error here
+    with asked(METHODS[0], model.network):
+        model.network(torch.tensor([PROMPTS[0]]))
+        model.network(ids)  # ordinary text after a prompt that holds it is what `question` is for

@@ -5,6 +5,7 @@ text without a question is left as it is.
 """
 
 import re
+import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -49,7 +50,8 @@ class Question:
     It is looked for whenever a network reads several tokens at once, so that what is generated token by token moves
     nothing; a prompt that is read in pieces must not be cut within the text. A token that holds the end of a passage
     and the beginning of the question counts as the passage's. What was read is known by the cache that holds it;
-    without a cache, what was generated is searched, too.
+    without a cache, what was generated is searched, too. Where the first prompts hold the text nowhere, a warning says
+    so: they, and any like them, are answered as by the plain model.
     """
 
     def __init__(self, text: str, tokenizer: Any) -> None:
@@ -59,6 +61,8 @@ class Question:
             raise UsageError("mitigated: question= needs tokenizer=")
         self._text, self._tokenizer = text, tokenizer
         self._of: PerCache[_Read] = PerCache(self._found)
+        self._matched: bool | None = None
+        """Whether the first prompts hold the text; None: none was read."""
 
     def begins(self) -> Int[Tensor, "prompt one"]:
         """The first token of the question, 0 the prompt's first, in every prompt that this thread's network reads."""
@@ -87,6 +91,14 @@ class Question:
         slots = padded_slots(arguments)
         skipped = [0] * len(new) if slots is None else slots.tolist()
         found = [self._begin(row[padding:].tolist()) for row, padding in zip(ids, skipped, strict=True)]
+        if self._matched is None:
+            self._matched = min(found) < NOWHERE
+            if not self._matched:
+                warnings.warn(
+                    f"mitigated: question={self._text!r} stands nowhere in the first prompt, so the method does nothing "
+                    "to it; give the text as the prompt has it, line breaks and signs included",
+                    stacklevel=2,
+                )
         return _Read(ids, torch.tensor(found, device=new.device)[:, None])
 
     def _begin(self, ids: list[int]) -> int:
