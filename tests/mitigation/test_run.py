@@ -515,6 +515,11 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     (table,) = page.folded["How answers ended"]
     assert [row[0] for row in table.cells] == ["unchanged", "terse"]
     assert WITHHELD in html_of(page)
+    even = tried(8, by="accuracy", require=Requirement.parse("spread<=1")).scalars["requirement"]
+    assert even["value"]["value"] <= 1, "by the answers as they are it would be met"
+    assert not even["met"]
+    assert even["withheld"].startswith("answers were cut off in their first line")
+    assert tried(32, by="starts", require=Requirement.parse("spread<=1")).scalars["requirement"]["met"]
     assert tried(32, by="starts").scalars["judgement"]["measure"] == "starts"
     with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):
         tried(8, by="rank")

@@ -125,7 +125,8 @@ def mitigate(
         from posbias.statistics import Interval
 
         value = Interval.of_record(required["value"])
-        raise RunError(f"required {required['required']}, got {value} ({required['measure']}, {required['arm']})")
+        why = f"; {required['withheld']}" if required["withheld"] else ""
+        raise RunError(f"required {required['required']}, got {value} ({required['measure']}, {required['arm']}){why}")
 
 
 def _settings(

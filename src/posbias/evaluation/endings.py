@@ -86,6 +86,8 @@ def why_undecided(before: Mapping[str, Scores], after: Mapping[str, Scores]) -> 
     said = " and ".join(
         f"{count} of {total} {where} it" for (count, total), where in zip(counts, ("without", "with"), strict=True)
     )
+    if before is after:
+        said = f"{counts[0][0]} of {counts[0][1]}"
     lead = f"answers were cut off in their first line before they were right, {said}"
     if any(count > MOST_CUT * total for count, total in counts):
         return f"{lead}; at most {MOST_CUT:.0%} may be"

@@ -95,8 +95,8 @@ class Question:
             self._matched = min(found) < NOWHERE
             if not self._matched:
                 warnings.warn(
-                    f"mitigated: question={self._text!r} stands nowhere in the first prompt, so the method does nothing "
-                    "to it; give the text as the prompt has it, line breaks and signs included",
+                    f"mitigated: question={self._text!r} stands nowhere in the first prompt, so the method leaves it "
+                    "as it is; give the text as the prompt has it, line breaks and signs included",
                     stacklevel=2,
                 )
         return _Read(ids, torch.tensor(found, device=new.device)[:, None])

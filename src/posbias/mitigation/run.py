@@ -378,7 +378,7 @@ def _record(
         "effort": [effort_of(each) for each in found],
         "endings": [each.scalars["endings"] for each in found],
         "left_out": left_out,
-        "requirement": _required(options.require, names, judgement.recommended, measures),
+        "requirement": _required(options.require, names, judgement.recommended, measures, tables),
         "notices": found[0].scalars.get("notices", {}),
     }
     record.arrays = {
@@ -411,9 +411,16 @@ def _empty_answers(arms: Sequence[Arm], found: Sequence[Record]) -> list[str]:
 
 
 def _required(
-    require: Requirement | None, names: Sequence[str], recommended: str | None, measures: Sequence[Mapping[str, Scores]]
+    require: Requirement | None,
+    names: Sequence[str],
+    recommended: str | None,
+    measures: Sequence[Mapping[str, Scores]],
+    tables: Sequence[Mapping[str, Scores]],
 ) -> dict[str, Any] | None:
-    """Whether what is recommended meets the requirement: in accuracy, or in log-probability where none was judged."""
+    """Whether what is recommended meets the requirement: in accuracy, or in log-probability where none was judged.
+
+    It is not met by answers too many of which were cut off, which the entry `withheld` then says.
+    """
     if require is None:
         return None
     number = 0 if recommended is None else names.index(recommended)
@@ -424,10 +431,12 @@ def _required(
     else:
         levels = levels_of(scores)
         value, met = require.value(levels), require.met(levels)
+    withheld = why_undecided(tables[number], tables[number]) if measure in CUT_MATTERS else ""
     return {
         "required": str(require),
         "arm": names[number],
         "measure": measure,
         "value": value.as_record(),
-        "met": met,
+        "met": met and not withheld,
+        "withheld": withheld,
     }

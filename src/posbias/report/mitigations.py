@@ -80,7 +80,8 @@ def _required(record: Record) -> list[str]:
         return []
     verb = "is met" if required["met"] else "is not met"
     value, measure = interval_text(required["value"]), label(MEASURES, required["measure"])
-    return [f"Required {required['required']} {verb}: {value} ({measure}, {required['arm']})."]
+    why = f"; {required['withheld']}" if required.get("withheld") else ""
+    return [f"Required {required['required']} {verb}: {value} ({measure}, {required['arm']}){why}."]
 
 
 def _influence_sentences(record: Record) -> list[str]:
