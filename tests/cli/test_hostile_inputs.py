@@ -156,9 +156,9 @@ def test_sizes_of_a_measurement(posbias, tiny_llama, flags, said):
     [
         ({"depth": 10**9}, "{steps: 2}", "POSBIAS_MAX_HEADS"),
         ({"width": 10**9}, "{steps: 2}", "reference weights"),
-        ({"context": 10**9}, "{steps: 2}", "POSBIAS_MAX_CELLS"),
-        ({}, "{steps: 2, batch: 1000000000}", "POSBIAS_MAX_CELLS"),
-        ({}, "{steps: 1000000000000}", "windows of the loss curve"),
+        ({"context": 10**9}, "{steps: 2}", "POSBIAS_MAX_ITEMS"),
+        ({}, "{steps: 2, batch: 1000000000}", "POSBIAS_MAX_EXAMPLES"),
+        ({}, "{steps: 1000000000000}", "POSBIAS_MAX_UPDATES"),
     ],
 )
 def test_sizes_of_a_study(posbias, tmp_path, values, train, said):

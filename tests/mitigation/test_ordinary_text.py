@@ -39,11 +39,11 @@ def options(*methods, documents):
 
 def test_text_is_judged_or_the_page_says_why_not(long_llama):
     record = mitigate(
-        "key_value(pairs=2)", LocalResponder(pb.load_model(str(long_llama))), options(*METHODS, documents=6)
+        "key_value(pairs=2)", LocalResponder(pb.load_model(str(long_llama))), options(*METHODS, documents=16)
     )
     assert record.scalars["text_not_judged"] == {name: why for name, why in METHODS.items() if why}
     before = record.arrays["text/0"]
-    shown = [row[5] for row in report_of(record).summary[0].cells][1:]
+    shown = [row[6] for row in report_of(record).summary[0].cells][1:]
     for number, (why, cell) in enumerate(zip(METHODS.values(), shown, strict=True), start=1):
         assert (f"text/{number}" in record.arrays) is (not why)
         assert cell == why if why else cell.endswith("]")
@@ -72,4 +72,4 @@ def test_without_windows_or_behind_a_server_the_page_says_so(long_llama):
     record = mitigate("key_value(pairs=2)", PlantedResponder((0.5, 0.5)), planted)
     assert set(record.scalars["text_not_judged"].values()) == {SERVER}
     del record.scalars["text_not_judged"]  # as in records of earlier versions
-    assert report_of(record).summary[0].cells[1][5] == "–"
+    assert report_of(record).summary[0].cells[1][6] == "–"

@@ -170,7 +170,8 @@ def test_models_without_a_described_family_are_refused(random_ids: Draw) -> None
 def test_models_of_another_make_are_refused(random_ids: Draw) -> None:
     from posbias.models.model import Model
 
-    other = type("Other", (Model,), {**dict.fromkeys(Model.__abstractmethods__), "device": torch.device("cpu")})
+    attributes = {**dict.fromkeys(Model.__abstractmethods__), "device": torch.device("cpu"), "vocabulary_size": 1000}
+    other = type("Other", (Model,), attributes)
     with pytest.raises(UsageError, match="no local maps for Other; give a Hugging Face model or a reference model"):
         power_rollout_prompt(other(), random_ids())
 

@@ -379,13 +379,13 @@ def _by_mean_field(
 ) -> Design:
     if model is None:
         raise UsageError("theory mean_field needs a model at initialisation: model=load_model('config:DIR')")
-    check_drawn(model)
     keyed = [name for name in names if name != NORM_PLACEMENT]
     if len(keyed) > 1 or not set(keyed) <= set(OF_MODELS):
         raise UsageError(
             f"over {', '.join(names)}: mean field designs over one of {', '.join(OF_MODELS)} and {NORM_PLACEMENT}; "
             "windows and residual scale of a model are set by hand: window(width=W), attention_scaled(factor=F)"
         )
+    check_drawn(model)
     search = {"starts": starts, "seed": seed}
     if NORM_PLACEMENT not in names:
         return _born(Initialisation(model, seed=seed), target, names, lengths, **search)

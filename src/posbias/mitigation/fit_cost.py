@@ -69,7 +69,7 @@ def preflight_fit(
         if fewer is not None and fewer.needed(1) < found.needed(1):
             found, options = fewer, replace(options, checkpointing=True)
     again = ", layers computed again in the backward pass" if options.checkpointing else ""
-    report(f"{method} is fitted in {own.steps} steps, a prompt each with its backward pass{again}:")
+    report(f"estimate: {method} is fitted in {own.steps} steps, a prompt each with its backward pass{again}:")
     try:
         report_cost(model, found, own.steps, max_memory=max_memory)
     except UsageError as error:

@@ -161,7 +161,7 @@ class Model(ABC):
         """
         tensor = torch.as_tensor(token_ids, dtype=torch.long)
         outside = tensor[(tensor < 0) | (tensor >= self.vocabulary_size)]
-        if len(outside):
+        if self.vocabulary_size and len(outside):  # a model that takes vectors has no vocabulary, which `embed` says
             raise UsageError(
                 f"token id {outside[0]} is outside the model's vocabulary 0 ... {self.vocabulary_size - 1}"
             )

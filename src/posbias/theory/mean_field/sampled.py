@@ -13,7 +13,7 @@ from jaxtyping import Float32, Float64
 
 from posbias.checks import check_size
 from posbias.errors import UsageError
-from posbias.limits import REPEATS
+from posbias.limits import CELLS
 from posbias.theory.mean_field.bins import MOST_BINS, Kernel, smooth
 from posbias.theory.mean_field.recursion import LEVELS, Level, Setting
 from posbias.theory.mean_field.spec import AttentionSpec, NormSpec
@@ -144,7 +144,7 @@ class SampledHeads(Level):
     """Heads drawn per layer going backwards (>= 1); the noise falls as 1/sqrt(heads), 1.5 % of a value by default."""
 
     def __post_init__(self) -> None:
-        check_size("sampled: heads", self.heads, REPEATS)
+        check_size("sampled: heads", self.heads, CELLS)
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         """By sampling."""
