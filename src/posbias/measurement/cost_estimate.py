@@ -80,7 +80,8 @@ class CostEstimate:
         peak = f"{show_at_most(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
         loading = ", its peak while loading," if self.loading_bytes > needed else ""
         redrawn = ", re-initialised networks included" if self.redrawn_bytes else ""
-        return f"estimate: at most {peak}{loading} and {show_seconds(seconds)} for {count} prompts{redrawn}"
+        time = f" and {show_seconds(seconds)} for {count} prompts" if seconds else ""  # 0: it was not timed
+        return f"estimate: at most {peak}{loading}{time}{redrawn}"
 
     def needed(self, workers: int) -> int:
         """Bytes of all processes on this machine from now on: workers load the model too, and this process waits."""
