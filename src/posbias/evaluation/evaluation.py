@@ -29,7 +29,7 @@ from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import PositionCurve, Scores, position_curve
 from posbias.evaluation.endings import Endings, endings_of
 from posbias.evaluation.placement import MeasuredUse
-from posbias.evaluation.responders.base import REFUSED, Responder
+from posbias.evaluation.responders.base import Responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
 from posbias.evaluation.samples import (
     TEXTS,
@@ -37,8 +37,10 @@ from posbias.evaluation.samples import (
     Pieces,
     Sample,
     as_bytes,
+    check_refused,
     notices_of,
     read_json,
+    refused_in,
     request_samples,
     samples_of,
 )
@@ -62,9 +64,6 @@ GENERATED = ("accuracy", "values_found", "starts")
 """Measures that rest on what was generated."""
 DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
 """What of a responder's description a piece depends on; the rest says how the responses were made, at what cost."""
-REFUSED_SHARE = 0.1
-"""Of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
-REFUSED_LEAST = 3
 OUTPUTS_FILE = "outputs.jsonl"
 BEHAVIOUR = "behaviour"
 """Where the behaviour of an audited model is kept, below the audit's directory."""
@@ -251,7 +250,7 @@ def evaluate(
     for chunk in track(chunks, f"requests of {task}"):
         found = answer_samples(chunk, task, options, responder, cost=cost)
         refused += [row for piece in found for row in refused_in(read_json(piece, TEXTS))]
-        _check_refused(refused, sum(len(sample.examples) for sample in samples))
+        check_refused(refused, sum(len(sample.examples) for sample in samples))
         finished |= {sample.piece: store.keep(sample.piece, piece) for sample, piece in zip(chunk, found, strict=True)}
     pieces = _with_unmarked_thoughts([finished[sample.piece] for sample in samples])
     efforts = [read_json(piece, EFFORT) for piece in pieces]
@@ -321,26 +320,6 @@ def answer_samples(
         pieces.append({**piece, EFFORT: as_bytes(effort)})
         taken, seconds = {}, 0.0  # what the samples took together is the first one's
     return pieces
-
-
-def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those of some outputs that a server refused, as `Evaluation.refused`."""
-    return [
-        {"sample": row["sample"], "position": row["position"], "reason": row["skipped"]}
-        for row in outputs
-        if row["finish"] == REFUSED
-    ]
-
-
-def _check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
-    """Few refused prompts concern themselves alone; many, the run."""
-    if len(refused) >= REFUSED_LEAST and len(refused) > REFUSED_SHARE * examples:
-        first = refused[0]
-        raise RunError(
-            f"the server refuses {len(refused)} of {examples} prompts so far; at most {REFUSED_SHARE:.0%} are left "
-            f"out, or {REFUSED_LEAST - 1}. The first: sample {first['sample']!r}, position {first['position']}: "
-            f"{first['reason']}"
-        )
 
 
 def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from and resampled. What does not fit into the model's context is NaN with its r
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from posbias.checks import check_seed, check_size, check_whole, checked
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
 from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.tasks.language import Example, LanguageTask, share_found
@@ -24,6 +24,9 @@ from posbias.tasks.language.verdicts import check_own
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
+REFUSED_SHARE = 0.1
+"""Of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
+REFUSED_LEAST = 3
 LINE_END = "\n"
 CUT = "length"
 """How a response ended at the most tokens it might have; servers say so, too."""
@@ -228,3 +231,27 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "finish": None if response is None else response.finish,
         "skipped": skipped,
     }
+
+
+def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those of some outputs that a server refused, as `Evaluation.refused`."""
+    return [
+        {"sample": row["sample"], "position": row["position"], "reason": row["skipped"]}
+        for row in outputs
+        if row["finish"] == REFUSED
+    ]
+
+
+def check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
+    """Refuse to go on with a server that refuses many prompts; few concern themselves alone.
+
+    Raises:
+        RunError: more than `REFUSED_SHARE` of all examples are refused, and at least `REFUSED_LEAST`.
+    """
+    if len(refused) >= REFUSED_LEAST and len(refused) > REFUSED_SHARE * examples:
+        first = refused[0]
+        raise RunError(
+            f"the server refuses {len(refused)} of {examples} prompts so far; at most {REFUSED_SHARE:.0%} are left "
+            f"out, or {REFUSED_LEAST - 1}. The first: sample {first['sample']!r}, position {first['position']}: "
+            f"{first['reason']}"
+        )
