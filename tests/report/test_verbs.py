@@ -128,7 +128,7 @@ def test_answers_by_position_name_best_and_worst_and_what_to_do_with_this_model(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([0.5, 0.5, 0.5], "accuracy is the same at every position, 0.50 [0.40, 0.60] (p against"),
+        ([0.5, 0.5, 0.5], "accuracy is the same at every position, 0.50 [0.40, 0.60] (p for a trend or bend"),
         (
             [0.2, 0.6, 0.2],
             "highest at position 4 with 0.60 [0.50, 0.70] and lowest at positions 0 (the first) and 9 with",

@@ -333,7 +333,7 @@ class PositionCurve(Showing):
                 f"claim, which needs {SAMPLES_FOR_CLAIM} samples and 2 positions"
             )
         else:
-            tested = f"p against neither trend nor bend {self.shape.p_flat:.2g}, against no U {self.shape.p_u:.2g}"
+            tested = f"p for a trend or bend {self.shape.p_flat:.2g}, for a U {self.shape.p_u:.2g}"
             found.append(f"{SHAPES[self.shape.label]} ({tested})")
         if self.middle_loss is not None:
             loss = self.middle_loss

@@ -209,7 +209,7 @@ def _shape_sentence(measure: str, curve: Stored) -> str:
     numbers = f"{measure} is highest {_at(known, max(values))} and lowest {_at(known, min(values))}"
     if max(values) == min(values):
         numbers = f"{measure} is the same at every position, {interval_text(known[0][0], '.2f')}"
-    return f"{SHAPES[shape['label']]}: {numbers} (p against neither trend nor bend {shape['p_flat']:.2g})."
+    return f"{SHAPES[shape['label']]}: {numbers} (p for a trend or bend {shape['p_flat']:.2g})."
 
 
 def _at(known: Sequence[tuple[Stored, int]], value: float) -> str:
