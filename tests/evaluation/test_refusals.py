@@ -86,6 +86,14 @@ OTHERS = {
     "system role": (500, "System role not supported", "passes"),
     "an error in an answer": (200, "Provider returned error", "passes"),
     "a way elsewhere": (307, "", "final"),
+    "tokens of all requests": (429, "Too many tokens, please wait before trying again.", "passes"),
+    "tokens of a minute": (429, "Tokens per minute limit exceeded - too many tokens processed.", "passes"),
+    "a gateway's patience": (504, "The request took longer than 60 seconds", "passes"),
+    "a client's patience": (408, "Request exceeded the maximum allowed time", "passes"),
+    "many at once": (429, "Number of requests exceeds the concurrency limit", "passes"),
+    "a queue": (503, "requests waiting more than 30 s", "passes"),
+    "no memory": (500, "CUDA out of memory: the input is too large", "passes"),
+    "a flagged key": (401, "Your API key was flagged", "final"),
 }
 
 

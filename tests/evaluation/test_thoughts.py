@@ -315,6 +315,12 @@ def test_a_closing_mark_alone_gives_away_thoughts_that_were_cut_off_without_any(
     assert found.reading.unfinished == 3
     cut = of_documents(lambda index, town: said(f"It is {town}", "length" if index < 3 else "stop"))
     assert (cut.tables["correct"].sum(), cut.reading.unfinished) == (16, 0), "nothing gives thoughts away"
+    odd = of_documents(
+        lambda index, town: said(f"</think> {town}" if index == 9 else town, "length" if index else "stop")
+    )
+    assert (odd.tables["correct"].sum(), odd.reading.unfinished) == (16, 0), (
+        "one stray mark does not speak of the others"
+    )
 
 
 def test_tokens_for_thoughts_are_asked_for_beside_those_of_the_answer() -> None:
@@ -332,3 +338,12 @@ def test_tokens_for_thoughts_are_asked_for_beside_those_of_the_answer() -> None:
     resolved = evaluation_record(found, {}).resolved
     assert (resolved["max_tokens"], resolved["thinking_tokens"], resolved["answer_pattern"]) == (20, 1000, "^(.*)$")
     json.dumps(resolved)
+
+
+def test_a_message_whose_content_is_left_out_is_an_empty_answer(tmp_path: Path) -> None:
+    """As some servers answer if the tokens ended within thoughts; requesting it again would give the same."""
+    left_out = {"choices": [{"finish_reason": "length", "message": {"role": "assistant"}}]}
+    with stand_in(lambda *_: (200, {}, left_out)) as server:
+        response = generated(ServerResponder(server.address, "m", FAST), [Request("q")])[0]
+    assert (response.text, response.finish) == ("", "length")
+    assert len(server.asked) == 1

@@ -192,6 +192,17 @@ def test_rates_of_a_table() -> None:
         ("a matter of taste", None),
         ("?", None),
         ("", None),
+        ("Response A is better written, but Response B is the one that answers the question.", None),
+        ("Response A is better organised. However, Response B is more accurate.", None),
+        ("At first glance, Response A is better. On closer look its year is false and B's is true.", None),
+        ("Response A is better than Response B in brevity, but Response B is more accurate overall.", None),
+        ("Response A is concise, but Response B is better.", "B"),
+        ("Response A is best avoided.", None),
+        ("Response B is the best answer.", "B"),
+        ("Few would say A is better", None),
+        ("B: it is more accurate", "B"),
+        ("B (Response B is more concise)", "B"),
+        ("A, B are similar", None),
     ],
 )
 def test_verdicts_are_read_from_anchored_forms(text: str, verdict: str | None) -> None:

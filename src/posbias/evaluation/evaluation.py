@@ -252,7 +252,9 @@ def evaluate(
         refused += [row for piece in found for row in refused_in(read_json(piece, TEXTS))]
         check_refused(refused, sum(len(sample.examples) for sample in samples))
         finished |= {sample.piece: store.keep(sample.piece, piece) for sample, piece in zip(chunk, found, strict=True)}
-    pieces = _with_unmarked_thoughts([finished[sample.piece] for sample in samples])
+    pieces = [finished[sample.piece] for sample in samples]
+    if described["kind"] != "local":  # of a local model's prompt it is known whether it opens thoughts
+        pieces = _with_unmarked_thoughts(pieces)
     efforts = [read_json(piece, EFFORT) for piece in pieces]
     described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
     _check_scored(pieces, options, described)
@@ -277,11 +279,12 @@ def evaluate(
 def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
     """Pieces in which answers that are thoughts throughout are none, so far as other answers give them away.
 
-    If some hold only the mark that closes thoughts, the prompt opens them: then one that was cut off without any mark
-    is still within them, though nothing in itself tells.
+    If most answers that ended by themselves hold only the mark that closes thoughts, the prompt opens them: then one
+    that was cut off without any mark is still within them, though nothing in itself tells.
     """
     outputs = [read_json(piece, TEXTS) for piece in pieces]
-    if not any(row["thinking"] == CLOSED for rows in outputs for row in rows):
+    ended = [row["thinking"] for rows in outputs for row in rows if row["finish"] == "stop"]
+    if ended.count(CLOSED) <= ended.count(None):
         return list(pieces)
     found = []
     for piece, rows in zip(pieces, outputs, strict=True):

@@ -116,7 +116,8 @@ def _fault(directory: Path) -> str | None:
         return f"has no {HASHES}, as those of earlier versions"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"has a damaged {HASHES}"
-    odd = sorted(set(wanted) ^ (set(found) - {HASHES}))
+    new = {name for name in found if not name.startswith(".")} - {HASHES}  # hidden files are a file system's own
+    odd = sorted((set(wanted) - set(found)) | (new - set(wanted)))
     odd += [name for name in sorted(wanted) if name in found and found[name].st_size != wanted[name][0]]
     if odd:
         return f"is damaged: {odd[0]!r} is missing, new or of another size"

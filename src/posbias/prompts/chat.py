@@ -25,7 +25,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import check_text, parsed_json, read_lines
 from posbias.limits import READ_BYTES, TEMPLATE_BYTES, TEMPLATE_SECONDS
-from posbias.prompts.control_tokens import Marks, Span
+from posbias.prompts.control_tokens import Marks, Span, control_pattern, special_pattern
 from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, check_vocabulary, tokenise, why_no_tokenizer
 from posbias.prompts.sources import file_size
 
@@ -188,14 +188,30 @@ def render_conversation(
         raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
     check_messages(messages, name)
     plain = [dict(message) for message in messages]
-    marks = Marks(plain, tokenizer)
+    text = _rendered(tokenizer, plain, name, generation_prompt=generation_prompt)
+    for pattern in (control_pattern(tokenizer), special_pattern(tokenizer)):
+        marks = Marks(plain, pattern)
+        if not marks.needed:
+            return Rendered(text, ())
+        marked = _rendered(tokenizer, marks.marked(plain), name, generation_prompt=generation_prompt)
+        unmarked, spelled = marks.unmarked(marked)
+        if unmarked == text:
+            return Rendered(text, spelled)
+        # The template itself looks for what was marked, such as the thoughts of an earlier answer, and renders it so.
+    raise UsageError(
+        f"{name} spells special tokens that the chat template reads in messages; allowed: messages without them"
+    )
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str, *, generation_prompt: bool) -> str:
+    """The text that a tokenizer's chat template makes of checked messages, within bounds of time and memory."""
     try:
         with (
             _bounded_time(TEMPLATE_SECONDS.exceeded(f"{name}: the chat template does not end")),
             _bounded_memory(TEMPLATE_BYTES.most),
         ):
             text = tokenizer.apply_chat_template(
-                marks.marked(plain) if marks.needed else plain,
+                messages,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **template_options_of(tokenizer),
@@ -210,7 +226,7 @@ def render_conversation(
         raise UsageError(f"{name} renders to an empty text")
     READ_BYTES.check(f"{name}, rendered by the chat template,", len(text))
     check_text(str(text), name)
-    return Rendered(*marks.unmarked(str(text))) if marks.needed else Rendered(str(text), ())
+    return str(text)
 
 
 @contextmanager

@@ -56,6 +56,11 @@ def control_pattern(tokenizer: Any) -> re.Pattern[str]:
     return pattern
 
 
+def special_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """Finds special tokens alone, without the added ones that a chat template may look for in messages."""
+    return re.compile("|".join(_spellings(tokenizer, "")) or r"(?!)")
+
+
 def _spellings(tokenizer: Any, template: str) -> list[str]:
     """Of control tokens, as patterns, longer ones first."""
     special = {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
@@ -138,8 +143,8 @@ def _ordinary(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tok
 class Marks:
     """Marks what messages spell, so that in a rendered conversation it is told from what the template wrote."""
 
-    def __init__(self, messages: Sequence[Any], tokenizer: Any) -> None:
-        self._pattern = control_pattern(tokenizer)
+    def __init__(self, messages: Sequence[Any], pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
         texts = list(_texts(messages))
         self.needed = any(map(self._pattern.search, texts))
         """Whether any message spells a control token."""

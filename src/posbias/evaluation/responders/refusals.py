@@ -15,6 +15,8 @@ Meaning = Literal["passes", "too_long", "refused", "final"]
 
 RETRIED = frozenset({408, 409, 425, 429})
 """Refusals that may pass; so may all of 500 and above."""
+PASSING = RETRIED | {502, 503, 504, 529}
+"""Of rates, times and loads: their general words of too much are not of a prompt's length."""
 OF_THE_PROMPT = frozenset({400, 413, 422, 451})
 """Refusals of what was sent, not of who sent it or where."""
 SAYING = (
@@ -29,7 +31,7 @@ TOO_LONG = re.compile(
     r"context[\W_]*(?:length|window|size|limit|overflow)|exceed_context"
     r"|max(?:imum)?[\W_]*(?:allowed )?(?:context|model|prompt|input|seq\w*|single_sequence)[\W_]*(?:len|tok|size)"
     r"|max_position_embeddings|session_len|\bn_ctx\b"
-    r"|too many (?:input |prompt |total )?tokens|request too large|tokens must be reduced"
+    r"|request too large|tokens must be reduced"
     r"|reduce (?:the|your) (?:length|size|number|amount) of|reduce (?:the|your) (?:prompt|message|input)"
     r"|string too long|string_above_max_length|range of input length|maxlength: *\d+, *actual"
     r"|`inputs`? (?:tokens|must have less)|max_tokens must be at least 1, got -|超长|超过.{0,12}长度|长度.{0,8}超",
@@ -39,13 +41,14 @@ TOO_LONG = re.compile(
 EXCEEDS = re.compile(
     r"\b(?:prompts?|inputs?|messages?|requests?|conversation|sequence|body|payload|entity|tokens?)\b[^.;]{0,80}?"
     r"(?:\btoo (?:long|large|big)\b|\bexceed|\b(?:longer|greater|larger|more) than\b|\bover the (?:limit|maximum))"
-    r"|\bexceed\w* (?:the |your )?(?:\w+ ){0,2}token limit",
+    r"|\bexceed\w* (?:the |your )?(?:\w+ ){0,2}token limit|too many (?:input |prompt |total )?tokens",
     re.IGNORECASE,
 )
 """The same in general words, unless they are of something else:"""
 OTHER_LIMITS = re.compile(
     r"per (?:second|minute|hour|day|min)\b|\brate\b|\btp[md]\b|\brp[md]\b|quota|images?\b|log_?probs?|stop[ _]sequence"
-    r"|temperature|took too long|(?:completion|output|generated)[ _]tokens?|`?max_(?:completion_|new_)?tokens`? is too",
+    r"|temperature|took too long|\blonger than \d+ ?s|out of memory"
+    r"|(?:completion|output|generated)[ _]tokens?|`?max_(?:completion_|new_)?tokens`? is too",
     re.IGNORECASE,
 )
 FILTERED = re.compile(
@@ -100,14 +103,14 @@ class RefusedError(Exception):
 
 def meaning_of(status: int, words: str) -> Meaning:
     """What a refusal means for the run, by the server's words, else by its status."""
-    exceeds = bool(EXCEEDS.search(words)) and not OTHER_LIMITS.search(words)
+    exceeds = status not in PASSING and bool(EXCEEDS.search(words)) and not OTHER_LIMITS.search(words)
     if status == 413 or (status not in (401, 403, 404) and (TOO_LONG.search(words) or exceeds)):
         return "too_long"
     if "insufficient_quota" in words or (EXHAUSTED.search(words) and not LATER.search(words)):
         return "final"
     if status in OF_THE_PROMPT and OF_EVERY_PROMPT.search(words) and not FILTERED.search(words):
         return "final"
-    if status in OF_THE_PROMPT or (status not in RETRIED and FILTERED.search(words)):
+    if status in OF_THE_PROMPT or (status not in {401, *RETRIED} and FILTERED.search(words)):
         return "refused"
     return "passes" if status in RETRIED or status >= 500 or 200 <= status < 300 else "final"
 

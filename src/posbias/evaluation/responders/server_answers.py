@@ -201,6 +201,19 @@ class Message(Generated):
         validation_alias=AliasPath(*FIRST, "message", "content")
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_content(cls, answer: Any) -> Any:
+        """Some servers leave an empty content out, such as of an answer that never came out of its thoughts."""
+        try:
+            first, *others = answer["choices"]
+            if first["finish_reason"] and "content" not in first["message"]:
+                whole = {**first, "message": {**first["message"], "content": None}}
+                return {**answer, "choices": [whole, *others]}
+        except (KeyError, TypeError, ValueError):
+            pass  # the fields say what is wrong
+        return answer
+
     @property
     def thoughts(self) -> str | None:
         """What the server told from the answer; None where it told nothing."""

@@ -46,13 +46,16 @@ _LABELLED = re.compile(
     r"(?i:\b(?:verdict|winner|preference|decision|judge?ment)\s*(?:is|:|=)+\s*)"
     rf"(?:{_COMPARED}|(?:{_CALLED})?{_LETTER}{_ENDS}|(?i:(?:a\s+)?(tie|draw)\b))"
 )
-_LEADING = re.compile(rf"\W*(?:{_CALLED})?{_LETTER}\W+(?i:because|since)\b")
+_LEADING = re.compile(
+    rf"\W*(?:{_CALLED})?{_LETTER}(?:\W+(?i:because|since)\b|\s*[:,(–—-](?!.*\b(?!\1)[AB]\b))", re.DOTALL
+)
 _SAID = tuple(
     re.compile(pattern)
     for pattern in (
         # Options of a question are letters, too: only responses are called right.
         rf"\b(?i:response|assistant|model|candidate)\s+{_LETTER}\s+{_ADVERBS}"
-        rf"(?i:wins\b|(?:is|was)\s+{_ADVERBS}(?:the\s+)?{_ADVERBS}(?:{_BETTER}|(?:best|right|correct)\b))",
+        rf"(?i:wins\b|(?:is|was)\s+{_ADVERBS}(?:the\s+)?{_ADVERBS}(?:{_BETTER}|(?:right|correct)\b"
+        rf"|best(?:\s+(?:response|answer|one|choice|option))?{_ENDS}))",
         rf"\b{_LETTER}\s+{_ADVERBS}(?i:wins\b|(?:is|was)\s+{_ADVERBS}(?:the\s+)?{_ADVERBS}{_BETTER})",
         rf"\b{_BETTER}\s*(?i:response|answer|one|assistant|reply|choice|output)?\s*(?i:is|was|:)\s*(?:{_CALLED})?{_LETTER}{_ENDS}",
         r"(?i:\bI(?:'d|'ll)?\s+(?:would\s+|will\s+)?)"
@@ -60,11 +63,14 @@ _SAID = tuple(
     )
 )
 _UNSURE = re.compile(
-    r"\b(?:if|whether|unless|not|cannot|neither|nor|never|no(?!,)|hardly|could|might|may|would\s+be)\b|n't\b|\?\Z"
+    r"\b(?:if|whether|unless|at first|few|not|cannot|neither|nor|never|no(?!,)|hardly|could|might|may|would\s+be)\b"
+    r"|n't\b|\?\Z"
     r"|\b(?:false|untrue|wrong|incorrect)\s+(?:that|to)\b"
     r"|\b(?:who|some|someone|anyone|they|many)\s+(?:\w+\s+)?(?:say|think|claim|argue)s?\b",
     re.IGNORECASE,
 )
+_CONTRAST = re.compile(r"\b(?:but|however|yet|closer (?:look|inspection|reading))\b", re.IGNORECASE)
+"""What a concession ends with: a verdict that stands before it alone, with the other response named behind, is none."""
 _OUTCOMES = {"A": "A", "B": "B", "C": TIE, "TIE": TIE, "DRAW": TIE}
 _DECORATION = str.maketrans({"*": "", "`": "", "#": "", "_": " ", '"': "", "“": "", "”": "", "’": "'", "‘": "'"})
 
@@ -107,7 +113,11 @@ def verdict_of(text: str, pattern: str | None = None) -> str | None:
         if not _UNSURE.search(sentence):
             found += [_of_groups(match.groups()) for match in _LABELLED.finditer(sentence)]
             found += [match[1] for form in _SAID for match in form.finditer(sentence)]
-    return _agreed(found)
+    outcome, (_, *behind) = _agreed(found), _CONTRAST.split(plain)
+    conceded = outcome in LETTERS and any(
+        letter != outcome for part in behind[-1:] for letter in re.findall(r"\b[AB]\b", part)
+    )
+    return None if conceded else outcome
 
 
 def check_own(owner: str, pattern: object, *, groups: int) -> None:
