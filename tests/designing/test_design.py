@@ -10,6 +10,7 @@ from posbias.designing import Design, design, distance_apart, resolve_target
 from posbias.designing.design import TOLERANCE
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation
+from posbias.designing.measured import design_record
 from posbias.designing.solving import FREE, Problem
 from posbias.errors import UsageError
 from posbias.interventions import intervened
@@ -18,6 +19,7 @@ from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import uniform_profile
 from posbias.prompts.loading import load_prompts
+from posbias.report.page import report_of
 from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.mean_field.spec import norm_placement, with_norms
@@ -337,3 +339,11 @@ def test_slopes_of_a_model_are_a_key_bias_in_place_of_its_own():
     assert after < before
     again = mean_field(spec_of(found.intervention.description(model, own=True)), 24)  # other heads
     assert distance_apart(again.profile, found.profiles[24].influence) < 0.2 * before
+
+
+def test_a_target_is_not_met_by_switching_attention_off():
+    found = design("flat", over="mixing", depth=3, mixing=0.5, n_positions=32)
+    assert found.distances[32][0] < 0.01
+    assert found.architecture.layer_mixing.max() <= 0.002
+    assert not found.met
+    assert "Its attention is off" in report_of(design_record(found, {})).verdict[0]

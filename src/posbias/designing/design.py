@@ -21,6 +21,7 @@ from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
 from posbias.designing.solving import (
     FREE,
+    NEAR_END,
     AlibiSlopes,
     Free,
     GammaKeys,
@@ -114,8 +115,14 @@ class Design(Showing):
 
     @property
     def met(self) -> bool:
-        """Whether W1 is at most `TOLERANCE` at every length that was asked for."""
-        return all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
+        """Whether W1 is at most `TOLERANCE` at every length that was asked for, by layers that mix positions at all.
+
+        Where every free mixing ends at its lower end, attention is off: what little it moves has the target's profile.
+        """
+        ended, count = self.at_ends.get(Mixings.name, (0, 0))
+        low, high = Mixings.range
+        off = 0 < ended == count and bool((self.architecture.layer_mixing <= low + NEAR_END * (high - low)).all())
+        return not off and all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
 
     @cached_property
     def alternatives(self) -> tuple["Design", ...]:

@@ -95,7 +95,8 @@ def _met(record: Record, asked: list[dict[str, Any]]) -> list[str]:
     left = f"W1 {_at_lengths(asked, 'after')} positions, where it was {_at_lengths(asked[-1:], 'before', '.3f')}"
     if tolerance is None:
         return [f"Under {theory} the design leaves {left}."]  # a record of a version that did not judge
-    if all(entry["after"] is not None and entry["after"] <= tolerance for entry in asked):
+    near = all(entry["after"] is not None and entry["after"] <= tolerance for entry in asked)
+    if scalars.get("met", near):
         how = "exactly, by a closed form" if scalars["exact"] else f"to within W1 {tolerance:g}, by search"
         flat = [entry for entry in asked if EQUAL < entry.get("flat", 0.0) <= tolerance]
         said = [f"Under {theory} the profile meets the target {how}: {left}."]
@@ -104,7 +105,7 @@ def _met(record: Record, asked: list[dict[str, Any]]) -> list[str]:
         return said
     said = [
         f"The target is not met: under {theory} the best design that was found leaves {left}; at most {tolerance:g} "
-        "counts as met."
+        "counts as met." + (" Its attention is off: every mixing ended at its lower end." if near else "")
     ]
     others = scalars.get("alternatives", [])
     for other in others:

@@ -2,7 +2,7 @@
 
 Texts are generated at temperature 0. Answers are scored where a text server repeats the prompt with log-probabilities
 (`echo` and `logprobs`, as vLLM's /v1/completions does); elsewhere there is no score, and the record says so. Every
-finished answer is kept at once, so that a run that breaks off is continued by running it again.
+finished answer is kept at once, so that a run that breaks off is continued with `--resume`.
 """
 
 import hashlib
