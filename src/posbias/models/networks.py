@@ -28,6 +28,7 @@ from posbias.models.gguf_networks import check_places
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, quiet
 from posbias.models.weight_files import (
+    POINTER,
     Tensors,
     check_frequencies,
     check_once,
@@ -49,8 +50,6 @@ TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
 """What the files of tokenizers are called."""
 TOKENIZER_NOTES = ("tokenizer_config", "special_tokens_map", "added_tokens", "chat_template")
 """Those that hold no vocabulary; without another one there is no tokenizer."""
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""How a file begins that stands for one which Git LFS has not fetched."""
 AUTO = "auto"
 WEIGHTS_SHARE = 0.5
 """Share of `max_memory` that weights in place may take on each device; the passes need the rest."""
@@ -378,7 +377,7 @@ def read_tokenizer(source: Source) -> tuple[Any, str]:
         if path.stat().st_size > TOKENIZER_BYTES:
             raise UsageError(f"model {source.name!r}: {path.name} is larger than {TOKENIZER_BYTES:,} bytes")
         with open(path, "rb") as file:
-            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            if file.read(len(POINTER)) == POINTER:
                 return None, f"of the model's tokenizer only a Git LFS pointer is there ({path.name}; git lfs pull)"
         if path.suffix == ".json":
             try:

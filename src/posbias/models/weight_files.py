@@ -30,7 +30,8 @@ ADAPTER = "adapter_config.json"
 ALLOWED = "allowed: safetensors or gguf"
 PICKLED = (b"PK\x03\x04", b"\x80")
 """First bytes of what `torch.save` and `pickle` write."""
-POINTER = b"version https://git-lfs"
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that stands for one which Git LFS has not fetched."""
 UNSCALED = ("F8", "F4", "F6", "I", "U", "BOOL")
 """Beginnings of the names of stored types that are packed numbers or indices, and stay what they are."""
 EIGHT_BIT = "F8_E[45]"

@@ -189,8 +189,8 @@ def render_conversation(
     check_messages(messages, name)
     plain = [dict(message) for message in messages]
     text = _rendered(tokenizer, plain, name, generation_prompt=generation_prompt)
-    for pattern in (control_pattern(tokenizer), special_pattern(tokenizer)):
-        marks = Marks(plain, pattern)
+    for pattern_of in (control_pattern, special_pattern):
+        marks = Marks(plain, pattern_of(tokenizer))
         if not marks.needed:
             return Rendered(text, ())
         marked = _rendered(tokenizer, marks.marked(plain), name, generation_prompt=generation_prompt)
